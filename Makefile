@@ -1,0 +1,37 @@
+# make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.
+# make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+READY := $(VENV)/.ready
+SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
+REPORT := results/report/index.html
+
+.PHONY: run test setup lint clean
+
+# Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
+run: $(READY)
+	@if $(SNAKEMAKE) --dry-run 2>&1 | grep "Nothing to be done"; then :; \
+	else $(SNAKEMAKE) corpus tokens && $(SNAKEMAKE); fi
+	@echo "report: $(REPORT)"
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest
+	@$(MAKE) --no-print-directory lint
+
+lint: $(READY)
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/snakefmt --check workflow
+	$(VENV)/bin/snakemake --lint
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 12) else \
+	  f"tokenscale: Python {v[0]}.{v[1]} is not supported.\n  expected  3.11 or 3.12\n  next      make run PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .snakemake results

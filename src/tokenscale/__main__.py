@@ -1,0 +1,3 @@
+from tokenscale.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""Does a run's log support a number? valid, suspect or invalid, with the reasons in words."""
+
+from collections import defaultdict
+from typing import Any
+
+Row = dict[str, Any]
+
+#: order in which a rank must report, once an attempt
+ORDER = ("run_start", "init_done", "run_stop")
+
+
+def complete_steps(steps: list[Row]) -> int:
+    """Number of steps that have a row of every rank."""
+    ranks: dict[int, set[int]] = defaultdict(set)
+    world = {}
+    for row in steps:
+        ranks[row["step"]].add(row["rank"])
+        world[row["step"]] = row["world_size"]
+    return sum(len(found) == world[step] for step, found in ranks.items())
+
+
+def check(run: Row, raw: list[Row], steps: list[Row], events: list[Row], trouble: str | None) -> tuple[str, str]:
+    """(validity, reasons parted by "; ").
+
+    `raw` are all step rows of all attempts, `steps` the merged ones. Invalid: a number from this run would be wrong.
+    Suspect: it may be right, and somebody should look.
+    """
+    invalid, suspect = [], []
+    if trouble:
+        invalid.append(trouble)
+    elif run["steps_asked"] is None:
+        invalid.append("the settings in run.json are not readable by this version")
+    elif not run["sealed"]:
+        ended = run["status"] != "running"
+        (suspect if ended else invalid).append(
+            "run.json does not match its seal" if ended else "the run has not ended (run.json is not sealed)"
+        )
+    if run["status"] not in ("complete", "running", "unreadable"):
+        invalid.append(f"status {run['status']}")
+    invalid += _content(run, steps)
+    invalid += _world(run, events)
+    suspect += _monotone(raw)
+    suspect += _event_order(run, events)
+    red = run["quarantined"] - run["quarantined_benign"]
+    if red:
+        suspect.append(f"{red} broken log line{'s' * (red > 1)} that no killed process explains")
+    validity = "invalid" if invalid else "suspect" if suspect else "valid"
+    return validity, "; ".join(invalid + suspect)
+
+
+def _content(run: Row, steps: list[Row]) -> list[str]:
+    found = []
+    asked = run["steps_asked"]
+    if asked is not None and run["steps_seen"] != asked:
+        found.append(f"{run['steps_seen']} of {asked} steps are in the logs of all ranks")
+    if any(r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0) for r in steps):
+        first = min(r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0))
+        found.append(f"loss or gradient not finite at step {first}")
+    if any((r["useful_tokens"] or 0) > (r["total_tokens"] or 0) for r in steps):
+        found.append("more useful tokens than tokens")
+    if any(r["step_s"] is not None and r["step_s"] <= 0 for r in steps):
+        found.append("a step that took no time")
+    rows: dict[int, int] = defaultdict(int)
+    ranks: dict[int, int] = defaultdict(int)
+    for r in steps:
+        rows[r["step"]] += r["rows"] or 0
+        ranks[r["step"]] += 1
+    world = {r["step"]: r["world_size"] for r in steps}
+    wrong = sorted(s for s in rows if ranks[s] == world[s] and rows[s] != run["global_batch"])
+    if wrong and run["global_batch"] is not None:
+        found.append(f"ranks hold {rows[wrong[0]]} rows at step {wrong[0]}, the global batch is {run['global_batch']}")
+    return found
+
+
+def _world(run: Row, events: list[Row]) -> list[str]:
+    seen = sorted({e["world_size"] for e in events if e["event"] == "run_start" and e["world_size"] is not None})
+    if not seen:
+        return ["no rank reported its start"] if run["world_size"] is not None else []
+    if run["world_size"] is not None and seen != [run["world_size"]]:
+        return [f"ranks observed world size {', '.join(map(str, seen))}, asked was {run['world_size']}"]
+    return []
+
+
+def _monotone(raw: list[Row]) -> list[str]:
+    last: dict[tuple[int, int], Row] = {}
+    steps = clock = False
+    for row in raw:  # in the order of the file
+        key = (row["attempt"], row["rank"])
+        before = last.get(key)
+        if before is not None:
+            steps |= row["step"] != before["step"] + 1
+            clock |= None not in (row["t_mono_s"], before["t_mono_s"]) and row["t_mono_s"] < before["t_mono_s"]
+        last[key] = row
+    return ["steps skip or repeat inside an attempt"] * steps + ["the monotonic clock goes back inside an attempt"] * clock
+
+
+def _event_order(run: Row, events: list[Row]) -> list[str]:
+    named: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for event in events:
+        if event["event"] in ORDER:
+            named[event["attempt"], event["rank"]].append(event["event"])
+    found = []
+    if any(names != [name for name in ORDER if name in names] for names in named.values()):
+        found.append("events out of order or repeated inside an attempt")
+    last = max((attempt for attempt, _ in named), default=None)
+    ended = all("run_stop" in names for (attempt, _), names in named.items() if attempt == last)
+    if run["status"] == "complete" and not ended:
+        found.append("a rank of the last attempt reported no run_stop")
+    return found

@@ -1,0 +1,221 @@
+"""Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenscale.analysis import compliance, logs, tables
+from tokenscale.errors import UserError
+from tokenscale.files import canonical_json, read_json, sha256_text, write_json
+from tokenscale.records import provenance
+from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.run import LayoutSettings, RunSettings
+
+Row = dict[str, Any]
+
+
+def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = ()) -> dict[str, int]:
+    """Write `<output>/{runs,steps,events,spans,quarantine,benchmarks}.parquet` and `experiment.json`; returns row counts.
+
+    A run without logs is listed as missing; a broken line goes to quarantine. Raises UserError only where the
+    experiment's own table or a benchmark file cannot be read.
+    """
+    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
+    if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
+        raise UserError("this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"')
+    listed = sorted(table["runs"], key=lambda r: r["run_id"])
+    twice = [run_id for run_id, n in Counter(r["run_id"] for r in listed).items() if n > 1]
+    if twice:
+        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice))
+    benchmark_rows = [row for path in sorted(benchmarks, key=lambda p: p.name) for row in read_benchmark(path)]
+    counts: Counter[str] = Counter()
+    with ExitStack() as stack:
+        add = {t: stack.enter_context(tables.writer(output / f"{t}.parquet", t)) for t in tables.TABLES}
+        for entry in listed:
+            rows = one_run(entry, table["experiment"], runs)
+            for name, values in rows.items():
+                add[name](values)
+                counts[name] += len(values)
+        add["benchmarks"](benchmark_rows)
+    counts["benchmarks"] = len(benchmark_rows)
+    head = {key: table.get(key) for key in ("experiment", "question", "scale", "factors", "repeats", "note")}
+    write_json(output / "experiment.json", {"schema": 1, **head})
+    return {name: counts[name] for name in tables.TABLES}
+
+
+def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
+    """All rows of one run, by table."""
+    run_id = entry["run_id"]
+    record, sealed, trouble = _record(runs / run_id / "run.json")
+    read: dict[str, list[Row]] = {"steps": [], "spans": [], "events": []}
+    quarantine: list[Row] = []
+    attempts = set()
+    if record is not None or trouble:
+        for attempt, rank, directory in logs.attempts(runs / run_id):
+            attempts.add(attempt)
+            for kind, rows in read.items():
+                lines = logs.read(directory / f"{kind}.jsonl", kind)
+                place = {"run_id": run_id, "attempt": attempt, "rank": rank}
+                rows += [{**place, **row} for row in lines.rows]
+                file = (directory / f"{kind}.jsonl").relative_to(runs).as_posix()
+                quarantine += [{"run_id": run_id, "file": file, **broken} for broken in lines.broken]
+    steps, overlap = merge(read["steps"], read["events"])
+    row = _run_row(entry, experiment, record)
+    row |= {
+        "status": "unreadable" if trouble else row["status"],
+        "sealed": sealed,
+        "attempts": len(attempts),
+        "overlap_rows": overlap,
+        "quarantined": len(quarantine),
+        "quarantined_benign": sum(q["benign"] for q in quarantine),
+        "steps_seen": compliance.complete_steps(steps),
+    }
+    times = [e["t_unix_s"] for e in read["events"] if e["t_unix_s"] is not None]
+    if times:
+        row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}
+    if record is None and not trouble:
+        row |= {"validity": "missing", "reasons": "no run.json: the run was not started, or its folder is elsewhere"}
+    else:
+        row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], trouble)
+    spans = sorted(read["spans"], key=lambda r: (r["attempt"], r["rank"], r["start_mono_s"] or 0.0))
+    return {"runs": [row], "steps": steps, "spans": spans, "events": read["events"], "quarantine": quarantine}
+
+
+def merge(rows: list[Row], events: list[Row]) -> tuple[list[Row], int]:
+    """(one row a step and rank, number of rows left out). The latest attempt wins per step, for all ranks together.
+
+    Ranks of two attempts never mix in one step: a resumed run may have another world size. Adds the `world_size`
+    that the attempt observed and `attempt_step`, the place of the step in its attempt (for the warm-up rule).
+    """
+    world: dict[int, int] = {}
+    for event in events:
+        if event["event"] == "run_start" and event["world_size"] is not None:
+            world[event["attempt"]] = max(world.get(event["attempt"], 0), event["world_size"])
+    first: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    for row in rows:
+        attempt, step = row["attempt"], row["step"]
+        first[attempt] = min(first.get(attempt, step), step)
+        latest[step] = max(latest.get(step, attempt), attempt)
+    kept = {(row["step"], row["rank"]): row for row in rows if row["attempt"] == latest[row["step"]]}
+    ranks = {a: len({r["rank"] for r in rows if r["attempt"] == a}) for a in first}
+    merged = [
+        {**row, "world_size": world.get(row["attempt"], ranks[row["attempt"]]), "attempt_step": step - first[row["attempt"]]}
+        for (step, _), row in sorted(kept.items())
+    ]
+    return merged, len(rows) - len(merged)
+
+
+def _record(path: Path) -> tuple[Row | None, bool, str | None]:
+    """(run.json or None, is it sealed and untouched, what is wrong with it)."""
+    if not path.is_file():
+        return None, False, None
+    try:
+        record = read_json(path, "run record")
+        if not isinstance(record, dict):
+            return None, False, "run.json is no object"
+        return record, provenance.sealed(path) is not None, None
+    except (UserError, ValueError):
+        return None, False, "run.json is not readable JSON"
+
+
+def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
+    cell = entry.get("cell") or {}
+    row: Row = {
+        "experiment": experiment,
+        "run_id": entry["run_id"],
+        "cell": ", ".join(f"{k}={_text(v)}" for k, v in cell.items()),
+        "repeat": entry.get("repeat"),
+        "position": entry.get("position"),
+        "approach": cell.get("approach"),
+        "world_size": cell.get("layout.data"),
+        "status": "missing",
+    }
+    if record is None:
+        return row
+    outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
+    row |= {
+        "status": outcome.get("status", "unknown"),
+        "device": hardware.get("device_name") or hardware.get("device") or "cpu",
+        "cpu": hardware.get("cpu"),
+        "cores": hardware.get("cores"),
+        "threads_per_rank": _threads(record),
+        "parameters": record.get("parameters", outcome.get("parameters")),
+        "code_digest": _text(record["code_digest"]) if record.get("code_digest") else None,
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+        "versions": canonical_json(record.get("versions") or {}),
+        "seal": record.get("seal"),
+    }
+    try:
+        run = from_dict(RunSettings, record.get("run") or {})
+    except TypeError:
+        return row
+    row |= {
+        "approach": run.approach,
+        "model": run.model.name,
+        "world_size": run.layout.world_size,
+        "method": run.layout.method,
+        "sequence_length": run.sequence_length,
+        "global_batch": run.global_batch,
+        "micro_batch": run.micro_batch,
+        "tokenizer": run.tokenizer.name,
+        "corpus": run.corpus.name,
+        "precision": run.precision,
+        "seed": run.effective_seed,
+        "science": science(run),
+        "steps_asked": run.budget.steps,
+    }
+    row["oversubscribed"] = oversubscribed(row)
+    return row
+
+
+def science(run: RunSettings) -> str:
+    """Digest of what two runs must share to be compared across approaches and world sizes.
+
+    Approach, storage, layout and micro-batch are left out: they may change the speed, never the data of a pair.
+    """
+    shared = replace(run, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1)
+    return sha256_text(canonical_json(to_dict(shared, science_only=True)))[:16]
+
+
+def oversubscribed(row: Row) -> bool:
+    """Do the ranks of a CPU run want more cores than there are? Unknown threads count as all cores a rank."""
+    if not str(row["device"]).startswith("cpu") or not row["cores"] or row["world_size"] == 1:
+        return False
+    return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
+
+
+def _threads(record: Row) -> int | None:
+    stated = (record.get("hardware") or {}).get("threads_per_rank") or (record.get("hardware") or {}).get("threads")
+    stated = stated or (record.get("environment") or {}).get("OMP_NUM_THREADS")
+    return int(stated) if str(stated).isdigit() else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def read_benchmark(path: Path) -> list[Row]:
+    """The rows of one `results/benchmarks/data/<name>.json`."""
+    content = read_json(path, "benchmark file", next=f"snakemake {path}")
+    try:
+        settings, hardware = content["settings"], content.get("hardware") or {}
+        common = {
+            "benchmark": path.stem,
+            "sequence_length": settings.get("sequence_length"),
+            "rows": settings.get("rows"),
+            "tokenizer": content.get("tokenizer"),
+            "corpus": content.get("corpus"),
+            "cache": content.get("cache"),
+            "cpu": hardware.get("cpu"),
+            "cores": hardware.get("cores"),
+        }
+        keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
+        rows = [{**common, **{key: record[key] for key in keys}} for record in content["records"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError("this is no data benchmark.", path=path, missing=error, next="write it anew") from None
+    return sorted(rows, key=lambda r: (r["arm"], r["round"]))

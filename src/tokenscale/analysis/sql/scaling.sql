@@ -1,0 +1,35 @@
+-- Strong scaling at a fixed global batch: useful tokens per second T(N) at world size N, and efficiency T(N) / (N × T(1)),
+-- each run against the run at world size 1 of the same approach, the same settings and the same repeat.
+WITH throughput AS (
+    SELECT
+        g.run_id,
+        sum(g.useful_tokens) / sum(g.step_s) AS useful_tokens_per_s
+    FROM steps_global AS g
+    WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
+    GROUP BY g.run_id
+    HAVING sum(g.step_s) > 0
+),
+measured AS (
+    SELECT r.*, t.useful_tokens_per_s FROM throughput AS t JOIN runs AS r USING (run_id)
+),
+single AS (
+    SELECT approach, science, micro_batch, repeat, min(useful_tokens_per_s) AS useful_tokens_per_s
+    FROM measured
+    WHERE world_size = 1
+    GROUP BY approach, science, micro_batch, repeat
+    HAVING count(*) = 1
+)
+SELECT
+    m.run_id,
+    m.approach,
+    m.world_size,
+    m.repeat,
+    m.device,
+    m.oversubscribed,
+    m.useful_tokens_per_s,
+    s.useful_tokens_per_s AS single_useful_tokens_per_s,
+    m.useful_tokens_per_s / s.useful_tokens_per_s AS speed_up,
+    m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency
+FROM measured AS m
+LEFT JOIN single AS s USING (approach, science, micro_batch, repeat)
+ORDER BY m.approach, m.world_size, m.repeat, m.run_id;

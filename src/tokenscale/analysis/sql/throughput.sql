@@ -1,0 +1,23 @@
+-- Tokens per second of a run, all ranks together: sum of tokens over sum of step times, after warm-up. Useful tokens are
+-- labels that count; total tokens are positions computed on, padding included. Warm-up by rule: the first
+-- $warmup_steps steps of each attempt are left out. Rates are never averaged (Hoefler & Belli 2015, rule 3).
+SELECT
+    r.run_id,
+    r.approach,
+    r.world_size,
+    r.repeat,
+    r.oversubscribed,
+    count(*) AS steps,
+    sum(g.step_s) AS seconds,
+    sum(g.useful_tokens)::BIGINT AS useful_tokens,
+    sum(g.total_tokens)::BIGINT AS total_tokens,
+    sum(g.useful_tokens) / sum(g.step_s) AS useful_tokens_per_s,
+    sum(g.total_tokens) / sum(g.step_s) AS total_tokens_per_s,
+    1 - sum(g.useful_tokens) / sum(g.total_tokens) AS not_useful_share,
+    median(g.step_s) AS median_step_s
+FROM steps_global AS g
+JOIN runs AS r USING (run_id)
+WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
+GROUP BY r.run_id, r.approach, r.world_size, r.repeat, r.oversubscribed
+HAVING sum(g.step_s) > 0
+ORDER BY r.approach, r.world_size, r.repeat, r.run_id;

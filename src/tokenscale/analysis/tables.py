@@ -1,0 +1,123 @@
+"""The typed tables between logs and report: names, columns, Parquet files with equal bytes for equal logs."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale.files import atomic
+from tokenscale.records.schema import FIELDS
+
+_ARROW = {
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "VARCHAR": pa.string(),
+    "BOOLEAN": pa.bool_(),
+}
+_PLACE = {"run_id": "VARCHAR", "attempt": "INTEGER", "rank": "INTEGER"}
+
+#: table → column → SQL type; this order is the order of the columns in the Parquet files
+TABLES: dict[str, dict[str, str]] = {
+    "runs": {
+        "experiment": "VARCHAR",
+        "run_id": "VARCHAR",
+        "cell": "VARCHAR",  # the factors and their levels, as text
+        "repeat": "INTEGER",
+        "position": "INTEGER",  # place in the randomised order
+        "approach": "VARCHAR",
+        "model": "VARCHAR",
+        "world_size": "INTEGER",
+        "method": "VARCHAR",
+        "sequence_length": "INTEGER",
+        "global_batch": "INTEGER",
+        "micro_batch": "INTEGER",
+        "tokenizer": "VARCHAR",
+        "corpus": "VARCHAR",
+        "precision": "VARCHAR",
+        "seed": "BIGINT",
+        "science": "VARCHAR",  # digest of all settings but approach, storage, layout and micro-batch
+        "steps_asked": "BIGINT",
+        "status": "VARCHAR",  # of run.json; missing: listed, never started
+        "validity": "VARCHAR",  # valid, suspect, invalid, missing
+        "reasons": "VARCHAR",  # in words, parted by "; "
+        "sealed": "BOOLEAN",
+        "attempts": "INTEGER",
+        "steps_seen": "BIGINT",  # steps with a row of every rank
+        "overlap_rows": "BIGINT",  # rows of earlier attempts that a later one repeats
+        "quarantined": "BIGINT",
+        "quarantined_benign": "BIGINT",
+        "device": "VARCHAR",
+        "cpu": "VARCHAR",
+        "cores": "INTEGER",
+        "threads_per_rank": "INTEGER",
+        "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
+        "parameters": "BIGINT",
+        "code_digest": "VARCHAR",
+        "git_commit": "VARCHAR",
+        "git_dirty": "BOOLEAN",
+        "versions": "VARCHAR",  # canonical JSON: package → version
+        "started_unix_s": "DOUBLE",
+        "stopped_unix_s": "DOUBLE",
+        "seal": "VARCHAR",
+    },
+    "steps": {**_PLACE, "world_size": "INTEGER", "attempt_step": "BIGINT", **FIELDS["steps"]},
+    "spans": {**_PLACE, **FIELDS["spans"]},
+    "events": {**_PLACE, **FIELDS["events"]},
+    "quarantine": {
+        "run_id": "VARCHAR",
+        "file": "VARCHAR",  # relative to the folder of runs
+        "line": "BIGINT",  # from 1
+        "reason": "VARCHAR",
+        "text": "VARCHAR",  # the first 500 characters
+        "benign": "BOOLEAN",  # a partial last line, as a killed process leaves it
+    },
+    "benchmarks": {
+        "benchmark": "VARCHAR",
+        "arm": "VARCHAR",
+        "round": "INTEGER",
+        "open_s": "DOUBLE",
+        "seconds": "DOUBLE",  # for all batches
+        "batches": "BIGINT",
+        "useful_tokens": "BIGINT",
+        "total_tokens": "BIGINT",
+        "sequence_length": "INTEGER",
+        "rows": "INTEGER",
+        "tokenizer": "VARCHAR",
+        "corpus": "VARCHAR",
+        "cache": "VARCHAR",
+        "cpu": "VARCHAR",
+        "cores": "INTEGER",
+    },
+}
+
+Row = dict[str, Any]
+
+
+def schema(table: str) -> pa.Schema:
+    """The Arrow schema of a table."""
+    return pa.schema([(name, _ARROW[sql]) for name, sql in TABLES[table].items()])
+
+
+@contextmanager
+def writer(path: Path, table: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+    """A function that appends rows (one call, one row group); the file appears whole at the end."""
+    columns = schema(table)
+    with atomic(path) as temporary:
+        with pq.ParquetWriter(temporary, columns, compression="zstd", compression_level=3) as out:
+
+            def add(rows: Iterable[Row]) -> None:
+                rows = list(rows)
+                if rows:
+                    arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in columns]
+                    out.write_table(pa.Table.from_arrays(arrays, schema=columns))
+
+            yield add
+
+
+def write(path: Path, table: str, rows: Iterable[Row]) -> None:
+    """Write one table."""
+    with writer(path, table) as add:
+        add(rows)

@@ -1,0 +1,59 @@
+"""`python -m tokenscale VERB …`: finds the verb's file, shows users' errors without a stack trace."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from tokenscale import __version__
+from tokenscale.errors import UserError, unknown
+
+#: verb → what it does. Each is a file in `verbs/`, imported only when asked for.
+VERBS = {
+    "corpus": "raw text → raw Parquet with train and validation splits",
+    "tokenizer": "make or fetch a tokenizer, with its manifest",
+    "pretokenize": "raw Parquet → one token store",
+    "train": "train one run (all its ranks on this machine, or one rank of a launcher)",
+    "launch": "start a run's processes on this machine or in a SLURM job, and seal it",
+    "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
+    "report": "tables → figures and the HTML report",
+    "benchmark": "side-by-side measurements",
+    "plan": "what would run, and on what",
+    "check": "check the configuration; write its JSON schemas",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb. Returns the exit code: 0, or 2 for a user's error."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    listing = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="tokenscale",
+        description=__doc__.split(":")[0].replace("`", ""),
+        usage="python -m tokenscale VERB [options]   (VERB --help lists a verb's options)",
+        epilog=f"verbs:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tokenscale {__version__}")
+    parser.add_argument("verb", nargs="?", metavar="VERB")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments[:1])
+    if parsed.verb is None:
+        parser.print_help()
+        return 0
+    try:
+        if parsed.verb not in VERBS:
+            raise unknown("verb", parsed.verb, VERBS)
+        module = importlib.import_module(f"tokenscale.verbs.{parsed.verb}")
+        verb_parser = argparse.ArgumentParser(prog=f"python -m tokenscale {parsed.verb}", description=module.__doc__)
+        module.add_arguments(verb_parser)
+        return module.run(verb_parser.parse_args(arguments[1:])) or 0
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output went away (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("tokenscale: interrupted.", file=sys.stderr)
+        return 130

@@ -1,0 +1,43 @@
+"""How far a long job is: one live line on a terminal, a line every few seconds in a log."""
+
+import sys
+import time
+from typing import TextIO
+
+
+class Progress:
+    """Counts documents and bytes of text, and says so now and then. Costs a clock reading an update."""
+
+    def __init__(self, what: str, total: int | None = None, stream: TextIO | None = None, every_s: float = 5.0):
+        self.what, self.total, self.every_s = what, total, every_s
+        self.stream = stream if stream is not None else sys.stderr
+        self.live = self.stream.isatty()
+        self.documents = self.bytes = 0
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, documents: int, utf8_bytes: int) -> None:
+        """Add documents and their bytes."""
+        self.documents += documents
+        self.bytes += utf8_bytes
+        now = time.monotonic()
+        if now - self.last >= (0.2 if self.live else self.every_s):
+            self.last = now
+            self.stream.write(("\r\033[K" if self.live else "") + self.line() + ("" if self.live else "\n"))
+            self.stream.flush()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.start
+
+    def line(self) -> str:
+        """Documents (of how many), megabytes, megabytes a second, seconds."""
+        of = f" of {self.total:,}" if self.total else ""
+        speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
+        return f"{self.what}: {self.documents:,}{of} documents, {self.bytes / 1e6:.1f} MB, {speed:.1f} MB/s, {self.seconds:.1f} s"
+
+    def close(self) -> None:
+        """Clear the live line."""
+        if self.live:
+            self.stream.write("\r\033[K")
+            self.stream.flush()

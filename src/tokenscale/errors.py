@@ -1,0 +1,45 @@
+"""Errors that are for people: what is wrong, where, what was expected, what to do next."""
+
+from difflib import get_close_matches
+from typing import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's, or of the machine's, that a person can mend. Shown without a stack trace, exit code 2.
+
+    `what` is one sentence. Each fact is a (label, text) pair: where it was found, what was expected, what to do next.
+    Labels are short words; `next` is by custom the last one and holds a command or an action.
+    """
+
+    def __init__(self, what: str, **facts: object):
+        self.what = what
+        self.facts = {label: str(text) for label, text in facts.items() if text is not None}
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The message as printed: the sentence, then one indented, aligned line per fact."""
+        width = max((len(label) for label in self.facts), default=0)
+        lines = [f"tokenscale: {self.what}"]
+        for label, text in self.facts.items():
+            first, *rest = text.splitlines() or [""]
+            lines.append(f"  {label:<{width}}  {first}")
+            lines += [f"  {'':<{width}}  {line}" for line in rest]
+        return "\n".join(lines)
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The word that was probably meant, or None.
+
+    >>> nearest("lama-tiny", ["llama-tiny", "gpt2"])
+    'llama-tiny'
+    """
+    found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def unknown(kind: str, word: str, words: Iterable[str], **facts: object) -> UserError:
+    """The error for a name that is not in a list: names the value, the allowed ones and the nearest spelling."""
+    words = sorted(str(w) for w in words)
+    near = nearest(word, words)
+    hint = f"did you mean {near!r}?" if near else "choose one of the allowed values"
+    return UserError(f"unknown {kind} {word!r}.", **facts, allowed=", ".join(words) or "(none)", next=hint)

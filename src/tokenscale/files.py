@@ -1,0 +1,69 @@
+"""Files written whole or not at all, canonical JSON, hashes."""
+
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator
+
+from tokenscale.errors import UserError
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`, synced and renamed to it on success, removed on failure.
+
+    Readers see the old file or the whole new one, never a part.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically, UTF-8, newlines as given."""
+    with atomic(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON for people and machines: sorted keys, two spaces, a newline at the end; equal values, equal bytes."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
+    """Read a JSON file; a missing or broken one is a user's error that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"the {what} is missing.", path=path, next=next) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
+
+
+def canonical_json(value: Any) -> str:
+    """One line of JSON, equal for equal values: sorted keys, no spaces, no NaN.
+
+    >>> canonical_json({"b": 1, "a": [1.5, None]})
+    '{"a":[1.5,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_text(text: str) -> str:
+    """SHA-256 of a text's UTF-8 bytes, in hex."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

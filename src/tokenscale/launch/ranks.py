@@ -1,0 +1,77 @@
+"""Start the ranks of one run on this machine, and end them together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from tokenscale.errors import UserError
+from tokenscale.records.hardware import cores
+
+
+def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s: float = 5.0) -> int:
+    """Run `argv` once a rank, with the environment torchrun would set. Returns 0, or the exit code of the first that failed.
+
+    When a rank fails, the others are ended within `grace_s` seconds and the first one's number and exit code are
+    printed: what the others say afterwards is only its echo.
+    """
+    base = dict(os.environ)
+    base.setdefault("OMP_NUM_THREADS", str(max(1, cores() // world_size)))
+    base["PYTHONUNBUFFERED"] = "1"
+    if world_size == 1:
+        ranks = [subprocess.Popen(argv, env=base)]
+    else:
+        # One machine: the loopback interface always works, whatever the host name resolves to.
+        base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(world_size)}
+        if sys.platform == "linux":
+            base.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        ranks = [
+            subprocess.Popen(argv, env=base | {"RANK": str(r), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(world_size)})
+            for r in range(world_size)
+        ]
+    try:
+        return _wait(ranks, poll_s, grace_s)
+    except BaseException:
+        _end(ranks, grace_s)
+        raise
+
+
+def _wait(ranks: list[subprocess.Popen], poll_s: float, grace_s: float) -> int:
+    while True:
+        codes = [r.poll() for r in ranks]
+        failed = [(number, code) for number, code in enumerate(codes) if code]
+        if failed:
+            number, code = failed[0]
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            others = sum(c is None for c in codes)
+            if len(ranks) > 1:
+                print(f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s).", file=sys.stderr)
+            _end(ranks, grace_s)
+            return code if code > 0 else 128 - code
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(poll_s)
+
+
+def _end(ranks: list[subprocess.Popen], grace_s: float) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
+    deadline = time.monotonic() + grace_s
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise UserError("no free port on the loopback interface.", reason=error) from None
+        return probe.getsockname()[1]

@@ -1,0 +1,21 @@
+"""Data parallelism: every rank holds the model, gradients are averaged in buckets while backward runs (DDP)."""
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tokenscale.parallel.world import World
+from tokenscale.settings.run import LayoutSettings
+
+
+def apply(model: nn.Module, layout: LayoutSettings, world: World) -> nn.Module:
+    """Wrap the model. Averaging over ranks is undone by the loss, which is normalised by the global useful tokens.
+
+    Buffers are constants (rotary tables), so they are not broadcast. Rank 0's weights reach all ranks here.
+    """
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=layout.bucket_megabytes,
+    )

@@ -1,0 +1,77 @@
+"""The processes of one run: who I am, how we talk, how we part."""
+
+import gc
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from tokenscale.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the run's processes. `size` 1 needs no process group."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    def sum(self, *values: float, integer: bool = False) -> list:
+        """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.int64 if integer else torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(expected_size: int) -> World:
+    """Join the run's process group, from the environment that torchrun, srun or our own launcher sets.
+
+    Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
+    are one N-rank run would give plausible, wrong figures.
+    """
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if size != expected_size:
+        raise UserError(
+            "the number of processes is not the run's world size.",
+            run=f"wants world size {expected_size}",
+            found=f"WORLD_SIZE={size} (rank {rank})",
+            next="start it with `python -m tokenscale launch`, or with as many ranks as its layout has",
+        )
+    cuda = torch.cuda.is_available()
+    # srun with one GPU a task shows each rank a single device, which is then number 0
+    devices = torch.cuda.device_count()
+    if cuda and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices:
+        raise UserError(
+            "there are fewer GPUs than ranks on this machine.",
+            found=f"{devices} GPU(s)",
+            run=f"starts {os.environ['LOCAL_WORLD_SIZE']} ranks here",
+            next="use a layout with fewer ranks, or a machine with more GPUs",
+        )
+    device = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if size > 1:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    return World(rank, size, local_rank, device)
+
+
+def part(world: World) -> None:
+    """Tear the process group down in the order that does not abort: collect garbage, meet, destroy.
+
+    Everything that counts is on disk before this is called.
+    """
+    if world.size > 1 and dist.is_initialized():
+        gc.collect()
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,26 @@
+"""What machine this is, from what the operating system says; nothing guessed."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe() -> dict[str, Any]:
+    """CPU model, cores, memory, architecture and operating system. Unknown facts are left out."""
+    facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": cores()}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                facts["cpu"] = line.split(":", 1)[1].strip()
+                break
+        facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        facts["load_average_1min"] = os.getloadavg()[0]
+    except (OSError, ValueError):
+        pass
+    return facts

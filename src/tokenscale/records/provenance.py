@@ -1,0 +1,87 @@
+"""`run.json`: what made a run's numbers. Written when the run starts, sealed when it ends."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenscale import __version__
+from tokenscale.files import canonical_json, read_json, sha256_text, write_json, write_text
+from tokenscale.records import hardware
+
+#: Environment variables that shape a run. An allow-list, because environments hold secrets.
+ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "PYTHONHASHSEED", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES",
+)  # fmt: skip
+PREFIXES = ("NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
+PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "tokenizers", "mistral-common", "transformers", "triton")
+
+
+def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {"python": platform.python_version(), "tokenscale": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state() -> tuple[dict[str, Any], str]:
+    """(commit and dirty flag, diff of tracked files) of the working tree this package is run from; ({}, "") outside one."""
+
+    def git(*arguments: str) -> str:
+        here = Path(__file__).parent
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout
+
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+        diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
+    except (OSError, subprocess.SubprocessError):
+        return {}, ""
+    return {"commit": commit, "dirty": bool(diff.strip()), "diff_sha256": sha256_text(diff) if diff else None}, diff
+
+
+def environment() -> dict[str, str]:
+    """The allowed environment variables that are set."""
+    return {k: v for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k.startswith(PREFIXES)}
+
+
+def start(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write `<directory>/run.json` with the common facts added to `record`; the dirty diff goes beside it."""
+    git, diff = git_state()
+    if diff:
+        write_text(directory / "dirty.diff", diff)
+    full = {
+        "schema": 1,
+        **record,
+        "git": git,
+        "versions": versions(),
+        "environment": environment(),
+        "hardware": {**hardware.describe(), **record.get("hardware", {})},
+        "argv": ["tokenscale", *sys.argv[1:]],
+        "outcome": {"status": "running"},
+    }
+    write_json(directory / "run.json", full)
+    return full
+
+
+def seal(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Write the final record with a digest over its canonical JSON, so that a later edit can be found."""
+    body = {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome}
+    write_json(directory / "run.json", body | {"seal": sha256_text(canonical_json(body))})
+
+
+def sealed(path: Path) -> dict[str, Any] | None:
+    """The record at `path` if it is sealed and untouched, else None."""
+    if not path.is_file():
+        return None
+    record = read_json(path, "run record")
+    body = {k: v for k, v in record.items() if k != "seal"}
+    return record if record.get("seal") == sha256_text(canonical_json(body)) else None

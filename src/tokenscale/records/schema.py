@@ -1,0 +1,52 @@
+"""The contract of the event files: names, types, units. Version 1.
+
+`results/runs/<run_id>/attempt=NN/rank=NNNNN/{steps,spans,events}.jsonl`: one writer a file, one line a record, a new
+directory for each attempt. Sums and counts are logged, never rates; every definition built on them lives in SQL.
+"""
+
+VERSION = 1
+
+#: file → field → SQL type. A field may be missing in a line (null); an unknown one is ignored by readers.
+FIELDS: dict[str, dict[str, str]] = {
+    "steps": {
+        "schema": "INTEGER",
+        "step": "BIGINT",  # counted from 0
+        "t_unix_s": "DOUBLE",  # end of the step, wall clock
+        "t_mono_s": "DOUBLE",  # end of the step, monotonic clock of this process
+        "step_s": "DOUBLE",  # end of the last step to end of this one, validation and checkpoints left out
+        "data_wait_s": "DOUBLE",  # waiting for the batch
+        "forward_backward_s": "DOUBLE",  # all micro-batches, gradient communication included
+        "optimizer_s": "DOUBLE",  # clipping and update
+        "loss_sum": "DOUBLE",  # sum of the cross-entropy over this rank's useful tokens, nats
+        "useful_tokens": "BIGINT",  # labels that count, this rank
+        "total_tokens": "BIGINT",  # positions computed on, padding included, this rank
+        "rows": "BIGINT",  # rows of the global batch that this rank holds
+        "micro_steps": "INTEGER",  # forward passes
+        "learning_rate": "DOUBLE",
+        "grad_norm": "DOUBLE",  # before clipping
+        "grad_norm_clipped": "DOUBLE",  # after clipping
+        "order_digest": "BIGINT",  # sum over this rank's slots; ranks add up modulo 2**52 (order/digest.py)
+        "memory_peak_bytes": "BIGINT",  # allocated on the device; resident set on a CPU
+        "nonfinite": "BOOLEAN",  # the loss or the gradient norm is NaN or infinite (then written as null)
+    },
+    "spans": {
+        "schema": "INTEGER",
+        "name": "VARCHAR",
+        "step": "BIGINT",
+        "start_mono_s": "DOUBLE",
+        "duration_s": "DOUBLE",
+    },
+    "events": {
+        "schema": "INTEGER",
+        "event": "VARCHAR",  # run_start, init_done, validation, run_stop
+        "t_unix_s": "DOUBLE",
+        "t_mono_s": "DOUBLE",
+        "step": "BIGINT",
+        "status": "VARCHAR",  # run_stop: complete, nonfinite, interrupted
+        "world_size": "INTEGER",  # run_start: as observed by this rank
+        "loss_sum": "DOUBLE",  # validation: over the whole slice
+        "useful_tokens": "BIGINT",  # validation: of the whole slice
+        "rows": "BIGINT",  # validation
+        "duration_s": "DOUBLE",
+    },
+}

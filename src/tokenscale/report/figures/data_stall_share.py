@@ -1,0 +1,69 @@
+"""Share of the step time spent waiting for data, by approach and world size."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tokenscale.report import words
+from tokenscale.report.style import dots, figure, jitter, no_data, number, ordered, style
+
+TITLE = "Share of the training step spent waiting for data"
+QUERIES = ("stalls", "inventory")
+
+
+def data(stalls: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+    """One row a run."""
+    return stalls.copy()
+
+
+def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
+    """One row an approach and world size: every run as a dot, the median as a bar."""
+    listed = inventory.dropna(subset=["approach", "world_size"])
+    cells = [
+        (name, int(world))
+        for name in ordered(listed["approach"])
+        for world in sorted(listed.loc[listed["approach"] == name, "world_size"].unique())
+    ][::-1]
+    several = len({world for _, world in cells}) > 1
+    with style():
+        made, (axes,) = figure(height=1.2 + 0.36 * max(4, len(cells)))
+        axes.set_xlabel("time waiting for the batch / step time (%)")
+        if stalls.empty:
+            no_data(axes, f"no data: {words.counted(0, inventory)}")
+            return made
+        for y, (name, world) in enumerate(cells):
+            here = stalls[(stalls["approach"] == name) & (stalls["world_size"] == world)]
+            values = 100 * here["data_stall_share"]
+            if values.empty:
+                axes.text(0.01, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
+                continue
+            axes.plot(values, [y + o for o in jitter(len(values))], **dots(name), clip_on=False)
+            axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
+        axes.set_yticks(range(len(cells)), [f"{n}, {_ranks(w)}" if several else n for n, w in cells])
+        axes.set_ylim(-0.6, len(cells) - 0.4)
+        axes.set_xlim(0, max(1.0, 110 * stalls["data_stall_share"].max()))
+        axes.grid(False, axis="y")
+        return made
+
+
+def _ranks(world: int) -> str:
+    return f"{world} rank{'s' * (world > 1)}"
+
+
+def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """What the share bounds."""
+    text = f"Waiting for the batch over step time, slowest rank, after warm-up; {words.counted(len(stalls), inventory)}. "
+    if len(stalls):
+        worst = stalls.loc[stalls["data_stall_share"].idxmax()]
+        text += (
+            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['approach']}, {_ranks(int(worst['world_size']))}), "
+            f"bounds what any data format could gain there: at most {number(worst['largest_gain'])} times as fast (Amdahl). "
+        )
+    return text + words.kinds([g for _, g in stalls.groupby(["approach", "world_size"])["data_stall_share"]])
+
+
+def alt(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """The medians, read aloud."""
+    medians = [
+        f"{name} {100 * stalls.loc[stalls['approach'] == name, 'data_stall_share'].median():.2g} %" for name in ordered(stalls["approach"])
+    ]
+    return f"Dot plot of the share of step time spent waiting for data. Medians: {words.listing(medians) or 'no data'}."

@@ -1,0 +1,103 @@
+"""Training loss by useful tokens, and the validation points."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tokenscale.report import words
+from tokenscale.report.style import figure, look, no_data, number, ordered, plain, style
+
+TITLE = "Loss by useful tokens trained on"
+QUERIES = ("loss", "validation", "inventory")
+
+
+def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+    """Training and validation points of the drawn runs, one below the other."""
+    columns = ["split", "approach", "world_size", "repeat", "run_id", "step", "useful_tokens_seen", "loss"]
+    parts = [_drawn(loss).assign(split="training"), _drawn(validation).assign(split="validation")]
+    return pd.concat(parts, ignore_index=True)[columns]
+
+
+def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
+    """The smallest world size of each approach: other world sizes train on the same data (see the proof table)."""
+    smallest = rows.groupby("approach")["world_size"].transform("min")
+    return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
+
+
+def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
+    """Left: training loss, repeats thin, their median by step bold. Right: validation loss, one point a run and time."""
+    train, held_out = _drawn(loss), _drawn(validation)
+    names = ordered(pd.concat([train["approach"], held_out["approach"]]))
+    with style():
+        made, (left, right) = figure(2, height=4.0, sharey=True, width_ratios=(1.6, 1))
+        left.set_xlabel("useful tokens trained on")
+        left.set_ylabel("training loss (nats / useful token)")
+        right.set_xlabel("useful tokens trained on")
+        right.set_ylabel("validation loss (nats / useful token)")
+        for axes, rows in ((left, train), (right, held_out)):
+            if rows.empty:
+                no_data(axes, f"no data: {words.counted(0, inventory)}")
+                continue
+            for name in names:
+                here = rows[rows["approach"] == name]
+                options = look(name)
+                thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
+                for _, run in here.groupby("run_id"):
+                    if axes is right:
+                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin | {"linewidth": 1.2, "alpha": 1})
+                        axes.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
+                    elif here["run_id"].nunique() > 1:
+                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin)
+                if axes is left and len(here):
+                    middle = here.groupby("step")[["useful_tokens_seen", "loss"]].median()
+                    axes.plot(
+                        middle["useful_tokens_seen"], middle["loss"], **options, label=name, markersize=5, markevery=_sparse(middle)
+                    )
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_locator(_ticks())
+            plain(axes.xaxis)
+            plain(axes.yaxis)
+        if names:
+            made.legend(loc="outside upper left", ncols=min(len(names), 5), handlelength=3)
+        return made
+
+
+def _sparse(rows: pd.DataFrame) -> int:
+    return max(1, len(rows) // 8)
+
+
+def _ticks():
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4, steps=[1, 2, 5, 10])
+
+
+def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """What the lines are, and how many runs carry them."""
+    train, held_out = _drawn(loss), _drawn(validation)
+    listed = inventory.dropna(subset=["approach", "world_size"])
+    smallest = listed.groupby("approach")["world_size"].transform("min")
+    asked = listed[listed["world_size"] == smallest]
+    text = (
+        f"Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each approach; "
+        f"{words.counted(train['run_id'].nunique(), asked)}. "
+    )
+    if train["run_id"].nunique() > train["approach"].nunique():
+        text += "Thin lines are repeats, bold ones their median by step. "
+    final = held_out[held_out["last"].astype(bool)] if len(held_out) else held_out
+    if len(final):
+        low, high = final["loss"].min(), final["loss"].max()
+        text += (
+            f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; after the last step it lies "
+            f"between {low:.4f} and {high:.4f} over {len(final)} run{'s' * (len(final) != 1)}. "
+        )
+    return text + "Training losses of approaches that cut documents into rows differently are not over the same rows at a step."
+
+
+def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """First and last losses, read aloud."""
+    train = _drawn(loss)
+    texts = []
+    for name in ordered(train["approach"]):
+        middle = train[train["approach"] == name].groupby("step")["loss"].median()
+        texts.append(f"{name} from {middle.iloc[0]:.2f} to {middle.iloc[-1]:.2f}")
+    return f"Line plot of loss against useful tokens. Median training loss: {words.listing(texts) or 'no data'}."

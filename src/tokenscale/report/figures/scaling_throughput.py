@@ -1,0 +1,89 @@
+"""Throughput and efficiency by world size."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tokenscale.report import words
+from tokenscale.report.style import GREY, TEXT, dots, figure, look, no_data, number, ordered, plain, style
+
+TITLE = "Throughput and efficiency by world size"
+QUERIES = ("scaling", "inventory")
+
+
+def data(scaling: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+    """One row a run."""
+    return scaling.copy()
+
+
+def _crowded(scaling: pd.DataFrame) -> bool:
+    return bool(scaling["oversubscribed"].fillna(False).astype(bool).any())
+
+
+def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
+    """Left: useful tokens/s, every run a dot, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
+    with style():
+        made, (left, right) = figure(2, height=4.0)
+        for axes in (left, right):
+            axes.set_xlabel("world size (ranks)")
+        left.set_ylabel("useful tokens / s")
+        right.set_ylabel("efficiency T(N) / (N × T(1)) (%)")
+        if scaling.empty:
+            for axes in (left, right):
+                no_data(axes, f"no data: {words.counted(0, inventory)}")
+            return made
+        worlds = sorted(int(w) for w in scaling["world_size"].unique())
+        names = ordered(scaling["approach"])
+        for i, name in enumerate(names):
+            here = scaling[scaling["approach"] == name]
+            shift = 1 + 0.03 * (i - (len(names) - 1) / 2)  # parts approaches that would hide each other
+            for axes, column, factor in ((left, "useful_tokens_per_s", 1), (right, "efficiency", 100)):
+                rows = here.dropna(subset=[column])
+                axes.plot(rows["world_size"] * shift, factor * rows[column], **dots(name))
+                middle = rows.groupby("world_size")[column].median() * factor
+                line = {k: v for k, v in look(name).items() if k in ("color", "linestyle")}
+                axes.plot(middle.index * shift, middle, **line, linewidth=1.2)
+            left.plot([], [], **look(name), label=name)
+            single = here.loc[here["world_size"] == 1, "useful_tokens_per_s"]
+            if len(single) and len(worlds) > 1:
+                left.plot(worlds, [w * single.median() for w in worlds], color=look(name)["color"], linestyle=":", linewidth=0.9)
+        left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label="ideal: N × median T(1)")
+        right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(worlds, [str(w) for w in worlds])
+            axes.minorticks_off()
+            axes.set_xlim(worlds[0] / 1.25, worlds[-1] * 1.25)
+            axes.set_ylim(bottom=0)
+            plain(axes.yaxis)
+        if scaling["efficiency"].dropna().empty:
+            right.text(0.5, 0.5, "no run at world size 1\nto compare with", transform=right.transAxes, ha="center", style="italic")
+        made.legend(loc="outside upper left", ncols=3, handlelength=3)
+        if _crowded(scaling):
+            made.supxlabel(words.OVERSUBSCRIBED, fontsize=10, fontweight="bold", color=TEXT)
+        return made
+
+
+def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """The reference with its absolute value, and whether this is a scaling measurement at all."""
+    text = (
+        f"Strong scaling at a fixed global batch, useful tokens per second over all ranks; {words.counted(len(scaling), inventory)}. "
+        "Efficiency is of each run against the run at world size 1 of the same repeat. "
+    )
+    base = [
+        f"{name} {words.spread(single['useful_tokens_per_s'])}"
+        for name in ordered(scaling["approach"])
+        if len(single := scaling[(scaling["approach"] == name) & (scaling["world_size"] == 1)])
+    ]
+    if base:
+        text += f"T(1) in useful tokens / s: {words.listing(base)}. "
+    if _crowded(scaling):
+        text = f"{words.OVERSUBSCRIBED[0].upper()}{words.OVERSUBSCRIBED[1:]}. " + text
+    return text + words.kinds([g for _, g in scaling.groupby(["approach", "world_size"])["useful_tokens_per_s"]])
+
+
+def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """Medians of throughput, read aloud."""
+    medians = scaling.groupby(["approach", "world_size"])["useful_tokens_per_s"].median()
+    texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
+    warning = f" {words.OVERSUBSCRIBED}." if _crowded(scaling) else ""
+    return f"Throughput by world size, median useful tokens per second. {words.listing(texts) or 'No data'}.{warning}"

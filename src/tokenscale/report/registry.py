@@ -1,0 +1,25 @@
+"""Figure → the module that draws it (dotted names: nothing is imported until asked for).
+
+A figure's module holds `TITLE`, `QUERIES` (names of `analysis/sql`, whose DataFrames are the arguments of the functions, in
+this order), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*frames) -> str`, `data(*frames) -> DataFrame`.
+"""
+
+import importlib
+from types import ModuleType
+
+from tokenscale.errors import unknown
+
+FIGURES = {
+    "tokens_per_second_comparison": "tokenscale.report.figures.tokens_per_second_comparison",
+    "data_stall_share": "tokenscale.report.figures.data_stall_share",
+    "tokenization_benchmark": "tokenscale.report.figures.tokenization_benchmark",
+    "loss_over_time": "tokenscale.report.figures.loss_over_time",
+    "scaling_throughput": "tokenscale.report.figures.scaling_throughput",
+}
+
+
+def module(name: str) -> ModuleType:
+    """The module of a figure. Raises UserError for a name that is none."""
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    return importlib.import_module(FIGURES[name])

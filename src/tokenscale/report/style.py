@@ -1,0 +1,149 @@
+"""How figures look: one palette, one marker an approach, text and grid in colours that the page can replace.
+
+Colours follow Okabe & Ito (2008); marker, fill and dash say the same again. Filled and solid: tokens come from a store;
+open and dashed: tokenized while training.
+"""
+
+from contextlib import contextmanager
+from typing import Iterator, Sequence
+
+import matplotlib
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+#: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
+TEXT, GRID = "#1b1e23", "#d3d6da"
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7a7f87"
+PALETTE = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY)
+
+#: approach → colour, marker, dash, filled
+APPROACHES = {
+    "padded": (RED, "o", "--", False),
+    "pretokenized-padded": (ORANGE, "s", "-", True),
+    "padding-free": (GREEN, "^", "--", False),
+    "token-list": (SKY, "D", "-", True),
+    "packed": (BLUE, "v", "-", True),
+    "memcpy": (GREY, "x", ":", True),
+}
+_MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
+
+RC = {
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": GRID,
+    "axes.titlecolor": TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tokenscale",
+    "pdf.fonttype": 42,
+    "path.simplify": False,
+    "axes.formatter.use_mathtext": False,
+    "axes.unicode_minus": False,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and save inside this context, whatever the user's own matplotlib settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        yield
+
+
+def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -> tuple[Figure, list[Axes]]:
+    """A figure without pyplot's global state, and its axes; 8 inches wide in all."""
+    with style():
+        made = Figure(figsize=(8, height))
+        axes = made.subplots(rows, columns, squeeze=False, **options)
+    return made, list(axes.flat)
+
+
+def look(name: str) -> dict:
+    """Line and marker options of an approach or arm; a name we do not know gets one by its letters."""
+    colour, marker, dash, filled = APPROACHES.get(name) or _MORE[sum(map(ord, name)) % len(_MORE)]
+    return {
+        "color": colour,
+        "marker": marker,
+        "linestyle": dash,
+        "markerfacecolor": colour if filled else "none",
+        "markeredgecolor": colour,
+        "markeredgewidth": 1.4,
+    }
+
+
+def dots(name: str) -> dict:
+    """`look` without a line."""
+    return look(name) | {"linestyle": "none"}
+
+
+def ordered(names: Sequence[str]) -> list[str]:
+    """Distinct approaches in the order of the palette, strangers last by name."""
+    known = list(APPROACHES)
+    return sorted({str(n) for n in names}, key=lambda n: (known.index(n) if n in known else len(known), n))
+
+
+def jitter(n: int, width: float = 0.28) -> list[float]:
+    """Offsets that part n points which would hide each other: even, never random."""
+    return [0.0] if n == 1 else [width * (i / (n - 1) - 0.5) for i in range(n)]
+
+
+def plain(axis, log: bool = False) -> None:
+    """Numbers as people write them (20 000; 0.5), on linear and on logarithmic axes."""
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
+    if log:
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5), numticks=12))
+        axis.set_minor_locator(ticker.NullLocator())
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Three significant digits, thousands parted by a thin space.
+
+    >>> number(0.01234), number(123456.0), number(2.0)
+    ('0.0123', '123\\u2009000', '2')
+    """
+    if value != value:
+        return "–"
+    if value == 0:
+        return "0"
+    text = f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".")
+    return text.replace(",", "\u2009").replace("-", "\u2212")
+
+
+def no_data(axes: Axes, text: str) -> None:
+    """Say in the frame that there is nothing to draw."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", style="italic")

@@ -1,0 +1,52 @@
+"""Sentences that captions share. Every number in them is counted from the tables."""
+
+import pandas as pd
+
+from tokenscale.analysis.statistics import summary
+from tokenscale.report.style import number
+
+OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
+
+
+def used(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs that figures may show."""
+    return runs[runs["validity"].isin(["valid", "suspect"])]
+
+
+def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
+    """"6 of 6 runs", and which were left out.
+
+    `asked` is the number of runs that the figure would show if all were there.
+    """
+    asked = len(runs) if asked is None else asked
+    text = f"{shown} of {asked} run{'s' * (asked != 1)}"
+    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
+    suspect = int((runs["validity"] == "suspect").sum())
+    if suspect:
+        out.append(f"{suspect} suspect, shown")
+    return text + (f" ({', '.join(out)})" if out else "")
+
+
+def kinds(groups: list[pd.Series]) -> str:
+    """What the spread of the groups is, in one sentence."""
+    found = sorted({summary(values).kind for values in groups if len(values)})
+    sentences = {
+        "single run": "One run a cell: no spread is known",
+        "range, not an interval": "With fewer than 6 runs a cell the spread is a range, not an interval",
+    }
+    return ". ".join(sentences.get(kind, f"Spread: {kind} of the median") for kind in found) + ("." if found else "")
+
+
+def spread(values: pd.Series, digits: int = 3) -> str:
+    """Median with its range or interval: `1 230 (1 200–1 260)`."""
+    s = summary(values)
+    if s.n == 0:
+        return "–"
+    if s.n == 1:
+        return number(s.median, digits)
+    return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
+
+
+def listing(items: list[str]) -> str:
+    """Items as a sentence has them: `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -1,0 +1,238 @@
+"""`config/config.yaml` and `config/experiments/*.yaml` → settings, run tables, JSON schemas. Host only (pydantic)."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from tokenscale.errors import UserError, unknown
+from tokenscale.settings import validate
+from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.experiments import Experiment, Run, cells, merge, order, set_dotted
+from tokenscale.settings.model import PRESETS, ModelSettings
+from tokenscale.settings.options import STRICT, option, to_dict
+from tokenscale.settings.run import RunSettings
+
+SCALES = ("demo", "workstation", "alps")
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """config/config.yaml."""
+
+    __pydantic_config__ = STRICT
+
+    scale: str = option("demo", "which overlay of the experiments applies: demo, workstation, alps")
+    experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
+    experiments_folder: str = option("config/experiments", "where the experiments' files lie")
+    corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
+    tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
+
+
+class Config:
+    """The whole configuration, validated. Everything the workflow asks about what to run, it asks here."""
+
+    def __init__(self, values: dict[str, Any], *, root: Path | str = ".", file: str = "config/config.yaml"):
+        values = {k: v for k, v in values.items() if v is not None}
+        self.file = file
+        self.settings: ConfigFile = validate.build(ConfigFile, values, file=file)
+        if self.settings.scale not in SCALES:
+            raise unknown("scale", self.settings.scale, SCALES, file=file, key="scale")
+        self.corpora = {name: self._named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()}
+        self.tokenizers = {
+            name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
+        }
+        for name, tokenizer in self.tokenizers.items():
+            validate.check_problems(tokenizer.problems(), file=file, key=f"tokenizers.{name}")
+            if tokenizer.corpus is not None and tokenizer.corpus not in self.corpora:
+                raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")
+        folder = Path(root) / self.settings.experiments_folder
+        self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        for name in self.settings.experiments:
+            if name not in self.available:
+                raise unknown("experiment", name, self.available, file=file, key="experiments")
+        self._experiments: dict[str, Experiment] = {}
+        self._tables: dict[str, list[Run]] = {}
+
+    def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
+        if "name" in values:
+            raise UserError("the name is the key; it is not repeated.", file=self.file, key=f"{section}.{name}.name", next="remove it")
+        return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
+
+    def experiment(self, name: str) -> Experiment:
+        """An experiment with its scale's overlay merged in. Raises UserError for an unknown name or a bad file."""
+        if name not in self.available:
+            raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
+        if name not in self._experiments:
+            file = str(self.available[name])
+            raw = read_yaml(file)
+            stated: Experiment = validate.build(Experiment, raw, file=file)
+            for scale in stated.scales:
+                if scale not in SCALES:
+                    raise unknown("scale", scale, SCALES, file=file, key="scales")
+            overlay = stated.scales.get(self.settings.scale, {})
+            base = {k: v for k, v in raw.items() if k != "scales"}
+            merged = validate.build(Experiment, merge(base, overlay), file=file, key="")
+            self._experiments[name] = merged
+        return self._experiments[name]
+
+    def runs(self, name: str) -> list[Run]:
+        """The run table of an experiment, in the randomised order of starting."""
+        if name not in self._tables:
+            experiment, file = self.experiment(name), str(self.available[name])
+            table = []
+            for position, (cell, repeat) in enumerate(order(experiment)):
+                values = merge(experiment.runs, {})
+                for key, level in cell.items():
+                    set_dotted(values, key, level)
+                table.append(Run(self.run_settings(values, repeat=repeat, file=file), cell, repeat, position))
+            repeated = {run.run_id for run in table if sum(other.run_id == run.run_id for other in table) > 1}
+            if repeated:
+                raise UserError(
+                    "two cells of the experiment are the same run.",
+                    file=file,
+                    key="factors",
+                    run=sorted(repeated)[0],
+                    next="a factor's level must differ from the others",
+                )
+            self._tables[name] = table
+        return self._tables[name]
+
+    def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
+        """One run from the words of an experiment file: names of corpus, tokenizer and preset become their settings."""
+        values = merge(values, {"repeat": repeat})
+        for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
+            name = values.get(key)
+            if name is None:
+                raise UserError("a key is missing.", file=file, key=f"runs.{key}", allowed=", ".join(known), next="add it")
+            if not isinstance(name, str) or name not in known:
+                raise unknown(key, str(name), known, file=file, key=f"runs.{key}")
+            values[key] = known[name]
+        values["model"] = self._model(values.get("model", "llama-tiny"), file)
+        run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
+        validate.check_problems(run.problems(), file=file, key="runs")
+        return run
+
+    def _model(self, value: Any, file: str) -> ModelSettings:
+        changes = dict(value) if isinstance(value, dict) else {"preset": value}
+        preset = changes.pop("preset", None)
+        if preset is not None and preset not in PRESETS:
+            raise unknown("model preset", str(preset), PRESETS, file=file, key="runs.model")
+        base = PRESETS[preset] if preset is not None else ModelSettings()
+        if not changes:
+            return base
+        # the label must not claim the preset's shape
+        validate.build(ModelSettings, changes, file=file, key="runs.model")
+        return replace(base, **{"name": f"{base.name}-changed", **changes})
+
+    def all_runs(self, names: list[str] | tuple[str, ...]) -> dict[str, Run]:
+        """run id → run over several experiments; a run that two of them need appears once."""
+        return {run.run_id: run for name in names for run in reversed(self.runs(name))}
+
+    def stores(self, names: list[str] | tuple[str, ...]) -> list[tuple[str, str, str]]:
+        """(corpus, tokenizer, store directory) of every token store that the experiments need, sorted."""
+        found = set()
+        for name in names:
+            for run in self.runs(name):
+                for store in (run.settings.store, run.settings.validation_store):
+                    if store is not None:
+                        found.add((run.settings.corpus.name, run.settings.tokenizer.name, store.directory))
+            benchmark = self.experiment(name).data_benchmark
+            if benchmark is not None:
+                found |= {(benchmark.corpus, benchmark.tokenizer, s.directory) for s in benchmark_stores(benchmark.settings)}
+        return sorted(found)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The run table as JSON values: what the analysis reads instead of the configuration."""
+        experiment = self.experiment(name)
+        return {
+            "schema": 1,
+            "experiment": name,
+            "question": experiment.question,
+            "note": experiment.note,
+            "scale": self.settings.scale,
+            "factors": experiment.factors,
+            "repeats": experiment.repeats,
+            "cells": cells(experiment),
+            "runs": [
+                {"run_id": r.run_id, "cell": r.cell, "repeat": r.repeat, "position": r.position, "run": to_dict(r.settings)}
+                for r in self.runs(name)
+            ],
+        }
+
+
+def benchmark_stores(settings: Any) -> list[StoreSettings]:
+    """The token stores that the data benchmark reads."""
+    return [
+        StoreSettings("padded", sequence_length=settings.sequence_length),
+        StoreSettings("token-list"),
+        StoreSettings("packed", sequence_length=settings.sequence_length),
+    ]
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """A YAML mapping. Raises UserError for a missing file, broken YAML, repeated keys, or another kind of document."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        values = yaml.load(text, Loader=_UniqueKeys)
+    except FileNotFoundError:
+        raise UserError("the configuration file is missing.", file=path) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError("the file is not readable YAML.", file=path, reason=error) from None
+    if not isinstance(values, dict):
+        raise UserError("the file is not a YAML mapping.", file=path, found=type(values).__name__, expected="key: value lines")
+    return values
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice; YAML would keep the last one silently."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is written twice", key_node.start_mark)
+            seen.add(key) if isinstance(key, str) else None
+        return super().construct_mapping(node, deep)
+
+
+def load(file: Path | str = "config/config.yaml", *, overrides: dict[str, Any] | None = None, root: Path | str = ".") -> Config:
+    """The configuration of a file, with overrides (`--config key=value`) over it."""
+    return Config(merge(read_yaml(Path(root) / file), overrides or {}), root=root, file=str(file))
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """File name → JSON schema (draft 2020-12) of what users write, for editors."""
+    config = pydantic.TypeAdapter(ConfigFile).json_schema()
+    experiment = pydantic.TypeAdapter(Experiment).json_schema()
+    run = pydantic.TypeAdapter(RunSettings).json_schema(ref_template="#/$defs/{model}")
+    definitions = run.pop("$defs", {})
+    named = {"type": "string"}
+    run["properties"] |= {
+        "corpus": named | {"description": "name of a corpus in config.yaml"},
+        "tokenizer": named | {"description": "name of a tokenizer in config.yaml"},
+        "model": {
+            "description": "name of a preset, or a mapping with `preset` and changes",
+            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "object"}],
+        },
+    }
+    run["properties"].pop("repeat")  # experiments say `repeats`
+    experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
+    experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
+    for section, cls in (("corpora", CorpusSettings), ("tokenizers", TokenizerSettings)):
+        inner = pydantic.TypeAdapter(cls).json_schema()
+        config.setdefault("$defs", {}).update(inner.pop("$defs", {}))
+        inner["properties"].pop("name")
+        config["$defs"][cls.__name__] = inner
+        config["properties"][section] = {
+            "type": "object",
+            "description": config["properties"][section].get("description", ""),
+            "additionalProperties": {"$ref": f"#/$defs/{cls.__name__}"},
+        }
+    config["properties"]["scale"]["enum"] = list(SCALES)
+    for schema in (config, experiment):
+        schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return {"config.schema.json": config, "experiment.schema.json": experiment}

@@ -1,0 +1,181 @@
+"""What text, which tokenizer, which store: the settings of everything before a step."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenscale.errors import UserError, unknown
+from tokenscale.settings.options import STRICT, option
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+#: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
+SOURCES = {"docstrings": "tokenscale.corpus.docstrings"}
+#: tokenizer kind → the module that makes and loads it
+TOKENIZERS = {
+    "tekken": "tokenscale.tokenizer.tekken",
+    "huggingface": "tokenscale.tokenizer.huggingface",
+    "bpe": "tokenscale.tokenizer.bpe",
+}
+#: format → the module with its writer and its reader
+FORMATS = {
+    "padded": "tokenscale.formats.padded",
+    "token-list": "tokenscale.formats.token_list",
+    "packed": "tokenscale.formats.packed",
+}
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """Where text comes from."""
+
+    __pydantic_config__ = STRICT
+
+    kind: Literal["docstrings"] = option("docstrings", "docstrings: one docstring a document, from installed packages")
+    packages: tuple[str, ...] = option(
+        ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"), "docstrings: packages to read (never imported)"
+    )
+    maximum_documents: int | None = option(None, "stop after so many documents", ge=1)
+
+
+@dataclass(frozen=True)
+class CleaningSettings:
+    """What happens to each document before it is split. Everything removed or changed is counted in the manifest."""
+
+    __pydantic_config__ = STRICT
+
+    strip: bool = option(True, "remove white space at both ends")
+    minimum_characters: int = option(1, "drop shorter documents", ge=0, strict=True)
+    maximum_characters: int | None = option(None, "drop longer documents (never cut)", ge=1)
+    deduplicate: bool = option(True, "drop exact duplicates; the first one stays")
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """One corpus: `results/corpus/<name>/`."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME)
+    source: SourceSettings = option(SourceSettings, "where the text comes from")
+    cleaning: CleaningSettings = option(CleaningSettings, "what is dropped and changed")
+    validation_share: float = option(0.05, "share of documents held out, by document hash", gt=0, lt=1)
+    row_group_rows: int = option(1000, "documents a Parquet row group", ge=1, strict=True)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """One tokenizer: `results/tokenizers/<name>/`."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME)
+    kind: Literal["tekken", "huggingface", "bpe"] = option("tekken", "which family")
+    source: str | None = option(None, "huggingface: hub name, or a folder that holds tokenizer.json")
+    revision: str | None = option(None, "huggingface: commit of the hub repository")
+    bos: str | None = option(None, "huggingface: text of the begin-of-document token, where the file does not say")
+    eos: str | None = option(None, "huggingface: text of the end-of-document token, where the file does not say")
+    corpus: str | None = option(None, "bpe: the corpus whose training split it learns from")
+    vocabulary_size: int | None = option(None, "bpe: size, control tokens included", ge=260)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for options that do not fit the kind."""
+        wanted = {"tekken": (), "huggingface": ("source",), "bpe": ("corpus", "vocabulary_size")}[self.kind]
+        known = {"tekken": (), "huggingface": ("source", "revision", "bos", "eos"), "bpe": wanted}[self.kind]
+        found = [(name, f"kind {self.kind} needs it") for name in wanted if getattr(self, name) is None]
+        for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size"):
+            if getattr(self, name) is not None and name not in known:
+                found.append((name, f"has no meaning for kind {self.kind}"))
+        return found
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """How the Parquet formats lie on disk. The defaults are the repaired ones (int32, zstd-3, no dictionary)."""
+
+    __pydantic_config__ = STRICT
+
+    codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
+    codec_level: int | None = option(None, "level of zstd; 3 by default", ge=1, le=22)
+    dtype: Literal["int32", "int64", "uint32"] = option("int32", "integer type of token ids")
+    row_group_rows: int = option(1000, "rows a Parquet row group", ge=1, strict=True)
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """One token store: a format and its options. Its directory name says all of it (`padded-sequence_length=2048`)."""
+
+    format: Literal["padded", "token-list", "packed"]
+    split: Literal["train", "validation"] = "train"
+    sequence_length: int = 1024
+    eos: bool = False
+    codec: Literal["none", "snappy", "lz4", "zstd"] = "zstd"
+    codec_level: int | None = None
+    dtype: Literal["int32", "int64", "uint32"] = "int32"
+    row_group_rows: int = 1000
+
+    #: which options mean something for which format
+    OPTIONS = {
+        "padded": ("split", "sequence_length", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
+        "token-list": ("split", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
+        "packed": ("split", "sequence_length", "eos"),
+    }
+
+    def options(self) -> dict[str, object]:
+        """The options of this format with their values."""
+        return {name: getattr(self, name) for name in self.OPTIONS[self.format]}
+
+    @property
+    def directory(self) -> str:
+        """Name of the store's folder: the format, then each option that differs from its default.
+
+        >>> StoreSettings("padded", sequence_length=2048).directory
+        'padded-sequence_length=2048'
+        >>> StoreSettings("packed").directory
+        'packed'
+        """
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        changed = [f"{k}={_text(v)}" for k, v in self.options().items() if v != defaults[k]]
+        return "-".join([self.format, *changed])
+
+    @classmethod
+    def parse(cls, directory: str) -> "StoreSettings":
+        """The settings that a folder's name states; the opposite of `directory`.
+
+        >>> StoreSettings.parse("token-list-codec=none").codec
+        'none'
+        """
+        form = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
+        if form is None:
+            raise unknown("format", directory.split("-")[0], cls.OPTIONS, store=directory)
+        values: dict[str, object] = {}
+        for item in filter(None, directory[len(form) :].lstrip("-").split("-")):
+            key, _, text = item.partition("=")
+            if key not in cls.OPTIONS[form]:
+                raise unknown(f"option of format {form}", key, cls.OPTIONS[form], store=directory)
+            values[key] = _parse(key, text, directory)
+        store = cls(form, **values)
+        if store.directory != directory:
+            raise UserError(
+                "the store's name is not written the one way.", store=directory, expected=store.directory, next="use that name"
+            )
+        return store
+
+
+_WORDS = {"split": ("train", "validation"), "codec": ("none", "snappy", "lz4", "zstd"), "dtype": ("int32", "int64", "uint32")}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parse(key: str, text: str, store: str) -> object:
+    if key in _WORDS:
+        if text not in _WORDS[key]:
+            raise unknown(f"value of {key}", text, _WORDS[key], store=store)
+        return text
+    if key == "eos" and text in ("true", "false"):
+        return text == "true"
+    if key != "eos" and text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise UserError(f"{key} has no value {text!r}.", store=store, expected="true or false" if key == "eos" else "a positive integer")

@@ -1,0 +1,96 @@
+"""Experiments: which runs answer a question. Plain dataclasses here; `config.py` reads and validates the YAML."""
+
+import copy
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.run import RunSettings
+
+
+@dataclass(frozen=True)
+class DataBenchmark:
+    """The isolated tokenise/read benchmark of an experiment."""
+
+    __pydantic_config__ = STRICT
+
+    corpus: str = option("docstrings", "name of a corpus in config.yaml")
+    tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
+    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "shape and size of the measurement")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One file in config/experiments, after its scale's overlay."""
+
+    __pydantic_config__ = STRICT
+
+    question: str = option(description="what the experiment answers, one sentence")
+    note: str = option("", "what a reader must know before trusting it")
+    runs: dict[str, Any] = option(dict, "settings that all runs share (see RunSettings)")
+    factors: dict[str, list[Any]] = option(dict, "dotted key of a run's setting → its levels")
+    repeats: int = option(1, "runs a cell; each has its own seed", ge=1, strict=True)
+    order_seed: int = option(0, "of the randomised order in which runs are started", ge=0, strict=True)
+    data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
+    figures: tuple[str, ...] = option(tuple, "figures of its page")
+    scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A line of the run table: the settings, and where they stand in the design."""
+
+    settings: RunSettings
+    cell: dict[str, Any]
+    repeat: int
+    position: int
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run; the name of its folder."""
+        return self.settings.identity
+
+
+def merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy of `base` with `overlay` over it: mappings merge, everything else replaces.
+
+    >>> merge({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2]})
+    {'a': {'x': 1, 'y': 3}, 'b': [2]}
+    """
+    result = copy.deepcopy(base)
+    for key, value in overlay.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merge(result[key], value) if both else copy.deepcopy(value)
+    return result
+
+
+def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `a.b.c` in nested mappings; a level that names something (`model: llama-tiny`) becomes `{"preset": …}`."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = values.get(parent, {})
+        values[parent] = inner if isinstance(inner, dict) else {"preset": inner}
+        values = values[parent]
+    values[last] = value
+
+
+def cells(experiment: Experiment) -> list[dict[str, Any]]:
+    """Every combination of the factors' levels, in the order they are written."""
+    names = list(experiment.factors)
+    return [dict(zip(names, levels, strict=True)) for levels in itertools.product(*experiment.factors.values())]
+
+
+def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
+    """(cell, repeat) in the order of starting: blocks of one repeat, shuffled inside a block from `order_seed`.
+
+    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors.
+    """
+    result = []
+    for repeat in range(experiment.repeats):
+        block = cells(experiment)
+        random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
+        result += [(cell, repeat) for cell in block]
+    return result

@@ -1,0 +1,64 @@
+"""Shapes of decoders, and the presets with the names users know."""
+
+from dataclasses import dataclass, replace
+
+from tokenscale.settings.options import STRICT, option
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A Llama-style decoder: RMSNorm before each part, rotary positions, grouped-query attention, SwiGLU, no biases."""
+
+    __pydantic_config__ = STRICT
+
+    name: str = option("custom", "label; a preset's name", science=False)
+    dimension: int = option(64, "width of the residual stream", ge=8, strict=True)
+    layers: int = option(2, "number of blocks", ge=1, strict=True)
+    heads: int = option(4, "query heads a layer", ge=1, strict=True)
+    key_value_heads: int = option(2, "key and value heads a layer; divides `heads`", ge=1, strict=True)
+    hidden: int = option(192, "width of the SwiGLU", ge=1, strict=True)
+    vocabulary_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
+    tied_embeddings: bool = option(False, "one matrix for the input embedding and the output head")
+    rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
+    norm_epsilon: float = option(1e-5, "added to the mean square in RMSNorm", gt=0)
+    initial_deviation: float = option(0.02, "standard deviation of the initial weights (GPT-2's)", gt=0)
+
+    @property
+    def head_dimension(self) -> int:
+        """Width of one head."""
+        return self.dimension // self.heads
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for every rule that two fields break together."""
+        found = []
+        if self.dimension % self.heads or self.head_dimension % 2:
+            found.append(("heads", f"{self.heads} heads do not cut dimension {self.dimension} into even, equal widths"))
+        if self.heads % self.key_value_heads:
+            found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))
+        return found
+
+    def with_vocabulary(self, size: int) -> "ModelSettings":
+        """The same shape with the tokenizer's vocabulary where none was stated."""
+        return self if self.vocabulary_size is not None else replace(self, vocabulary_size=size)
+
+
+def _preset(name: str, **shape) -> ModelSettings:
+    return ModelSettings(name=name, **shape)
+
+
+#: Two CPU sizes, one for a workstation, and the two shapes of the source studies (vocabulary of Mistral-Nemo).
+PRESETS = {
+    m.name: m
+    for m in (
+        _preset("llama-micro", dimension=32, layers=2, heads=2, key_value_heads=1, hidden=96),
+        _preset("llama-tiny", dimension=64, layers=2, heads=4, key_value_heads=2, hidden=192),
+        _preset("llama-small", dimension=256, layers=4, heads=8, key_value_heads=4, hidden=768),
+        _preset("llama-150m", dimension=768, layers=12, heads=12, key_value_heads=4, hidden=2048),
+        _preset(
+            "llama-1.4b-nemo", dimension=2048, layers=16, heads=16, key_value_heads=4, hidden=7168, vocabulary_size=131_072
+        ),
+        _preset(
+            "llama-8b-nemo", dimension=4096, layers=32, heads=32, key_value_heads=8, hidden=14_336, vocabulary_size=131_072
+        ),
+    )
+}

@@ -1,0 +1,80 @@
+"""Settings are frozen stdlib dataclasses; this is what they share.
+
+The trainer reads them without pydantic; on the host pydantic validates the same classes (`validate.py`), reading the
+description and the bounds from each field's metadata.
+"""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+#: Read by pydantic when it validates a settings class; means nothing to anybody else.
+STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
+
+
+def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
+    """A settings field: default, one sentence for people, and bounds (`ge`, `gt`, `le`, `lt`, `pattern`).
+
+    `science=False` marks what never enters a run's identity (names and labels).
+    """
+    metadata = {"description": description, "science": science, **bounds}
+    if isinstance(default, type):  # a class: every object gets its own empty one
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
+    """Nested plain values of a settings object, without the fields that equal their default.
+
+    Leaving defaults out keeps the identity of old runs when a new option appears. `science_only` also leaves out
+    names and labels.
+    """
+    result = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if science_only and not field.metadata.get("science", True):
+            continue
+        if value == _default(field):
+            continue
+        result[field.name] = to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else _plain(value)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def from_dict(cls: type, values: dict[str, Any]) -> Any:
+    """A settings object from nested plain values that were validated before (canonical JSON from the host).
+
+    Raises TypeError for an unknown or missing field: such JSON was not written by us.
+    """
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: _build(hints[name] if name in hints else _unknown(cls, name), v) for name, v in values.items()})
+
+
+def _unknown(cls: type, name: str) -> typing.NoReturn:
+    raise TypeError(f"{cls.__name__} has no field {name!r}")
+
+
+def _build(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
+        return _build(hint, value)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value)
+    if origin is tuple:
+        return tuple(_build(typing.get_args(hint)[0], v) for v in value)
+    return value

@@ -1,0 +1,179 @@
+"""One run: everything that decides its result, and the identity that follows from it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenscale.files import canonical_json, sha256_text
+from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import STRICT, from_dict, option, to_dict
+
+#: approach → the format it reads (None: it tokenizes raw text while training)
+APPROACHES = {
+    "padded": None,
+    "padding-free": None,
+    "pretokenized-padded": "padded",
+    "token-list": "token-list",
+    "packed": "packed",
+}
+#: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
+BATCHES = {
+    "padded": "tokenscale.batches.padded",
+    "padding-free": "tokenscale.batches.padding_free",
+    "pretokenized-padded": "tokenscale.batches.pretokenized_padded",
+    "token-list": "tokenscale.batches.token_list",
+    "packed": "tokenscale.batches.packed",
+}
+#: method of a layout → the module that applies it
+PARALLEL = {"single": "tokenscale.parallel.single", "ddp": "tokenscale.parallel.data"}
+
+
+@dataclass(frozen=True)
+class LayoutSettings:
+    """How a run is spread over processes. The world size is the product of the degrees."""
+
+    __pydantic_config__ = STRICT
+
+    data: int = option(1, "data-parallel degree (DDP)", ge=1, strict=True)
+    bucket_megabytes: int = option(25, "size of DDP's gradient buckets", ge=1, strict=True)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.data
+
+    @property
+    def method(self) -> str:
+        """The method's name in tables and in run ids."""
+        return "ddp" if self.data > 1 else "single"
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW. Weight decay falls on matrices only, not on norms."""
+
+    __pydantic_config__ = STRICT
+
+    learning_rate: float = option(3e-4, "peak learning rate", gt=0)
+    beta1: float = option(0.9, "decay of the first moment", ge=0, lt=1)
+    beta2: float = option(0.95, "decay of the second moment", ge=0, lt=1)
+    epsilon: float = option(1e-8, "added to the root of the second moment", gt=0)
+    weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
+    clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """Learning rate by step: linear warm-up, then a shape down to a floor."""
+
+    __pydantic_config__ = STRICT
+
+    shape: Literal["constant", "linear", "cosine"] = option("cosine", "after the warm-up")
+    warmup_steps: int = option(10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0, strict=True)
+    floor: float = option(0.1, "last learning rate as a share of the peak", ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """How long a run trains."""
+
+    __pydantic_config__ = STRICT
+
+    steps: int = option(100, "optimizer steps", ge=1, strict=True)
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Loss on a fixed held-out slice: the first rows of the packed validation store, the same for every approach."""
+
+    __pydantic_config__ = STRICT
+
+    rows: int = option(64, "rows of the slice; 0: no validation", ge=0, strict=True)
+    every: int = option(0, "steps between validations; 0: only before the first step and after the last", ge=0, strict=True)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The science of one run. Where and how it is started is not in here."""
+
+    __pydantic_config__ = STRICT
+
+    corpus: CorpusSettings = option(CorpusSettings, "the text")
+    tokenizer: TokenizerSettings = option(TokenizerSettings, "text to ids")
+    model: ModelSettings = option(ModelSettings, "the decoder's shape")
+    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "packed"] = option(
+        "packed", "how documents become rows, and when they are tokenized"
+    )
+    sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
+    eos: bool = option(False, "end each document with EOS, beside its one BOS")
+    storage: StorageSettings = option(StorageSettings, "layout of the Parquet formats")
+    global_batch: int = option(8, "rows an optimizer step, over all ranks", ge=1, strict=True)
+    micro_batch: int = option(8, "rows a forward pass of one rank, at most", ge=1, strict=True)
+    layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
+    precision: Literal["fp32", "bf16"] = option("fp32", "bf16: autocast over fp32 weights")
+    optimizer: OptimizerSettings = option(OptimizerSettings, "AdamW")
+    schedule: ScheduleSettings = option(ScheduleSettings, "learning rate by step")
+    budget: BudgetSettings = option(BudgetSettings, "when it ends")
+    validation: ValidationSettings = option(ValidationSettings, "the held-out slice")
+    seed: int = option(0, "of the initial weights and of the order", ge=0, strict=True)
+    repeat: int = option(0, "which repeat; added to the seed", ge=0, strict=True)
+
+    @property
+    def effective_seed(self) -> int:
+        """Seed of weights and order: repeats differ, approaches of one repeat share it (paired comparisons)."""
+        return self.seed + self.repeat
+
+    @property
+    def identity(self) -> str:
+        """Readable prefix and ten hex digits over the science fields that differ from their defaults."""
+        digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
+        return f"{self.approach}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
+
+    @property
+    def store(self) -> StoreSettings | None:
+        """The token store this run reads, or None for an approach that tokenizes while training."""
+        form = APPROACHES[self.approach]
+        if form is None:
+            return None
+        options = {
+            "sequence_length": self.sequence_length,
+            "eos": self.eos,
+            "codec": self.storage.codec,
+            "codec_level": self.storage.codec_level,
+            "dtype": self.storage.dtype,
+            "row_group_rows": self.storage.row_group_rows,
+        }
+        return StoreSettings(form, **{k: v for k, v in options.items() if k in StoreSettings.OPTIONS[form]})
+
+    @property
+    def validation_store(self) -> StoreSettings | None:
+        """The store of the held-out slice: always packed, so that every approach is judged on the same rows."""
+        if self.validation.rows == 0:
+            return None
+        return StoreSettings("packed", split="validation", sequence_length=self.sequence_length, eos=self.eos)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for rules over several fields."""
+        found = [(f"model.{f}", text) for f, text in self.model.problems()]
+        found += [(f"tokenizer.{f}", text) for f, text in self.tokenizer.problems()]
+        if self.layout.data > self.global_batch:
+            found.append(("layout.data", f"{self.layout.data} ranks share {self.global_batch} rows: some would train on nothing"))
+        if self.schedule.warmup_steps > self.budget.steps:
+            found.append(("schedule.warmup_steps", f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"))
+        if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
+            found.append(("storage", f"approach {self.approach} reads no Parquet store"))
+        if self.storage.codec != "zstd" and self.storage.codec_level is not None:
+            found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
+        return found
+
+    def to_json(self) -> str:
+        """Canonical JSON without defaults: what a rule passes to the trainer."""
+        return canonical_json(to_dict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunSettings":
+        """The run that `to_json` wrote. No validation: the host has done it."""
+        import json
+
+        values: dict[str, Any] = json.loads(text)
+        return from_dict(cls, values)

@@ -1,0 +1,73 @@
+"""pydantic on the host: YAML values → settings, and its findings as errors for people."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+import pydantic
+
+from tokenscale.errors import UserError, nearest
+
+
+def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
+    """A settings object from plain values. Raises UserError: file, dotted key, value, what is allowed, nearest spelling."""
+    try:
+        return pydantic.TypeAdapter(cls).validate_python(values)
+    except pydantic.ValidationError as error:
+        raise _explain(cls, error, file, key) from None
+
+
+def check_problems(problems: list[tuple[str, str]], *, file: str, key: str = "") -> None:
+    """Raise the first of the problems that fields have with each other."""
+    for field, text in problems:
+        raise UserError("the settings do not fit together.", file=file, key=_dotted(key, field), reason=text)
+
+
+def _explain(cls: type, error: pydantic.ValidationError, file: str, key: str) -> UserError:
+    found = error.errors()
+    first = found[0]
+    where = _dotted(key, *first["loc"])
+    more = f"{len(found) - 1} more of this file" if len(found) > 1 else None
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        fields = _fields_at(cls, first["loc"][:-1])
+        near = nearest(str(first["loc"][-1]), fields)
+        return UserError(
+            f"unknown key {first['loc'][-1]!r}.",
+            file=file,
+            key=where,
+            allowed=", ".join(fields),
+            also=more,
+            next=f"did you mean {near!r}?" if near else "remove it, or use one of the allowed keys",
+        )
+    if first["type"] in ("missing", "missing_argument"):
+        return UserError("a key is missing.", file=file, key=where, also=more, next="add it")
+    expected = first.get("ctx", {}).get("expected")
+    near = None
+    if expected and isinstance(first["input"], str):
+        near = nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
+    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return UserError(
+        f"{where or 'the file'} has no value {first['input']!r}.",
+        file=file,
+        key=where,
+        expected=expected.replace("'", "") if expected else message,
+        also=more,
+        next=f"did you mean {near!r}?" if near else None,
+    )
+
+
+def _dotted(*parts: Any) -> str:
+    return ".".join(str(part) for part in parts if str(part))
+
+
+def _fields_at(cls: type, location: tuple) -> list[str]:
+    """Names of the fields at a location inside nested settings."""
+    for part in location:
+        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next((h for h in typing.get_args(hint) if dataclasses.is_dataclass(h)), None)
+        if hint is None:
+            return []
+        cls = hint
+    return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []

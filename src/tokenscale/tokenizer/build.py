@@ -1,0 +1,66 @@
+"""Make or fetch a tokenizer: its file and its manifest in one folder, so that a store can always be rebuilt."""
+
+import importlib
+import importlib.metadata
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenscale import __version__
+from tokenscale.errors import UserError, unknown
+from tokenscale.files import sha256_file, write_json
+from tokenscale.settings.data import TOKENIZERS, TokenizerSettings
+from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY
+from tokenscale.tokenizer.manifest import VERSION
+
+
+def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None = None) -> dict[str, Any]:
+    """Write the tokenizer's file, `build.json` and, last, `manifest.json`; returns the manifest.
+
+    `corpus_directory` is needed by the kind `bpe` alone, which learns from its training split. Each kind's module
+    offers `make(settings, directory, corpus_directory) -> (path, facts)` and `load(path, manifest)`. Raises UserError
+    for options that do not fit the kind and for sources that cannot be had.
+    """
+    directory = Path(directory)
+    if settings.kind not in TOKENIZERS:
+        raise unknown("tokenizer kind", settings.kind, TOKENIZERS, key="tokenizer.kind")
+    for field, problem in settings.problems():
+        raise UserError(
+            "the tokenizer settings do not fit together.",
+            key=f"tokenizer.{field}",
+            problem=problem,
+            next=f"mend it for tokenizer {settings.name}",
+        )
+    started = time.time()
+    directory.mkdir(parents=True, exist_ok=True)
+    path, facts = importlib.import_module(TOKENIZERS[settings.kind]).make(settings, directory, corpus_directory)
+    manifest = {
+        "schema_version": VERSION,
+        "name": settings.name,
+        "kind": settings.kind,
+        "special_token_policy": SPECIAL_TOKEN_POLICY,
+        "file": {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
+        **facts,
+    }
+    write_json(
+        directory / "build.json",
+        {
+            "built_unix_s": started,
+            "duration_s": time.time() - started,
+            "tokenscale": __version__,
+            "python": sys.version,
+            "machine": platform.node(),
+            "versions": {name: _version(name) for name in ("mistral_common", "tiktoken", "tokenizers")},
+        },
+    )
+    write_json(directory / "manifest.json", manifest)
+    return manifest
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,28 @@
+"""Learning rate by step: a pure function."""
+
+import math
+
+from tokenscale.settings.run import ScheduleSettings
+
+
+def learning_rate(step: int, steps: int, peak: float, schedule: ScheduleSettings) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`.
+
+    Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards constant, or down
+    to `floor * peak`, which the last step reaches.
+
+    >>> s = ScheduleSettings(shape="linear", warmup_steps=4, floor=0.1)
+    >>> [round(learning_rate(k, 7, 1.0, s), 3) for k in range(7)]
+    [0.25, 0.5, 0.75, 1.0, 0.7, 0.4, 0.1]
+    """
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule.shape == "constant":
+        return peak
+    # position between the peak (the last warm-up step, or step 0 without warm-up) and the last step
+    start = max(warmup - 1, 0)
+    done = (step - start) / max(steps - 1 - start, 1)
+    done = min(done, 1.0)
+    share = 1 - done if schedule.shape == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return peak * (schedule.floor + (1 - schedule.floor) * share)

@@ -1,0 +1,26 @@
+"""Raw text → raw Parquet with train and validation splits, and their manifest."""
+
+import argparse
+import json
+from pathlib import Path
+
+from tokenscale.corpus.build import build
+from tokenscale.corpus.progress import Progress
+from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.options import from_dict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Build the corpus and say what it holds."""
+    settings = from_dict(CorpusSettings, json.loads(arguments.settings))
+    progress = Progress(f"corpus {settings.name}")
+    splits = build(settings, arguments.output.parent, progress)["splits"]
+    progress.close()
+    rows = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())
+    print(f"{progress.line()}; {rows}")

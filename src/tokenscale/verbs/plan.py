@@ -1,0 +1,58 @@
+"""What an experiment would run, and on what; or, with --output, its run table as a file."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The experiment, and the configuration to read it from."""
+    parser.add_argument("experiment", nargs="*", help="names of experiments; by default those of the report")
+    parser.add_argument("--config", default="config/config.yaml", help="configuration file")
+    parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
+    parser.add_argument("--scale", help="overlay to use instead of the configured one")
+    parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write."""
+    from tokenscale.errors import UserError
+    from tokenscale.files import write_json
+    from tokenscale.settings import config as configuration
+
+    overrides = {"scale": arguments.scale} if arguments.scale else {}
+    if arguments.config_json is not None:
+        config = configuration.Config({**arguments.config_json, **overrides})
+    else:
+        config = configuration.load(arguments.config, overrides=overrides)
+    names = arguments.experiment or list(config.settings.experiments)
+    if arguments.output:
+        if len(names) != 1:
+            raise UserError("--output takes one experiment.", found=", ".join(names))
+        write_json(arguments.output, config.table(names[0]))
+        return 0
+    for line in _lines(config, names):
+        print(line)
+    return 0
+
+
+def _lines(config, names):
+    from tokenscale.launch.geometry import geometry
+
+    yield f"scale {config.settings.scale}"
+    for name in names:
+        runs = config.runs(name)
+        yield f"{name}: {len(runs)} runs ({config.experiment(name).repeats} repeats). {config.experiment(name).question}"
+        sizes = sorted({run.settings.layout.world_size for run in runs})
+        for size in sizes:
+            of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
+            shape = geometry(size)
+            steps = sum(run.budget.steps for run in of_size)
+            tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in of_size)
+            yield (
+                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} node(s) x {shape.ranks_per_node} rank(s), "
+                f"{steps:,} steps, {tokens:,} tokens"
+            )
+    shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
+    if shared:
+        yield f"{shared} run(s) are shared between experiments and run once"

@@ -1,0 +1,28 @@
+"""Make or fetch a tokenizer, with its manifest."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.options import from_dict
+from tokenscale.tokenizer.build import build
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Build the tokenizer and say what it is."""
+    settings = from_dict(TokenizerSettings, json.loads(arguments.settings))
+    start = time.monotonic()
+    manifest = build(settings, arguments.output.parent, arguments.corpus.parent if arguments.corpus else None)
+    print(
+        f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "
+        f"file {manifest['file']['bytes'] / 1e6:.1f} MB, {time.monotonic() - start:.1f} s"
+    )

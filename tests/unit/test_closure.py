@@ -1,0 +1,44 @@
+from tokenscale.settings.closure import PACKAGE, closure_of, code_of
+from tokenscale.settings.data import FORMATS, TOKENIZERS
+from tokenscale.settings.run import BATCHES, PARALLEL
+
+
+def names(files):
+    return {f.split("tokenscale/", 1)[1] for f in files}
+
+
+def training(approach):
+    return names(code_of("train", BATCHES[approach], PARALLEL["single"]))
+
+
+def test_a_run_depends_on_its_own_approach_only():
+    assert "formats/token_list.py" in training("token-list")
+    for approach in set(BATCHES) - {"token-list"}:
+        assert "formats/token_list.py" not in training(approach), approach
+    assert "formats/padded.py" not in training("packed")
+
+
+def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
+    code = training("packed")
+    assert {"training/loop.py", "models/decoder.py", "order/permutation.py", "records/events.py"} <= code
+    assert not [f for f in code if f.startswith(("report/", "analysis/", "launch/", "corpus/build", "benchmark/"))]
+    assert not code & {"cli.py", "errors.py", "settings/config.py", "settings/validate.py", "settings/experiments.py"}
+
+
+def test_a_store_depends_on_its_own_format_only():
+    for form, module in FORMATS.items():
+        code = names(code_of("pretokenize", module, TOKENIZERS["bpe"]))
+        others = {m.rsplit(".", 1)[1] for f, m in FORMATS.items() if f != form}
+        assert not code & {f"formats/{other}.py" for other in others}, form
+
+
+def test_sql_counts_as_code():
+    files = names(closure_of("tokenscale.report.figures.scaling_throughput"))
+    assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
+
+
+def test_packages_re_export_nothing():
+    """`__init__` files are left out of every closure, so they must not hold code."""
+    for path in PACKAGE.rglob("__init__.py"):
+        if path.parent != PACKAGE:
+            assert path.read_text().strip() == "", path

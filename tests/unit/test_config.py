@@ -1,0 +1,152 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenscale.errors import UserError
+from tokenscale.settings import config as configuration
+from tokenscale.settings.config import Config
+
+ROOT = Path(__file__).parents[2]
+
+BASE = {
+    "experiments": ["e"],
+    "corpora": {"c": {}},
+    "tokenizers": {"t": {"kind": "bpe", "corpus": "c", "vocabulary_size": 300}},
+}
+EXPERIMENT = {
+    "question": "?",
+    "runs": {"corpus": "c", "tokenizer": "t", "model": "llama-micro", "sequence_length": 64, "budget": {"steps": 20}},
+    "factors": {"approach": ["padded", "packed"], "layout.data": [1, 2]},
+    "repeats": 2,
+}
+
+
+def project(tmp_path, experiment=EXPERIMENT, **config) -> Config:
+    folder = tmp_path / "config/experiments"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "e.yaml").write_text(json.dumps(experiment))
+    return Config({**BASE, **config}, root=tmp_path)
+
+
+def test_every_cell_is_there_once_per_repeat(tmp_path):
+    runs = project(tmp_path).runs("e")
+    assert len(runs) == 8 and len({r.run_id for r in runs}) == 8
+    assert sorted(r.position for r in runs) == list(range(8))
+    assert {(r.cell["approach"], r.cell["layout.data"], r.repeat) for r in runs} == {
+        (a, d, k) for a in ("padded", "packed") for d in (1, 2) for k in (0, 1)
+    }
+
+
+def test_repeats_are_blocks_in_a_seeded_random_order(tmp_path):
+    runs = project(tmp_path).runs("e")
+    assert [r.repeat for r in runs] == [0] * 4 + [1] * 4
+    assert [r.run_id for r in runs] == [r.run_id for r in project(tmp_path).runs("e")]
+    other = project(tmp_path, {**EXPERIMENT, "order_seed": 5}).runs("e")
+    assert {r.run_id for r in other} == {r.run_id for r in runs}
+
+
+def test_approaches_of_one_repeat_share_their_seed(tmp_path):
+    for run in project(tmp_path).runs("e"):
+        assert run.settings.effective_seed == run.repeat
+
+
+def test_a_scale_overlays_the_experiment(tmp_path):
+    experiment = {**EXPERIMENT, "scales": {"alps": {"runs": {"budget": {"steps": 99}}, "factors": {"layout.data": [16]}}}}
+    experiment["runs"] = {**EXPERIMENT["runs"], "global_batch": 16}
+    runs = project(tmp_path, experiment, scale="alps").runs("e")
+    assert {r.settings.budget.steps for r in runs} == {99}
+    assert {r.settings.layout.world_size for r in runs} == {16}
+    assert {r.settings.sequence_length for r in runs} == {64}
+
+
+def test_two_experiments_share_the_run_they_both_need(tmp_path):
+    config = project(tmp_path)
+    (tmp_path / "config/experiments/f.yaml").write_text(json.dumps({**EXPERIMENT, "repeats": 1}))
+    config = Config(BASE, root=tmp_path)
+    assert len(config.all_runs(["e", "f"])) == 8
+
+
+def without(mapping, key):
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def with_run(**changes):
+    return {**EXPERIMENT, "runs": {**EXPERIMENT["runs"], **changes}}
+
+
+@pytest.mark.parametrize(
+    "experiment, words",
+    [
+        ({**EXPERIMENT, "qestion": 1}, ["'qestion'", "did you mean 'question'"]),
+        (without(EXPERIMENT, "question"), ["missing", "question"]),
+        (with_run(approach="pakced"), ["'pakced'"]),
+        (with_run(model="lama-micro"), ["'lama-micro'", "'llama-micro'"]),
+        (with_run(model={"preset": "llama-micro", "leyers": 3}), ["'leyers'", "'layers'"]),
+        (with_run(model={"preset": "llama-micro", "heads": 3}), ["3 heads", "runs.model.heads"]),
+        (with_run(corpus="web"), ["'web'", "runs.corpus"]),
+        (with_run(optimizer={"learning_rat": 1}), ["runs.optimizer.learning_rat", "'learning_rate'"]),
+        (with_run(optimizer={"learning_rate": -1}), ["runs.optimizer.learning_rate", "greater than 0"]),
+        (with_run(global_batch="8"), ["runs.global_batch", "'8'"]),
+        (with_run(global_batch=1), ["layout.data", "2 ranks"]),
+        (with_run(schedule={"warmup_steps": 500}), ["warmup_steps", "500"]),
+        (with_run(storage={"codec": "snappy"}), ["storage", "no Parquet"]),
+        ({**EXPERIMENT, "factors": {"approach": ["packed", "packed"]}}, ["same run"]),
+        ({**EXPERIMENT, "factors": {"aproach": ["packed"]}}, ["'aproach'", "'approach'"]),
+        ({**EXPERIMENT, "repeats": 0}, ["repeats", "greater than or equal to 1"]),
+        ({**EXPERIMENT, "scales": {"alpes": {}}}, ["'alpes'", "'alps'"]),
+    ],
+)
+def test_a_wrong_experiment_is_explained(tmp_path, experiment, words):
+    with pytest.raises(UserError) as error:
+        project(tmp_path, experiment).runs("e")
+    for word in [*words, "e.yaml"]:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"scale": "large"}, ["'large'", "workstation"]),
+        ({"experiments": ["demmo"]}, ["'demmo'"]),
+        ({"expriments": ["e"]}, ["did you mean 'experiments'"]),
+        ({"corpora": {"c": {"source": {"kind": "docstring"}}}}, ["corpora.c.source.kind", "did you mean 'docstrings'"]),
+        ({"corpora": {"../c": {}}}, ["corpora.../c"]),
+        ({"tokenizers": {"t": {"kind": "bpe"}}}, ["tokenizers.t.corpus"]),
+        ({"tokenizers": {"t": {"kind": "bpe", "corpus": "x", "vocabulary_size": 300}}}, ["'x'", "tokenizers.t.corpus"]),
+        ({"tokenizers": {"t": {"kind": "tekken", "source": "x"}}}, ["tokenizers.t.source", "no meaning"]),
+    ],
+)
+def test_a_wrong_configuration_is_explained(tmp_path, config, words):
+    with pytest.raises(UserError) as error:
+        project(tmp_path, **config).runs("e")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_key_written_twice_is_refused(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("scale: demo\nscale: alps\n")
+    with pytest.raises(UserError, match="written twice"):
+        configuration.read_yaml(path)
+
+
+def test_the_shipped_configuration_is_valid_at_every_scale():
+    for scale in configuration.SCALES:
+        config = configuration.load("config/config.yaml", root=ROOT, overrides={"scale": scale})
+        for name in config.available:
+            assert config.runs(name)
+
+
+def test_the_committed_schemas_are_current():
+    for name, schema in configuration.schemas().items():
+        committed = json.loads((ROOT / "workflow/schemas" / name).read_text())
+        assert committed == schema, "python -m tokenscale check --schemas workflow/schemas"
+
+
+def test_every_key_has_its_line_in_the_documentation():
+    text = (ROOT / "config/README.md").read_text()
+    for schema in configuration.schemas().values():
+        for part in [schema, *schema["$defs"].values()]:
+            for key in part.get("properties", {}):
+                assert f"`{key}`" in text, f"config/README.md does not explain {key}"

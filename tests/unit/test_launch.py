@@ -1,0 +1,99 @@
+import sys
+
+import pytest
+
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json
+from tokenscale.launch.attempts import finish, identity_of, prepare
+from tokenscale.launch.geometry import geometry
+from tokenscale.launch.ranks import run_ranks
+from tokenscale.records import provenance
+from tokenscale.settings.run import RunSettings
+
+
+@pytest.mark.parametrize(
+    "world_size, nodes, ranks", [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]
+)
+def test_golden_geometry(world_size, nodes, ranks):
+    found = geometry(world_size)
+    assert (found.nodes, found.ranks_per_node) == (nodes, ranks)
+
+
+@pytest.mark.parametrize("world_size", [5, 7, 9, 11, 13, 0])
+def test_a_world_that_does_not_fill_its_nodes_is_refused(world_size):
+    with pytest.raises(UserError):
+        geometry(world_size)
+
+
+@pytest.fixture
+def place(tmp_path):
+    code, manifest = tmp_path / "code.py", tmp_path / "manifest.json"
+    code.write_text("x = 1\n")
+    manifest.write_text("{}")
+    return tmp_path / "run", code, manifest
+
+
+def train(directory, attempt, identity, status="complete"):
+    record = provenance.start(directory, {"attempt": attempt, "digest": identity.digest})
+    provenance.seal(directory, record, {"status": status, "steps": 3})
+
+
+def test_a_complete_run_is_not_trained_again(place):
+    directory, code, manifest = place
+    identity = identity_of([code], {"store": manifest})
+    assert prepare(directory, RunSettings(), identity) == 0
+    train(directory, 0, identity)
+    assert prepare(directory, RunSettings(), identity) is None
+    assert finish(directory, directory / "done.json", identity, RunSettings())
+    assert read_json(directory / "done.json")["status"] == "complete"
+
+
+def test_an_unfinished_attempt_is_followed_by_the_next(place):
+    directory, code, manifest = place
+    identity = identity_of([code], {"store": manifest})
+    assert [prepare(directory, RunSettings(), identity) for _ in range(3)] == [0, 1, 2]
+    assert not finish(directory, directory / "done.json", identity, RunSettings())
+
+
+@pytest.mark.parametrize("changed", ["code", "manifest"])
+def test_attempts_of_other_code_or_data_are_set_aside(place, changed):
+    directory, code, manifest = place
+    identity = identity_of([code], {"store": manifest})
+    prepare(directory, RunSettings(), identity)
+    train(directory, 0, identity)
+    {"code": code, "manifest": manifest}[changed].write_text("y = 2\n")
+    other = identity_of([code], {"store": manifest})
+    assert prepare(directory, RunSettings(), other) == 0
+    assert read_json(directory / "superseded/000/run.json")["digest"] == identity.digest
+    assert not (directory / "run.json").exists()
+    assert not finish(directory, directory / "done.json", other, RunSettings())
+
+
+def test_an_edited_record_is_not_sealed(place):
+    directory, code, manifest = place
+    identity = identity_of([code], {"store": manifest})
+    prepare(directory, RunSettings(), identity)
+    train(directory, 0, identity)
+    record = read_json(directory / "run.json")
+    write_json(directory / "run.json", record | {"attempt": 9})
+    assert provenance.sealed(directory / "run.json") is None
+    assert not finish(directory, directory / "done.json", identity, RunSettings())
+
+
+def test_moving_the_project_keeps_the_digest(place, tmp_path):
+    _, code, manifest = place
+    before = identity_of([code], {"store": manifest}).digest
+    (tmp_path / "elsewhere").mkdir()
+    assert identity_of([code.rename(tmp_path / "elsewhere/code.py")], {"store": manifest}).digest == before
+
+
+def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
+    script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)"
+    assert run_ranks([sys.executable, "-c", script], 3) == 7
+    assert "rank 1 failed first (exit code 7); ending 2 other" in capfd.readouterr().err
+
+
+def test_ranks_get_the_environment_of_torchrun(capfd):
+    script = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
+    assert run_ranks([sys.executable, "-c", script], 2) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]

@@ -1,0 +1,66 @@
+import json
+import os
+
+import pytest
+
+from tokenscale.records import provenance
+from tokenscale.records.events import Writer
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_is_one_line_with_its_schema(tmp_path):
+    writer = Writer(tmp_path)
+    writer.step(step=0, loss_sum=2.5, useful_tokens=3)
+    writer.close()
+    assert lines(tmp_path / "steps.jsonl") == [{"schema": 1, "step": 0, "loss_sum": 2.5, "useful_tokens": 3}]
+
+
+def test_numbers_that_are_none_become_null_and_are_flagged(tmp_path):
+    writer = Writer(tmp_path)
+    writer.step(step=0, loss_sum=float("nan"), grad_norm=float("inf"))
+    writer.close()
+    assert lines(tmp_path / "steps.jsonl") == [{"schema": 1, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}]
+
+
+def test_a_field_outside_the_schema_is_a_bug(tmp_path):
+    with pytest.raises(ValueError, match="colour"):
+        Writer(tmp_path).step(step=0, colour=1)
+
+
+def test_lines_reach_the_file_without_close(tmp_path):
+    writer = Writer(tmp_path, flush_lines=2)
+    writer.step(step=0)
+    writer.step(step=1)
+    assert len(lines(tmp_path / "steps.jsonl")) == 2
+    writer.event("run_stop", status="complete")
+    assert lines(tmp_path / "events.jsonl")[0]["status"] == "complete"
+
+
+def test_secrets_stay_out_of_the_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted_secret_too")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    provenance.start(tmp_path, {"run_id": "x"})
+    text = (tmp_path / "run.json").read_text()
+    assert "planted" not in text and "NCCL_DEBUG" in text
+
+
+def test_the_seal_covers_every_field(tmp_path):
+    record = provenance.start(tmp_path, {"run_id": "x"})
+    assert provenance.sealed(tmp_path / "run.json") is None
+    provenance.seal(tmp_path, record, {"status": "complete"})
+    assert provenance.sealed(tmp_path / "run.json")["outcome"] == {"status": "complete"}
+    text = (tmp_path / "run.json").read_text()
+    (tmp_path / "run.json").write_text(text.replace('"x"', '"y"'))
+    assert provenance.sealed(tmp_path / "run.json") is None
+
+
+def test_records_import_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, tokenscale.records.events, tokenscale.records.provenance; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0

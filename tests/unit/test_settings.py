@@ -1,0 +1,80 @@
+import dataclasses
+import json
+
+import pytest
+
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.model import PRESETS
+from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.run import LayoutSettings, OptimizerSettings, RunSettings, StorageSettings
+
+
+def run(**changes) -> RunSettings:
+    return RunSettings(**{"model": PRESETS["llama-tiny"], "sequence_length": 256, **changes})
+
+
+def test_ids_of_runs_stay_what_they_were():
+    """Golden ids: a new option must not change the identity of runs that do not use it."""
+    assert run().identity == "packed-llama-tiny-single-w1-45b1ad2cc6"
+    changed = run(approach="padded", layout=LayoutSettings(data=4), repeat=2, optimizer=OptimizerSettings(beta2=0.99))
+    assert changed.identity == "padded-llama-tiny-ddp-w4-37da1d79a8"
+
+
+def test_names_never_enter_the_identity():
+    renamed = run(corpus=dataclasses.replace(run().corpus, name="other"))
+    assert renamed.identity == run().identity
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repeat": 1},
+        {"seed": 1},
+        {"global_batch": 16},
+        {"approach": "padded"},
+        {"layout": LayoutSettings(data=2)},
+        {"storage": StorageSettings(codec="snappy"), "approach": "token-list"},
+        {"model": dataclasses.replace(PRESETS["llama-tiny"], layers=3)},
+    ],
+)
+def test_science_changes_the_identity(change):
+    assert run(**change).identity != run().identity
+
+
+def test_a_run_survives_its_json():
+    before = run(approach="token-list", storage=StorageSettings(codec="zstd", codec_level=9), seed=3)
+    assert RunSettings.from_json(before.to_json()) == before
+
+
+def test_json_leaves_defaults_out():
+    assert json.loads(run(global_batch=8).to_json()).keys() == {"model", "sequence_length"}
+
+
+def test_foreign_json_is_refused():
+    with pytest.raises(TypeError, match="colour"):
+        from_dict(RunSettings, {"colour": "red"})
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        StoreSettings("padded"),
+        StoreSettings("padded", sequence_length=2048, codec="snappy", dtype="int64", eos=True),
+        StoreSettings("token-list", codec_level=22, row_group_rows=50),
+        StoreSettings("packed", split="validation", sequence_length=256),
+    ],
+)
+def test_a_store_is_its_folders_name(store):
+    assert StoreSettings.parse(store.directory) == store
+
+
+def test_store_names_have_one_spelling():
+    from tokenscale.errors import UserError
+
+    for name in ("padded-sequence_length=1024", "padded-eos=false", "packed-codec=zstd", "padded-sequence_length=0", "pad"):
+        with pytest.raises(UserError):
+            StoreSettings.parse(name)
+
+
+def test_only_differences_are_written():
+    assert to_dict(StoreSettings("padded", sequence_length=2048)) == {"format": "padded", "sequence_length": 2048}

@@ -1,0 +1,41 @@
+def benchmark_files(w):
+    return [f"results/benchmarks/data/{w.experiment}.json"] if settings.experiment(w.experiment).data_benchmark else []
+
+
+rule run_table:
+    """The design of an experiment as a file: which runs belong to which cell."""
+    input:
+        code=lambda w: code_of("plan"),
+    output:
+        "results/experiments/{experiment}/runs.json",
+    params:
+        config=lambda w: canonical_json(config),
+        table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
+    log:
+        "results/logs/experiments/{experiment}.log",
+    localrule: True
+    shell:
+        "python -m tokenscale plan {wildcards.experiment:q} --config-json {params.config:q} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
+rule ingest:
+    """Logs of an experiment's runs → typed tables."""
+    input:
+        table="results/experiments/{experiment}/runs.json",
+        runs=lambda w: run_files([w.experiment]),
+        benchmarks=benchmark_files,
+        code=lambda w: code_of("ingest"),
+    output:
+        expand(
+            "results/tables/{{experiment}}/{table}.parquet",
+            table=["runs", "steps", "events", "spans", "quarantine", "benchmarks"],
+        ),
+    params:
+        directory="results/tables/{experiment}",
+    log:
+        "results/logs/ingest/{experiment}.log",
+    localrule: True
+    shell:
+        "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
+        " --output {params.directory:q} > {log:q} 2>&1"

@@ -1,0 +1,79 @@
+"""The adapter between Snakemake and the package: settings of this workflow, and the files of each target."""
+
+import os
+import sys
+from pathlib import Path
+
+# Jobs run with the Python that runs Snakemake, whether its environment is activated or not.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+from tokenscale.errors import UserError
+from tokenscale.files import canonical_json, sha256_text
+from tokenscale.launch.geometry import geometry
+from tokenscale.report.registry import FIGURES
+from tokenscale.settings.closure import closure_of, code_of
+from tokenscale.settings.config import Config, benchmark_stores
+from tokenscale.settings.data import FORMATS, SOURCES, TOKENIZERS, StoreSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import BATCHES, PARALLEL
+
+try:
+    settings = Config(config)
+    EXPERIMENTS = list(settings.settings.experiments)
+    RUNS = settings.all_runs(list(settings.available))
+except UserError as error:
+    # Not a bug: the message says it all, and a stack trace would hide it.
+    print(error.render(), file=sys.stderr, flush=True)
+    os._exit(2)
+
+# More threads than any machine has: a timed rule takes every core of the machine it runs on.
+ALL_CORES = 1024
+
+
+wildcard_constraints:
+    corpus=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    tokenizer=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    store=r"(padded|token-list|packed)(-[a-z_]+=[a-z0-9]+)*",
+    experiment=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    figure=r"[a-z0-9_]+",
+
+
+def corpus_manifest(name):
+    return f"results/corpus/{name}/manifest.json"
+
+
+def tokenizer_manifest(name):
+    return f"results/tokenizers/{name}/manifest.json"
+
+
+def store_manifest(corpus, tokenizer, store):
+    return f"results/tokens/{corpus}/{tokenizer}/{store}/manifest.json"
+
+
+def corpus_files():
+    names = {run.settings.corpus.name for e in EXPERIMENTS for run in settings.runs(e)}
+    names |= {b.corpus for e in EXPERIMENTS if (b := settings.experiment(e).data_benchmark)}
+    return [corpus_manifest(name) for name in sorted(names)]
+
+
+def token_files():
+    names = {run.settings.tokenizer.name for e in EXPERIMENTS for run in settings.runs(e)}
+    return [tokenizer_manifest(name) for name in sorted(names)] + [
+        store_manifest(*store) for store in settings.stores(EXPERIMENTS)
+    ]
+
+
+def run_files(experiments):
+    return [f"results/runs/{run_id}/done.json" for run_id in settings.all_runs(experiments)]
+
+
+def table_files(experiments):
+    return [f"results/tables/{e}/runs.parquet" for e in experiments]
+
+
+def figure_files(experiments):
+    return [f"results/figures/{e}/{f}.svg" for e in experiments for f in settings.experiment(e).figures]
+
+
+def report_files():
+    return ["results/report/index.html", "results/report/report.pdf"]

@@ -1,0 +1,41 @@
+rule build_tokenizer:
+    """A tokenizer's files and manifest: from its package, from a folder or hub, or learnt from a corpus."""
+    input:
+        corpus=lambda w: [corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c],
+        code=lambda w: code_of("tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind]),
+    output:
+        "results/tokenizers/{tokenizer}/manifest.json",
+    params:
+        settings=lambda w: canonical_json(to_dict(settings.tokenizers[w.tokenizer])),
+    log:
+        "results/logs/tokenizer/{tokenizer}.log",
+    threads: 2
+    resources:
+        mem_mb=4000,
+    shell:
+        "python -m tokenscale tokenizer --settings {params.settings:q} --corpus {input.corpus:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
+rule pretokenize:
+    """Raw Parquet → one token store. Declares only the manifest: shards are checked against it by every reader."""
+    input:
+        corpus="results/corpus/{corpus}/manifest.json",
+        tokenizer="results/tokenizers/{tokenizer}/manifest.json",
+        code=lambda w: code_of(
+            "pretokenize",
+            FORMATS[StoreSettings.parse(w.store).format],
+            TOKENIZERS[settings.tokenizers[w.tokenizer].kind],
+        ),
+    output:
+        "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
+    log:
+        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.log",
+    benchmark:
+        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
+    threads: 1
+    resources:
+        mem_mb=4000,
+    shell:
+        "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
+        " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"

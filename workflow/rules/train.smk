@@ -1,0 +1,69 @@
+def run_of(w):
+    return RUNS[w.run_id].settings
+
+
+def run_inputs(w):
+    """Manifests that a run reads: raw text and tokenizer, or a token store; and the validation store."""
+    run = run_of(w)
+    corpus, tokenizer = run.corpus.name, run.tokenizer.name
+    online = run.store is None
+    return {
+        "corpus": [corpus_manifest(corpus)] if online else [],
+        "tokenizer": [tokenizer_manifest(tokenizer)] if online else [],
+        "store": [] if online else [store_manifest(corpus, tokenizer, run.store.directory)],
+        "validation_store": [
+            store_manifest(corpus, tokenizer, store.directory) for store in [run.validation_store] if store
+        ],
+    }
+
+
+def run_code(w):
+    """Source files of a training: the trainer, and the variants this run uses."""
+    run = run_of(w)
+    variants = [BATCHES[run.approach], PARALLEL[run.layout.method]]
+    return code_of("train", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
+
+
+def world_size(w):
+    return run_of(w).layout.world_size
+
+
+rule train_one:
+    """One run on one process. Declares only done.json, written from the sealed record; logs are never declared."""
+    input:
+        unpack(run_inputs),
+        code=run_code,
+    output:
+        "results/runs/{run_id}/done.json",
+    wildcard_constraints:
+        run_id=r"[A-Za-z0-9._-]+-w1-[0-9a-f]{10}",
+    params:
+        run=lambda w: run_of(w).to_json(),
+    log:
+        "results/logs/train/{run_id}.log",
+    priority: lambda w: 10_000 - RUNS[w.run_id].position
+    threads: ALL_CORES
+    resources:
+        machine=1,
+        nodes=1,
+        gpu=1,
+        mem_mb=8000,
+        runtime=120,
+    shell:
+        "python -m tokenscale launch --run {params.run:q} --nodes {resources.nodes} --output {output:q}"
+        " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"
+        " --validation-store {input.validation_store:q} --code {input.code:q} > {log:q} 2>&1"
+
+
+# The SLURM plugin must not see the resource `mpi` for one task, and needs it for several: hence two rules, one body.
+use rule train_one as train_many with:
+    wildcard_constraints:
+        run_id=r"[A-Za-z0-9._-]+-w([2-9]|[1-9][0-9]+)-[0-9a-f]{10}",
+    resources:
+        machine=1,
+        mpi="srun",
+        nodes=lambda w: geometry(world_size(w)).nodes,
+        tasks_per_node=lambda w: geometry(world_size(w)).ranks_per_node,
+        gpu=world_size,
+        mem_mb=16000,
+        runtime=120,
