@@ -19,7 +19,7 @@ def test_golden_geometry(world_size, nodes, ranks):
     assert (found.nodes, found.ranks_per_node) == (nodes, ranks)
 
 
-@pytest.mark.parametrize("world_size", [5, 7, 9, 11, 13, 0])
+@pytest.mark.parametrize("world_size", [5, 7, 11, 13, 0])
 def test_a_world_that_does_not_fill_its_nodes_is_refused(world_size):
     with pytest.raises(UserError):
         geometry(world_size)

@@ -1,5 +1,9 @@
 def benchmark_files(w):
-    return [f"results/benchmarks/data/{w.experiment}.json"] if settings.experiment(w.experiment).data_benchmark else []
+    return (
+        [f"results/benchmarks/data/{w.experiment}.json"]
+        if settings.experiment(w.experiment).data_benchmark
+        else []
+    )
 
 
 rule run_table:
@@ -8,12 +12,12 @@ rule run_table:
         code=lambda w: code_of("plan"),
     output:
         "results/experiments/{experiment}/runs.json",
-    params:
-        config=lambda w: canonical_json(config),
-        table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
     log:
         "results/logs/experiments/{experiment}.log",
     localrule: True
+    params:
+        config=lambda w: canonical_json(config),
+        table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
     shell:
         "python -m tokenscale plan {wildcards.experiment:q} --config-json {params.config:q} --output {output:q}"
         " > {log:q} 2>&1"
@@ -29,13 +33,13 @@ rule ingest:
     output:
         expand(
             "results/tables/{{experiment}}/{table}.parquet",
-            table=["runs", "steps", "events", "spans", "quarantine", "benchmarks"],
+            table=TABLES,
         ),
-    params:
-        directory="results/tables/{experiment}",
     log:
         "results/logs/ingest/{experiment}.log",
     localrule: True
+    params:
+        directory="results/tables/{experiment}",
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
         " --output {params.directory:q} > {log:q} 2>&1"

@@ -4,23 +4,27 @@ rule benchmark_data:
         corpus=lambda w: corpus_manifest(data_benchmark(w).corpus),
         tokenizer=lambda w: tokenizer_manifest(data_benchmark(w).tokenizer),
         stores=lambda w: [
-            store_manifest(data_benchmark(w).corpus, data_benchmark(w).tokenizer, store.directory)
+            store_manifest(
+                data_benchmark(w).corpus, data_benchmark(w).tokenizer, store.directory
+            )
             for store in benchmark_stores(data_benchmark(w).settings)
         ],
         code=lambda w: code_of(
-            "benchmark", *BATCHES.values(), TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind]
+            "benchmark",
+            *BATCHES.values(),
+            TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
         ),
     output:
         "results/benchmarks/data/{experiment}.json",
-    params:
-        settings=lambda w: canonical_json(to_dict(data_benchmark(w).settings)),
-        stores=lambda w: f"results/tokens/{data_benchmark(w).corpus}/{data_benchmark(w).tokenizer}",
     log:
         "results/logs/benchmark/data-{experiment}.log",
     threads: ALL_CORES
     resources:
         machine=1,
         mem_mb=8000,
+    params:
+        settings=lambda w: canonical_json(to_dict(data_benchmark(w).settings)),
+        stores=lambda w: f"results/tokens/{data_benchmark(w).corpus}/{data_benchmark(w).tokenizer}",
     shell:
         "python -m tokenscale benchmark data --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --stores {params.stores:q} --output {output:q} > {log:q} 2>&1"

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 # Jobs run with the Python that runs Snakemake, whether its environment is activated or not.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+)
 
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
@@ -28,6 +30,7 @@ except UserError as error:
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024
+TABLES = ["runs", "steps", "events", "spans", "quarantine", "benchmarks"]
 
 
 wildcard_constraints:
@@ -52,19 +55,25 @@ def store_manifest(corpus, tokenizer, store):
 
 def corpus_files():
     names = {run.settings.corpus.name for e in EXPERIMENTS for run in settings.runs(e)}
-    names |= {b.corpus for e in EXPERIMENTS if (b := settings.experiment(e).data_benchmark)}
+    names |= {
+        b.corpus for e in EXPERIMENTS if (b := settings.experiment(e).data_benchmark)
+    }
     return [corpus_manifest(name) for name in sorted(names)]
 
 
 def token_files():
-    names = {run.settings.tokenizer.name for e in EXPERIMENTS for run in settings.runs(e)}
+    names = {
+        run.settings.tokenizer.name for e in EXPERIMENTS for run in settings.runs(e)
+    }
     return [tokenizer_manifest(name) for name in sorted(names)] + [
         store_manifest(*store) for store in settings.stores(EXPERIMENTS)
     ]
 
 
 def run_files(experiments):
-    return [f"results/runs/{run_id}/done.json" for run_id in settings.all_runs(experiments)]
+    return [
+        f"results/runs/{run_id}/done.json" for run_id in settings.all_runs(experiments)
+    ]
 
 
 def table_files(experiments):
@@ -72,7 +81,11 @@ def table_files(experiments):
 
 
 def figure_files(experiments):
-    return [f"results/figures/{e}/{f}.svg" for e in experiments for f in settings.experiment(e).figures]
+    return [
+        f"results/figures/{e}/{f}.svg"
+        for e in experiments
+        for f in settings.experiment(e).figures
+    ]
 
 
 def report_files():

@@ -1,17 +1,21 @@
 rule build_tokenizer:
     """A tokenizer's files and manifest: from its package, from a folder or hub, or learnt from a corpus."""
     input:
-        corpus=lambda w: [corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c],
-        code=lambda w: code_of("tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind]),
+        corpus=lambda w: [
+            corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c
+        ],
+        code=lambda w: code_of(
+            "tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind]
+        ),
     output:
         "results/tokenizers/{tokenizer}/manifest.json",
-    params:
-        settings=lambda w: canonical_json(to_dict(settings.tokenizers[w.tokenizer])),
     log:
         "results/logs/tokenizer/{tokenizer}.log",
     threads: 2
     resources:
         mem_mb=4000,
+    params:
+        settings=lambda w: canonical_json(to_dict(settings.tokenizers[w.tokenizer])),
     shell:
         "python -m tokenscale tokenizer --settings {params.settings:q} --corpus {input.corpus:q}"
         " --output {output:q} > {log:q} 2>&1"

@@ -10,9 +10,13 @@ def run_inputs(w):
     return {
         "corpus": [corpus_manifest(corpus)] if online else [],
         "tokenizer": [tokenizer_manifest(tokenizer)] if online else [],
-        "store": [] if online else [store_manifest(corpus, tokenizer, run.store.directory)],
+        "store": (
+            [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
+        ),
         "validation_store": [
-            store_manifest(corpus, tokenizer, store.directory) for store in [run.validation_store] if store
+            store_manifest(corpus, tokenizer, store.directory)
+            for store in [run.validation_store]
+            if store
         ],
     }
 
@@ -21,7 +25,11 @@ def run_code(w):
     """Source files of a training: the trainer, and the variants this run uses."""
     run = run_of(w)
     variants = [BATCHES[run.approach], PARALLEL[run.layout.method]]
-    return code_of("train", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
+    return code_of(
+        "train",
+        *variants,
+        *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []),
+    )
 
 
 def world_size(w):
@@ -35,12 +43,10 @@ rule train_one:
         code=run_code,
     output:
         "results/runs/{run_id}/done.json",
-    wildcard_constraints:
-        run_id=r"[A-Za-z0-9._-]+-w1-[0-9a-f]{10}",
-    params:
-        run=lambda w: run_of(w).to_json(),
     log:
         "results/logs/train/{run_id}.log",
+    wildcard_constraints:
+        run_id=r"[A-Za-z0-9._-]+-w1-[0-9a-f]{10}",
     priority: lambda w: 10_000 - RUNS[w.run_id].position
     threads: ALL_CORES
     resources:
@@ -49,6 +55,8 @@ rule train_one:
         gpu=1,
         mem_mb=8000,
         runtime=120,
+    params:
+        run=lambda w: run_of(w).to_json(),
     shell:
         "python -m tokenscale launch --run {params.run:q} --nodes {resources.nodes} --output {output:q}"
         " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"

@@ -19,16 +19,19 @@ def complete_steps(steps: list[Row]) -> int:
     return sum(len(found) == world[step] for step, found in ranks.items())
 
 
-def check(run: Row, raw: list[Row], steps: list[Row], events: list[Row], trouble: str | None) -> tuple[str, str]:
+def check(
+    run: Row, raw: list[Row], steps: list[Row], events: list[Row], changed: list[str] = (), trouble: str | None = None
+) -> tuple[str, str]:
     """(validity, reasons parted by "; ").
 
-    `raw` are all step rows of all attempts, `steps` the merged ones. Invalid: a number from this run would be wrong.
+    `raw` are all step rows of all attempts, `steps` the merged ones; `changed` names logs that differ from their sealed
+    hash, `trouble` says what is wrong with run.json. Invalid: a number from this run would be wrong.
     Suspect: it may be right, and somebody should look.
     """
     invalid, suspect = [], []
     if trouble:
         invalid.append(trouble)
-    elif run["steps_asked"] is None:
+    elif run.get("steps_asked") is None:
         invalid.append("the settings in run.json are not readable by this version")
     elif not run["sealed"]:
         ended = run["status"] != "running"
@@ -37,7 +40,10 @@ def check(run: Row, raw: list[Row], steps: list[Row], events: list[Row], trouble
         )
     if run["status"] not in ("complete", "running", "unreadable"):
         invalid.append(f"status {run['status']}")
-    invalid += _content(run, steps)
+    if changed:
+        suspect.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
+    if not trouble and run.get("steps_asked") is not None:
+        invalid += _content(run, steps)
     invalid += _world(run, events)
     suspect += _monotone(raw)
     suspect += _event_order(run, events)
@@ -51,7 +57,7 @@ def check(run: Row, raw: list[Row], steps: list[Row], events: list[Row], trouble
 def _content(run: Row, steps: list[Row]) -> list[str]:
     found = []
     asked = run["steps_asked"]
-    if asked is not None and run["steps_seen"] != asked:
+    if run["steps_seen"] != asked:
         found.append(f"{run['steps_seen']} of {asked} steps are in the logs of all ranks")
     if any(r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0) for r in steps):
         first = min(r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0))
@@ -67,7 +73,7 @@ def _content(run: Row, steps: list[Row]) -> list[str]:
         ranks[r["step"]] += 1
     world = {r["step"]: r["world_size"] for r in steps}
     wrong = sorted(s for s in rows if ranks[s] == world[s] and rows[s] != run["global_batch"])
-    if wrong and run["global_batch"] is not None:
+    if wrong:
         found.append(f"ranks hold {rows[wrong[0]]} rows at step {wrong[0]}, the global batch is {run['global_batch']}")
     return found
 
@@ -75,8 +81,8 @@ def _content(run: Row, steps: list[Row]) -> list[str]:
 def _world(run: Row, events: list[Row]) -> list[str]:
     seen = sorted({e["world_size"] for e in events if e["event"] == "run_start" and e["world_size"] is not None})
     if not seen:
-        return ["no rank reported its start"] if run["world_size"] is not None else []
-    if run["world_size"] is not None and seen != [run["world_size"]]:
+        return ["no rank reported its start"] if run.get("world_size") is not None else []
+    if run.get("world_size") is not None and seen != [run.get("world_size")]:
         return [f"ranks observed world size {', '.join(map(str, seen))}, asked was {run['world_size']}"]
     return []
 

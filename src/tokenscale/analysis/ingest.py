@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenscale.analysis import compliance, logs, tables
 from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, read_json, sha256_text, write_json
+from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.records import provenance
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.options import from_dict, to_dict
@@ -41,7 +41,7 @@ def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = 
                 counts[name] += len(values)
         add["benchmarks"](benchmark_rows)
     counts["benchmarks"] = len(benchmark_rows)
-    head = {key: table.get(key) for key in ("experiment", "question", "scale", "factors", "repeats", "note")}
+    head = {key: table.get(key) for key in ("experiment", "question", "scale", "factors", "repeats", "note", "figures")}
     write_json(output / "experiment.json", {"schema": 1, **head})
     return {name: counts[name] for name in tables.TABLES}
 
@@ -64,6 +64,10 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
                 quarantine += [{"run_id": run_id, "file": file, **broken} for broken in lines.broken]
     steps, overlap = merge(read["steps"], read["events"])
     row = _run_row(entry, experiment, record)
+    row["series"] = series(row.get("approach"), entry.get("cell") or {})
+    stops = [e["status"] for e in read["events"] if e["event"] == "run_stop"]
+    if row["status"] == "running" and "nonfinite" in stops:
+        row["status"] = "nonfinite"
     row |= {
         "status": "unreadable" if trouble else row["status"],
         "sealed": sealed,
@@ -77,9 +81,10 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
     if times:
         row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}
     if record is None and not trouble:
-        row |= {"validity": "missing", "reasons": "no run.json: the run was not started, or its folder is elsewhere"}
+        row |= {"steps_seen": 0, "validity": "missing", "reasons": "no run.json: the run was not started, or its folder is elsewhere"}
     else:
-        row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], trouble)
+        changed = _changed_logs(runs / run_id, record) if sealed else []
+        row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], changed, trouble)
     spans = sorted(read["spans"], key=lambda r: (r["attempt"], r["rank"], r["start_mono_s"] or 0.0))
     return {"runs": [row], "steps": steps, "spans": spans, "events": read["events"], "quarantine": quarantine}
 
@@ -122,6 +127,12 @@ def _record(path: Path) -> tuple[Row | None, bool, str | None]:
         return None, False, "run.json is not readable JSON"
 
 
+def _changed_logs(directory: Path, record: Row) -> list[str]:
+    """Log files that are not those whose hashes were sealed into run.json."""
+    logged = (record.get("outcome") or {}).get("logs") or {}
+    return sorted(n for n, h in logged.items() if not (directory / n).is_file() or sha256_file(directory / n) != h)
+
+
 def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     cell = entry.get("cell") or {}
     row: Row = {
@@ -135,26 +146,36 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "status": "missing",
     }
     if record is None:
-        return row
+        return row | _settings(entry.get("run"))
     outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
     row |= {
         "status": outcome.get("status", "unknown"),
-        "device": hardware.get("device_name") or hardware.get("device") or "cpu",
+        "device": hardware.get("device") or "cpu",
         "cpu": hardware.get("cpu"),
         "cores": hardware.get("cores"),
         "threads_per_rank": _threads(record),
         "parameters": record.get("parameters", outcome.get("parameters")),
-        "code_digest": _text(record["code_digest"]) if record.get("code_digest") else None,
+        "code_digest": record.get("digest"),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
         "seal": record.get("seal"),
     }
+    row |= _settings(record.get("run"))
+    if row.get("steps_asked") is not None:
+        row["oversubscribed"] = oversubscribed(row)
+    return row
+
+
+def _settings(values: Row | None) -> Row:
+    """Columns that follow from a run's settings; none where they cannot be read."""
+    if values is None:
+        return {}
     try:
-        run = from_dict(RunSettings, record.get("run") or {})
-    except TypeError:
-        return row
-    row |= {
+        run = from_dict(RunSettings, values)
+    except (TypeError, AttributeError, ValueError):
+        return {}
+    return {
         "approach": run.approach,
         "model": run.model.name,
         "world_size": run.layout.world_size,
@@ -169,8 +190,16 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "science": science(run),
         "steps_asked": run.budget.steps,
     }
-    row["oversubscribed"] = oversubscribed(row)
-    return row
+
+
+def series(approach: str | None, cell: Row) -> str:
+    """The approach and every further factor but the layout.
+
+    >>> series("packed", {"approach": "packed", "layout.data": 2, "sequence_length": 512})
+    'packed, sequence_length=512'
+    """
+    others = [f"{k}={_text(v)}" for k, v in cell.items() if k != "approach" and not k.startswith("layout.")]
+    return ", ".join([approach or "(unknown)", *others])
 
 
 def science(run: RunSettings) -> str:

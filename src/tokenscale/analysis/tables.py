@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, str]] = {
         "repeat": "INTEGER",
         "position": "INTEGER",  # place in the randomised order
         "approach": "VARCHAR",
+        "series": "VARCHAR",  # the approach and every further factor but the layout: what figures show as one line
         "model": "VARCHAR",
         "world_size": "INTEGER",
         "method": "VARCHAR",

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
 from tokenscale.models.losses import cross_entropy_sum
 from tokenscale.order.shares import share
 from tokenscale.parallel.world import World
+from tokenscale.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,20 @@ class Slice:
     global_rows: int
 
 
-def read_slice(directory: Path, rows: int, world: World, **expected: object) -> Slice:
-    """The first `rows` rows of a packed validation store (its rows are stored shuffled), shared among the ranks."""
-    store = PackedStore(directory, **expected)
-    rows = min(rows, len(store))
+def read_slice(run: RunSettings, directory: Path, vocabulary_size: int, world: World) -> Slice:
+    """The first rows of the packed validation store (its rows are stored shuffled), shared among the ranks.
+
+    Raises UserError when the store is missing, changed, or not the one that the run asks for.
+    """
+    manifest = open_store(
+        directory,
+        run.validation_store,
+        asked_by=run.identity,
+        tokenizer_name=run.tokenizer.name,
+        vocabulary_size=vocabulary_size,
+    )
+    store = PackedStore(directory, manifest)
+    rows = min(run.validation.rows, len(store))
     mine = share(rows, world.rank, world.size)
     tokens_bt, labels_bt = store.rows(np.arange(mine.start, mine.stop))
     return Slice(tokens_bt, labels_bt, rows)

@@ -75,3 +75,7 @@ class TokenListStore:
     def lengths(self) -> np.ndarray:
         """Tokens of every document, int64 [documents]; read once, when first asked for."""
         return self._columns.lengths("tokens")
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the given documents, int64 [n]."""
+        return self.lengths[indices]

@@ -32,13 +32,13 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
         return np.zeros_like(index)
     bits = max(2, (n - 1).bit_length())
     key = mix64(np.asarray(epoch, dtype=np.int64).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64)))
-    keys = np.broadcast_to(key, index.shape)
-    values = _feistel(index.astype(np.uint64), keys, bits)
+    keys = np.broadcast_to(key, index.shape).ravel()
+    values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
     while outside.size:
         values[outside] = _feistel(values[outside], keys[outside], bits)
         outside = outside[values[outside] >= np.uint64(n)]
-    return values.astype(np.int64)
+    return values.astype(np.int64).reshape(index.shape)
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Data parallelism: every rank holds the model, gradients are averaged in buckets while backward runs (DDP)."""
 
+import warnings
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,10 +14,13 @@ def apply(model: nn.Module, layout: LayoutSettings, world: World) -> nn.Module:
 
     Buffers are constants (rotary tables), so they are not broadcast. Rank 0's weights reach all ranks here.
     """
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=layout.bucket_megabytes,
-    )
+    with warnings.catch_warnings():
+        # torch 2.13 renames broadcast_buffers; the new name is unknown to torch 2.9
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=layout.bucket_megabytes,
+        )

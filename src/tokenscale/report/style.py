@@ -92,7 +92,7 @@ def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -
 
 def look(name: str) -> dict:
     """Line and marker options of an approach or arm; a name we do not know gets one by its letters."""
-    colour, marker, dash, filled = APPROACHES.get(name) or _MORE[sum(map(ord, name)) % len(_MORE)]
+    colour, marker, dash, filled = APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
     return {
         "color": colour,
         "marker": marker,
@@ -103,15 +103,24 @@ def look(name: str) -> dict:
     }
 
 
+def _approach(series: str) -> str:
+    return series.split(",")[0]
+
+
+def online(name: str) -> bool:
+    """Is it tokenized while training? Such a line is drawn thin and dashed over that of its offline twin."""
+    return look(name)["markerfacecolor"] == "none"
+
+
 def dots(name: str) -> dict:
     """`look` without a line."""
     return look(name) | {"linestyle": "none"}
 
 
 def ordered(names: Sequence[str]) -> list[str]:
-    """Distinct approaches in the order of the palette, strangers last by name."""
+    """Distinct series in the order of the palette, strangers last by name."""
     known = list(APPROACHES)
-    return sorted({str(n) for n in names}, key=lambda n: (known.index(n) if n in known else len(known), n))
+    return sorted({str(n) for n in names}, key=lambda n: (known.index(_approach(n)) if _approach(n) in known else len(known), n))
 
 
 def jitter(n: int, width: float = 0.28) -> list[float]:
@@ -123,22 +132,24 @@ def plain(axis, log: bool = False) -> None:
     """Numbers as people write them (20 000; 0.5), on linear and on logarithmic axes."""
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
     if log:
-        axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5), numticks=12))
+        low, high = axis.get_view_interval()
+        subs = (1,) if high > 300 * low else (1, 2, 5)
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=subs, numticks=12))
         axis.set_minor_locator(ticker.NullLocator())
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Three significant digits, thousands parted by a thin space.
+    """Three significant digits, thousands parted by a narrow space that does not break.
 
     >>> number(0.01234), number(123456.0), number(2.0)
-    ('0.0123', '123\\u2009000', '2')
+    ('0.0123', '123\\u202f000', '2')
     """
     if value != value:
         return "–"
     if value == 0:
         return "0"
     text = f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".")
-    return text.replace(",", "\u2009").replace("-", "\u2212")
+    return text.replace(",", "\u202f").replace("-", "\u2212")
 
 
 def no_data(axes: Axes, text: str) -> None:

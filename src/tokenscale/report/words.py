@@ -6,6 +6,7 @@ from tokenscale.analysis.statistics import summary
 from tokenscale.report.style import number
 
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
+SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
 
 
 def used(runs: pd.DataFrame) -> pd.DataFrame:

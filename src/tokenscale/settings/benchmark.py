@@ -1,4 +1,4 @@
-"""Settings of the benchmarks."""
+"""Settings of the side-by-side measurements."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from tokenscale.settings.options import STRICT, option
 
 @dataclass(frozen=True)
 class DataBenchmarkSettings:
-    """The isolated tokenise/read benchmark: how much of which shape, how often."""
+    """The isolated benchmark of tokenizing and reading: the five approaches, interleaved, on one core."""
 
     __pydantic_config__ = STRICT
 
     sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
     rows: int = option(8, "rows a batch", ge=1, strict=True)
-    batches: int = option(16, "batches a round and arm", ge=1, strict=True)
-    rounds: int = option(5, "interleaved rounds", ge=1, strict=True)
+    batches: int = option(16, "batches an arm reads in one round", ge=1, strict=True)
+    rounds: int = option(5, "rounds; every arm runs once in each", ge=1, strict=True)

@@ -102,6 +102,8 @@ class Config:
 
     def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
         """One run from the words of an experiment file: names of corpus, tokenizer and preset become their settings."""
+        if "repeat" in values:
+            raise UserError("a run's repeat is not set by hand.", file=file, key="runs.repeat", next="use repeats")
         values = merge(values, {"repeat": repeat})
         for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
             name = values.get(key)

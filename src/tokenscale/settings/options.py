@@ -45,7 +45,10 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
             continue
         if value == _default(field):
             continue
-        result[field.name] = to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else _plain(value)
+        if not dataclasses.is_dataclass(value):
+            result[field.name] = _plain(value)
+        elif inner := to_dict(value, science_only=science_only):  # empty: only labels differ
+            result[field.name] = inner
     return result
 
 

@@ -47,9 +47,6 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     """
     started = time.monotonic()
     torch.manual_seed(run.effective_seed)
-    if world.device.type == "cpu":
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
     attempt_directory = directory / f"attempt={attempt:02d}"
     writer = Writer(attempt_directory / f"rank={world.rank:05d}")
     writer.event("run_start", world_size=world.size)
@@ -77,8 +74,7 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     autocast = autocast_of(run.precision, world.device)
     held_out = None
     if run.validation.rows:
-        expected = {"sequence_length": run.sequence_length, "vocabulary_size": batches.vocabulary_size}
-        held_out = validation.read_slice(inputs.validation_store, run.validation.rows, world, **expected)
+        held_out = validation.read_slice(run, inputs.validation_store, batches.vocabulary_size, world)
     record = _start_record(run, directory, attempt, world, parameters(shape)) if world.rank == 0 else {}
     status = Status(directory / "status.json")
     progress = Progress(run.budget.steps, enabled=world.rank == 0)

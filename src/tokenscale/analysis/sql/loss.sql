@@ -3,6 +3,7 @@
 SELECT
     g.run_id,
     r.approach,
+    r.series,
     r.world_size,
     r.repeat,
     g.step,
@@ -11,4 +12,4 @@ SELECT
     g.loss_sum / nullif(g.useful_tokens, 0) AS loss
 FROM steps_global AS g
 JOIN runs AS r USING (run_id)
-ORDER BY r.approach, r.world_size, r.repeat, g.run_id, g.step;
+ORDER BY r.series, r.world_size, r.repeat, g.run_id, g.step;

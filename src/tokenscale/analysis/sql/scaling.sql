@@ -13,7 +13,8 @@ measured AS (
     SELECT r.*, t.useful_tokens_per_s FROM throughput AS t JOIN runs AS r USING (run_id)
 ),
 single AS (
-    SELECT approach, science, micro_batch, repeat, min(useful_tokens_per_s) AS useful_tokens_per_s
+    SELECT approach, science, micro_batch, repeat, min(useful_tokens_per_s) AS useful_tokens_per_s,
+        min(threads_per_rank) AS threads_per_rank
     FROM measured
     WHERE world_size = 1
     GROUP BY approach, science, micro_batch, repeat
@@ -22,14 +23,17 @@ single AS (
 SELECT
     m.run_id,
     m.approach,
+    m.series,
     m.world_size,
     m.repeat,
     m.device,
     m.oversubscribed,
+    m.threads_per_rank,
+    s.threads_per_rank AS single_threads_per_rank,
     m.useful_tokens_per_s,
     s.useful_tokens_per_s AS single_useful_tokens_per_s,
     m.useful_tokens_per_s / s.useful_tokens_per_s AS speed_up,
     m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency
 FROM measured AS m
 LEFT JOIN single AS s USING (approach, science, micro_batch, repeat)
-ORDER BY m.approach, m.world_size, m.repeat, m.run_id;
+ORDER BY m.series, m.world_size, m.repeat, m.run_id;

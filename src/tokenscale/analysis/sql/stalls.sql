@@ -4,6 +4,7 @@
 SELECT
     r.run_id,
     r.approach,
+    r.series,
     r.world_size,
     r.repeat,
     sum(g.data_wait_s) AS data_wait_s,
@@ -13,6 +14,6 @@ SELECT
 FROM steps_global AS g
 JOIN runs AS r USING (run_id)
 WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL AND g.data_wait_s IS NOT NULL
-GROUP BY r.run_id, r.approach, r.world_size, r.repeat
+GROUP BY r.run_id, r.approach, r.series, r.world_size, r.repeat
 HAVING sum(g.step_s) > 0
-ORDER BY r.approach, r.world_size, r.repeat, r.run_id;
+ORDER BY r.series, r.world_size, r.repeat, r.run_id;

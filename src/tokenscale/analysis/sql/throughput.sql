@@ -4,8 +4,10 @@
 SELECT
     r.run_id,
     r.approach,
+    r.series,
     r.world_size,
     r.repeat,
+    r.science,
     r.oversubscribed,
     count(*) AS steps,
     sum(g.step_s) AS seconds,
@@ -18,6 +20,6 @@ SELECT
 FROM steps_global AS g
 JOIN runs AS r USING (run_id)
 WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
-GROUP BY r.run_id, r.approach, r.world_size, r.repeat, r.oversubscribed
+GROUP BY r.run_id, r.approach, r.series, r.world_size, r.repeat, r.science, r.oversubscribed
 HAVING sum(g.step_s) > 0
-ORDER BY r.approach, r.world_size, r.repeat, r.run_id;
+ORDER BY r.series, r.world_size, r.repeat, r.run_id;

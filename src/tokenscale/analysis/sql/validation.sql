@@ -10,6 +10,7 @@ WITH reported AS (
 SELECT
     v.run_id,
     r.approach,
+    r.series,
     r.world_size,
     r.repeat,
     v.step,
@@ -22,4 +23,4 @@ SELECT
 FROM reported AS v
 JOIN runs AS r USING (run_id)
 WHERE v.place = 1 AND r.validity IN ('valid', 'suspect')
-ORDER BY r.approach, r.world_size, r.repeat, v.run_id, v.step;
+ORDER BY r.series, r.world_size, r.repeat, v.run_id, v.step;

@@ -17,11 +17,11 @@ def data(stalls: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
 
 def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """One row an approach and world size: every run as a dot, the median as a bar."""
-    listed = inventory.dropna(subset=["approach", "world_size"])
+    listed = inventory.dropna(subset=["series", "world_size"])
     cells = [
         (name, int(world))
-        for name in ordered(listed["approach"])
-        for world in sorted(listed.loc[listed["approach"] == name, "world_size"].unique())
+        for name in ordered(listed["series"])
+        for world in sorted(listed.loc[listed["series"] == name, "world_size"].unique())
     ][::-1]
     several = len({world for _, world in cells}) > 1
     with style():
@@ -31,7 +31,7 @@ def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             no_data(axes, f"no data: {words.counted(0, inventory)}")
             return made
         for y, (name, world) in enumerate(cells):
-            here = stalls[(stalls["approach"] == name) & (stalls["world_size"] == world)]
+            here = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]
             values = 100 * here["data_stall_share"]
             if values.empty:
                 axes.text(0.01, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
@@ -55,15 +55,15 @@ def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     if len(stalls):
         worst = stalls.loc[stalls["data_stall_share"].idxmax()]
         text += (
-            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['approach']}, {_ranks(int(worst['world_size']))}), "
+            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, {_ranks(int(worst['world_size']))}), "
             f"bounds what any data format could gain there: at most {number(worst['largest_gain'])} times as fast (Amdahl). "
         )
-    return text + words.kinds([g for _, g in stalls.groupby(["approach", "world_size"])["data_stall_share"]])
+    return text + words.kinds([g for _, g in stalls.groupby(["series", "world_size"])["data_stall_share"]])
 
 
 def alt(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The medians, read aloud."""
     medians = [
-        f"{name} {100 * stalls.loc[stalls['approach'] == name, 'data_stall_share'].median():.2g} %" for name in ordered(stalls["approach"])
+        f"{name} {100 * stalls.loc[stalls['series'] == name, 'data_stall_share'].median():.2g} %" for name in ordered(stalls["series"])
     ]
     return f"Dot plot of the share of step time spent waiting for data. Medians: {words.listing(medians) or 'no data'}."

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.report import words
-from tokenscale.report.style import figure, look, no_data, number, ordered, plain, style
+from tokenscale.report.style import figure, look, no_data, number, online, ordered, plain, style
 
 TITLE = "Loss by useful tokens trained on"
 QUERIES = ("loss", "validation", "inventory")
@@ -12,21 +12,21 @@ QUERIES = ("loss", "validation", "inventory")
 
 def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """Training and validation points of the drawn runs, one below the other."""
-    columns = ["split", "approach", "world_size", "repeat", "run_id", "step", "useful_tokens_seen", "loss"]
+    columns = ["split", "series", "world_size", "repeat", "run_id", "step", "useful_tokens_seen", "loss"]
     parts = [_drawn(loss).assign(split="training"), _drawn(validation).assign(split="validation")]
     return pd.concat(parts, ignore_index=True)[columns]
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    """The smallest world size of each approach: other world sizes train on the same data (see the proof table)."""
-    smallest = rows.groupby("approach")["world_size"].transform("min")
+    """The smallest world size of each series: other world sizes train on the same data (see the proof table)."""
+    smallest = rows.groupby("series")["world_size"].transform("min")
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
 def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Left: training loss, repeats thin, their median by step bold. Right: validation loss, one point a run and time."""
     train, held_out = _drawn(loss), _drawn(validation)
-    names = ordered(pd.concat([train["approach"], held_out["approach"]]))
+    names = ordered(pd.concat([train["series"], held_out["series"]]))
     with style():
         made, (left, right) = figure(2, height=4.0, sharey=True, width_ratios=(1.6, 1))
         left.set_xlabel("useful tokens trained on")
@@ -37,13 +37,13 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
             if rows.empty:
                 no_data(axes, f"no data: {words.counted(0, inventory)}")
                 continue
-            for name in names:
-                here = rows[rows["approach"] == name]
-                options = look(name)
+            for name in sorted(names, key=online):  # the thin dashed lines on top
+                here = rows[rows["series"] == name]
+                options = look(name) | {"linewidth": 1.3 if online(name) else 2.4}
                 thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
                 for _, run in here.groupby("run_id"):
                     if axes is right:
-                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin | {"linewidth": 1.2, "alpha": 1})
+                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin | {"linewidth": 0.5 * options["linewidth"], "alpha": 1})
                         axes.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
                     elif here["run_id"].nunique() > 1:
                         axes.plot(run["useful_tokens_seen"], run["loss"], **thin)
@@ -57,7 +57,9 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
             plain(axes.xaxis)
             plain(axes.yaxis)
         if names:
-            made.legend(loc="outside upper left", ncols=min(len(names), 5), handlelength=3)
+            handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
+            shown = [name for name in names if name in handles]
+            made.legend([handles[n] for n in shown], shown, loc="outside upper left", ncols=min(len(names), 5), handlelength=3)
         return made
 
 
@@ -74,14 +76,14 @@ def _ticks():
 def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the lines are, and how many runs carry them."""
     train, held_out = _drawn(loss), _drawn(validation)
-    listed = inventory.dropna(subset=["approach", "world_size"])
-    smallest = listed.groupby("approach")["world_size"].transform("min")
+    listed = inventory.dropna(subset=["series", "world_size"])
+    smallest = listed.groupby("series")["world_size"].transform("min")
     asked = listed[listed["world_size"] == smallest]
     text = (
         f"Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each approach; "
         f"{words.counted(train['run_id'].nunique(), asked)}. "
     )
-    if train["run_id"].nunique() > train["approach"].nunique():
+    if train["run_id"].nunique() > train["series"].nunique():
         text += "Thin lines are repeats, bold ones their median by step. "
     final = held_out[held_out["last"].astype(bool)] if len(held_out) else held_out
     if len(final):
@@ -97,7 +99,7 @@ def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -
     """First and last losses, read aloud."""
     train = _drawn(loss)
     texts = []
-    for name in ordered(train["approach"]):
-        middle = train[train["approach"] == name].groupby("step")["loss"].median()
+    for name in ordered(train["series"]):
+        middle = train[train["series"] == name].groupby("step")["loss"].median()
         texts.append(f"{name} from {middle.iloc[0]:.2f} to {middle.iloc[-1]:.2f}")
     return f"Line plot of loss against useful tokens. Median training loss: {words.listing(texts) or 'no data'}."

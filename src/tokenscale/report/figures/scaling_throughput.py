@@ -15,8 +15,14 @@ def data(scaling: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     return scaling.copy()
 
 
-def _crowded(scaling: pd.DataFrame) -> bool:
-    return bool(scaling["oversubscribed"].fillna(False).astype(bool).any())
+def _warning(scaling: pd.DataFrame) -> str:
+    """Why the figure is no scaling measurement, or nothing."""
+    several = scaling[scaling["world_size"] > 1]
+    if several["oversubscribed"].fillna(False).astype(bool).any():
+        return words.OVERSUBSCRIBED
+    if (several["threads_per_rank"].fillna(0) < several["single_threads_per_rank"].fillna(0)).any():
+        return words.SHARED_CORES
+    return ""
 
 
 def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
@@ -32,9 +38,9 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
                 no_data(axes, f"no data: {words.counted(0, inventory)}")
             return made
         worlds = sorted(int(w) for w in scaling["world_size"].unique())
-        names = ordered(scaling["approach"])
+        names = ordered(scaling["series"])
         for i, name in enumerate(names):
-            here = scaling[scaling["approach"] == name]
+            here = scaling[scaling["series"] == name]
             shift = 1 + 0.03 * (i - (len(names) - 1) / 2)  # parts approaches that would hide each other
             for axes, column, factor in ((left, "useful_tokens_per_s", 1), (right, "efficiency", 100)):
                 rows = here.dropna(subset=[column])
@@ -55,11 +61,12 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             axes.set_xlim(worlds[0] / 1.25, worlds[-1] * 1.25)
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
+        right.set_ylim(0, max(110.0, 105 * scaling["efficiency"].max()))
         if scaling["efficiency"].dropna().empty:
             right.text(0.5, 0.5, "no run at world size 1\nto compare with", transform=right.transAxes, ha="center", style="italic")
         made.legend(loc="outside upper left", ncols=3, handlelength=3)
-        if _crowded(scaling):
-            made.supxlabel(words.OVERSUBSCRIBED, fontsize=10, fontweight="bold", color=TEXT)
+        if warning := _warning(scaling):
+            made.supxlabel(warning, fontsize=10, fontweight="bold", color=TEXT)
         return made
 
 
@@ -71,19 +78,18 @@ def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     )
     base = [
         f"{name} {words.spread(single['useful_tokens_per_s'])}"
-        for name in ordered(scaling["approach"])
-        if len(single := scaling[(scaling["approach"] == name) & (scaling["world_size"] == 1)])
+        for name in ordered(scaling["series"])
+        if len(single := scaling[(scaling["series"] == name) & (scaling["world_size"] == 1)])
     ]
     if base:
         text += f"T(1) in useful tokens / s: {words.listing(base)}. "
-    if _crowded(scaling):
-        text = f"{words.OVERSUBSCRIBED[0].upper()}{words.OVERSUBSCRIBED[1:]}. " + text
-    return text + words.kinds([g for _, g in scaling.groupby(["approach", "world_size"])["useful_tokens_per_s"]])
+    if warning := _warning(scaling):
+        text = f"{warning[0].upper()}{warning[1:]}. " + text
+    return text + words.kinds([g for _, g in scaling.groupby(["series", "world_size"])["useful_tokens_per_s"]])
 
 
 def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """Medians of throughput, read aloud."""
-    medians = scaling.groupby(["approach", "world_size"])["useful_tokens_per_s"].median()
+    medians = scaling.groupby(["series", "world_size"])["useful_tokens_per_s"].median()
     texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
-    warning = f" {words.OVERSUBSCRIBED}." if _crowded(scaling) else ""
-    return f"Throughput by world size, median useful tokens per second. {words.listing(texts) or 'No data'}.{warning}"
+    return f"Throughput by world size, median useful tokens per second. {words.listing(texts) or 'No data'}. {_warning(scaling)}".strip()

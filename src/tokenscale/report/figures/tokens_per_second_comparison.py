@@ -13,7 +13,7 @@ _RATES = (("useful_tokens_per_s", "useful tokens / s"), ("total_tokens_per_s", "
 
 def data(throughput: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """The plotted points: one row a run at world size 1."""
-    columns = ["approach", "repeat", "run_id", "useful_tokens_per_s", "total_tokens_per_s", "not_useful_share", "steps", "seconds"]
+    columns = ["series", "repeat", "run_id", "useful_tokens_per_s", "total_tokens_per_s", "not_useful_share", "steps", "seconds"]
     return throughput[throughput["world_size"] == 1][columns].reset_index(drop=True)
 
 
@@ -21,7 +21,7 @@ def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Two panels, one row an approach: every run as a dot, the median as a bar."""
     points = data(throughput, inventory)
     single = inventory[inventory["world_size"] == 1]
-    names = ordered(single["approach"].dropna())[::-1]
+    names = ordered(single["series"].dropna())[::-1]
     with style():
         made, panels = figure(2, height=1.3 + 0.46 * max(3, len(names)), sharey=True)
         for axes, (column, label) in zip(panels, _RATES, strict=True):
@@ -30,7 +30,7 @@ def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
                 no_data(axes, f"no data: {words.counted(0, inventory, len(single))}")
                 continue
             for y, name in enumerate(names):
-                values = points.loc[points["approach"] == name, column]
+                values = points.loc[points["series"] == name, column]
                 if values.empty:
                     axes.text(0.02, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
                     continue
@@ -59,14 +59,14 @@ def caption(throughput: pd.DataFrame, inventory: pd.DataFrame) -> str:
         f"Tokens per second at world size 1, sum over sum after warm-up; {words.counted(len(points), single)}. "
         "Each dot is a run, each bar the median of a cell; open markers tokenize while training, filled ones read a store. "
     )
-    return text + words.kinds([group for _, group in points.groupby("approach")["useful_tokens_per_s"]])
+    return text + words.kinds([group for _, group in points.groupby("series")["useful_tokens_per_s"]])
 
 
 def alt(throughput: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The medians, read aloud."""
     points = data(throughput, inventory)
     medians = [
-        f"{name} {number(points.loc[points['approach'] == name, 'useful_tokens_per_s'].median())}"
-        for name in ordered(points["approach"])
+        f"{name} {number(points.loc[points['series'] == name, 'useful_tokens_per_s'].median())}"
+        for name in ordered(points["series"])
     ]
     return f"Dot plot of tokens per second. Median useful tokens per second: {words.listing(medians) or 'no data'}."

@@ -1,0 +1,54 @@
+"""What a training step gets, and from what."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenscale.formats.labels import IGNORED
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's share of one global batch. A rank may hold no row at all: then all shapes are [0, T]."""
+
+    tokens_bt: np.ndarray  # int64 [rows, T]
+    labels_bt: np.ndarray  # int64 [rows, T], −100 where the label does not count
+    useful_tokens: int  # labels that count
+    total_tokens: int  # rows * T
+    order_digest: int  # adds up over the ranks, modulo 2**52 (order/digest.py)
+
+    @classmethod
+    def of(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
+        """The batch of these arrays, its tokens counted."""
+        useful = int(np.count_nonzero(labels_bt != IGNORED))
+        return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
+
+
+class Batches(Protocol):
+    """The endless sequence of global batches, as one rank sees it."""
+
+    vocabulary_size: int
+
+    def next(self) -> Batch:
+        """This rank's share of the next global batch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where the next batch begins, as plain JSON."""
+        ...
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go to where `state` says. States of any world size fit."""
+        ...
+
+
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One state of what all ranks returned at the same step; it serves every rank of every later world size.
+
+    Raises ValueError where the ranks stood at different steps: such a checkpoint was never valid.
+    """
+    if len({state["step"] for state in states}) != 1:
+        raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
+    slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
+    return {"step": states[0]["step"], **({"slots": slots} if slots else {})}

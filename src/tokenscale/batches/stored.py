@@ -1,0 +1,38 @@
+"""What the approaches share that read a token store: opening it and holding it against the run. No tokenizer package."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenscale.errors import UserError
+from tokenscale.files import sha256_file
+from tokenscale.formats.manifest import open_store
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.manifest import read_manifest
+
+
+def checked_manifest(
+    run: RunSettings, store_directory: Path | None, corpus_directory: Path | None, tokenizer_directory: Path | None
+) -> dict[str, Any]:
+    """The manifest of the run's store. The corpus and the tokenizer are compared where their folders are given.
+
+    Raises UserError where anything does not match (see `formats.manifest.open_store`).
+    """
+    if store_directory is None:
+        raise UserError(
+            f"approach {run.approach} reads a token store, and none was given.",
+            run=run.identity,
+            next=f"name the folder results/tokens/{run.corpus.name}/{run.tokenizer.name}/{run.store.directory}",
+        )
+    return open_store(
+        store_directory,
+        run.store,
+        asked_by=run.identity,
+        tokenizer_name=run.tokenizer.name,
+        tokenizer_sha256=read_manifest(tokenizer_directory)["file"]["sha256"] if _exists(tokenizer_directory) else None,
+        vocabulary_size=run.model.vocabulary_size,
+        corpus_manifest_sha256=sha256_file(Path(corpus_directory) / "manifest.json") if _exists(corpus_directory) else None,
+    )
+
+
+def _exists(directory: Path | None) -> bool:
+    return directory is not None and (Path(directory) / "manifest.json").exists()

@@ -1,0 +1,265 @@
+"""What the page and the PDF say about one experiment, as plain values: counted and computed here, laid out elsewhere."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+
+from tokenscale.analysis import statistics
+from tokenscale.analysis.queries import connect, query
+from tokenscale.analysis.tables import TABLES
+from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
+from tokenscale.report.registry import FIGURES
+from tokenscale.report.style import number, ordered
+from tokenscale.report.words import OVERSUBSCRIBED, kinds, spread
+
+#: what is compared, offline over online and ours over both: (approach, baseline)
+COMPARISONS = (
+    ("pretokenized-padded", "padded"),
+    ("token-list", "padding-free"),
+    ("packed", "padded"),
+    ("packed", "padding-free"),
+)
+VALIDITY = ("valid", "suspect", "invalid", "missing")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with a flag for those aligned to the right, and rows of texts."""
+
+    columns: list[tuple[str, bool]]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+def experiment(name: str, tables: Path) -> dict[str, Any]:
+    """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
+    folder = tables / name
+    head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
+    with connect(folder) as connection:
+        runs = query("inventory", connection)
+        throughput = query("throughput", connection)
+        order = query("order", connection)
+        compared = comparisons(throughput)
+        return {
+            "name": name,
+            "question": head.get("question") or "",
+            "scale": head.get("scale") or "",
+            "note": head.get("note") or "",
+            "repeats": head.get("repeats"),
+            "figures": [f for f in head.get("figures") or FIGURES if f in FIGURES],
+            "runs": len(runs),
+            "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
+            "machines": _machines(runs),
+            "commits": _commits(runs),
+            "data_from": _dates(runs),
+            "digest": digest(folder),
+            "oversubscribed": OVERSUBSCRIBED if runs["oversubscribed"].fillna(False).astype(bool).any() else "",
+            "answers": answers(compared),
+            "design": design(runs, head.get("repeats")),
+            "throughput": throughput_table(throughput, query("stalls", connection)),
+            "comparisons": comparison_table(compared),
+            "validation": validation_table(query("validation", connection)),
+            "proof": proof(order),
+            "inventory": inventory_table(runs),
+            "quarantine": quarantine_table(connection),
+            "versions": _versions(runs),
+        }
+
+
+def digest(folder: Path) -> str:
+    """One digest over all tables of an experiment: equal digests, equal report."""
+    hashes = {t: sha256_file(folder / f"{t}.parquet") for t in TABLES}
+    return sha256_text(canonical_json(hashes | {"experiment": sha256_file(folder / "experiment.json")}))
+
+
+def comparisons(throughput: pd.DataFrame) -> list[dict[str, Any]]:
+    """The pairs of `COMPARISONS` at the smallest world size, paired by settings and repeat; p after Holm's correction."""
+    if throughput.empty:
+        return []
+    rows = throughput[throughput["world_size"] == throughput["world_size"].min()]
+    cells = {
+        name: {(r.science, r.repeat): r.useful_tokens_per_s for r in group.itertuples()} for name, group in rows.groupby("approach")
+    }
+    family = [
+        (a, b, statistics.ratio_of_medians(cells[a], cells[b]))
+        for a, b in COMPARISONS
+        if a in cells and b in cells and cells[a].keys() & cells[b].keys()
+    ]
+    corrected = statistics.holm([c.p for _, _, c in family])
+    found = []
+    for (a, b, c), p in zip(family, corrected, strict=True):
+        spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
+        smallest = min(1.0, c.smallest_p * len(family))
+        word = statistics.verdict(spread, p, smallest)
+        found.append({"approach": a, "baseline": b, "result": c, "p": p, "smallest_p": smallest, "verdict": word})
+    return found
+
+
+def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """One line a comparison: effect, spread, word."""
+    return [
+        {
+            "text": f"{c['approach']} trains {number(c['result'].paired)} × as many useful tokens a second as {c['baseline']}",
+            "spread": f"{number(c['result'].low)}–{number(c['result'].high)}, {_pairs(c['result'].n)}, {c['result'].kind}",
+            "verdict": c["verdict"],
+        }
+        for c in compared
+    ]
+
+
+def _pairs(n: int) -> str:
+    return f"{n} pair{'s' * (n != 1)}"
+
+
+def comparison_table(compared: list[dict[str, Any]]) -> Table:
+    """Online against offline: ratios, test and verdict."""
+    columns = [("approach", False), ("against", False), ("pairs", True), ("ratio of medians", True), ("median of paired ratios", True)]
+    columns += [("spread", True), ("what the spread is", False), ("p (Holm)", True), ("smallest possible p", True), ("verdict", False)]
+    rows = []
+    for c in compared:
+        r = c["result"]
+        rows.append(
+            [c["approach"], c["baseline"], str(r.n), number(r.ratio), number(r.paired), f"{number(r.low)}–{number(r.high)}"]
+            + [r.kind, number(c["p"], 2), number(c["smallest_p"], 2), c["verdict"]]
+        )
+    return Table(
+        columns,
+        rows,
+        "Useful tokens per second at the smallest world size, paired by repeat. Exact sign-flip test on log ratios, Holm-corrected "
+        "over the rows; “too few runs” means that no data from so many pairs could reach p < 0.05.",
+    )
+
+
+def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame) -> Table:
+    """A row a series and world size: medians with their spread."""
+    columns = [("approach", False), ("world size", True), ("runs", True), ("useful tokens / s", True), ("total tokens / s", True)]
+    columns += [("not useful (%)", True), ("median step (ms)", True), ("data stall (%)", True)]
+    rows = []
+    for name in ordered(throughput["series"]):
+        for world, group in throughput[throughput["series"] == name].groupby("world_size"):
+            stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]["data_stall_share"]
+            rows.append(
+                [name, str(world), str(len(group)), spread(group["useful_tokens_per_s"]), spread(group["total_tokens_per_s"])]
+                + [number(100 * group["not_useful_share"].median()), spread(1e3 * group["median_step_s"]), spread(100 * stall)]
+            )
+    kind = kinds([group for _, group in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]])
+    return Table(columns, rows, f"Medians over runs, their spread in brackets; after warm-up, sum over sum. {kind}")
+
+
+def validation_table(validation: pd.DataFrame) -> Table:
+    """A row a series and world size: the loss after the last step."""
+    columns = [("approach", False), ("world size", True), ("runs", True), ("steps", True), ("useful tokens trained on", True)]
+    columns += [("first loss", True), ("last loss", True), ("perplexity", True)]
+    rows = []
+    for name in ordered(validation["series"]):
+        for world, group in validation[validation["series"] == name].groupby("world_size"):
+            last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
+            rows.append(
+                [name, str(world), str(len(last)), spread(last["step"]), spread(last["useful_tokens_seen"]), spread(first["loss"], 5)]
+                + [spread(last["loss"], 5), spread(last["perplexity"])]
+            )
+    final = validation[validation["last"].astype(bool)]
+    kind = kinds([group for _, group in final.groupby(["series", "world_size"])["loss"]])
+    text = "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread in brackets."
+    return Table(columns, rows, f"{text} {kind}")
+
+
+def proof(order: pd.DataFrame) -> dict[str, Any]:
+    """Do the runs of a pair train on the same batches? A sentence and a table for each kind of pair."""
+    parts = []
+    for kind, what in (("world sizes", "across world sizes"), ("online and offline", "online against offline")):
+        pairs = order[order["kind"] == kind]
+        same = int(pairs["same_data"].sum())
+        if pairs.empty:
+            state, text = "none", f"Same data {what}: no pair of runs to compare."
+        elif same == len(pairs):
+            state, text = "proven", f"Same data {what}: proven. All {_pairs(same)} have equal order digests at every step."
+        else:
+            text = f"Same data {what}: not proven. {same} of {_pairs(len(pairs))} have equal order digests at every step."
+            state = "broken"
+        columns = [("approach", False), ("against", False), ("world sizes", False), ("pairs", True), ("steps equal", True)]
+        columns += [("same data", False), ("losses bit-identical", False), ("largest loss difference (nats)", True)]
+        rows = []
+        keys = ["approach", "other_approach", "world_size", "other_world_size"]
+        for (a, b, w, v), group in pairs.groupby(keys):
+            rows.append(
+                [a, b, f"{w} and {v}", str(len(group)), f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}"]
+                + ["yes" if group["same_data"].all() else "no", "yes" if group["losses_identical"].all() else "no"]
+                + [f"{group['largest_loss_difference'].max():.2g}"]
+            )
+        parts.append({"kind": kind, "state": state, "text": text, "table": Table(columns, rows)})
+    return {"parts": parts}
+
+
+def design(runs: pd.DataFrame, repeats: Any) -> Table:
+    """The grid of the experiment: a row a cell, repeats by validity."""
+    columns = [("cell", False), *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())), ("done", True)]
+    rows = []
+    for cell, group in runs.groupby("cell", sort=False):
+        by_repeat = {r.repeat: r.validity for r in group.itertuples()}
+        done = int(group["validity"].isin(["valid", "suspect"]).sum())
+        marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
+        rows.append([cell or "(one cell)", *marks, f"{done} of {repeats or len(group)}"])
+    return Table(columns, rows)
+
+
+def inventory_table(runs: pd.DataFrame) -> Table:
+    """Every run, also those that count for nothing."""
+    columns = [("run", False), ("validity", False), ("status", False), ("reasons", False), ("order", True), ("attempts", True)]
+    columns += [("steps", True), ("repeated rows", True), ("broken lines", True), ("sealed", False)]
+    rows = []
+    for r in runs.itertuples():
+        rows.append(
+            [r.run_id, r.validity, r.status, r.reasons or "", _count(r.position), _count(r.attempts)]
+            + [f"{_count(r.steps_seen)} of {_count(r.steps_asked)}", _count(r.overlap_rows)]
+            + [f"{_count(r.quarantined)}" + (f" ({_count(r.quarantined_benign)} benign)" if r.quarantined else "")]
+            + ["yes" if r.sealed else "no"]
+        )
+    return Table(columns, rows)
+
+
+def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
+    """Broken log lines; the ones that a killed process does not explain come first."""
+    rows = connection.execute("SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100").fetchall()
+    columns = [("file", False), ("line", True), ("reason", False), ("benign", False), ("text", False)]
+    return Table(columns, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])
+
+
+def _count(value: Any) -> str:
+    return "–" if pd.isna(value) else str(int(value))
+
+
+def _machines(runs: pd.DataFrame) -> list[str]:
+    found = set()
+    for r in runs.dropna(subset=["device"]).itertuples():
+        cpu = r.cpu or "unknown CPU"
+        cores = "" if pd.isna(r.cores) else f", {int(r.cores)} cores"
+        found.add(f"{cpu}{cores}" if r.device == "cpu" else f"{r.device} ({cpu}{cores})")
+    return sorted(found)
+
+
+def _commits(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    pairs = {(r.git_commit, bool(r.git_dirty)) for r in runs.dropna(subset=["git_commit"]).itertuples()}
+    return [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(pairs)]
+
+
+def _dates(runs: pd.DataFrame) -> str:
+    """The days on which the runs ran, UTC; of the data, not of the report."""
+    if runs["started_unix_s"].isna().all():
+        return ""
+    ends = (runs["started_unix_s"].min(), runs["stopped_unix_s"].max())
+    days = list(dict.fromkeys(datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d") for t in ends))
+    return " to ".join(days)
+
+
+def _versions(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    found: dict[str, set[str]] = {}
+    for text in runs["versions"].dropna():
+        for package, version in json.loads(text).items():
+            found.setdefault(package, set()).add(str(version))
+    return [(package, ", ".join(sorted(v))) for package, v in sorted(found.items())]

@@ -1,0 +1,31 @@
+"""Side-by-side measurements, each apart from everything else."""
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+
+from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.options import from_dict
+
+#: benchmark → the module that measures it, imported only when asked for
+BENCHMARKS = {"data": "tokenscale.benchmark.data"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options: one set for each benchmark."""
+    kinds = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    data = kinds.add_parser("data", help="tokenizing and reading, the five approaches side by side")
+    data.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
+    data.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    data.add_argument("--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+    data.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
+    data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write, and print the table."""
+    module = importlib.import_module(BENCHMARKS[arguments.benchmark])
+    settings = from_dict(DataBenchmarkSettings, json.loads(arguments.settings))
+    folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
+    print(module.table(module.measure(settings, *folders, arguments.output)))

@@ -1,0 +1,138 @@
+"""Tiny corpora, tokenizers and stores for tests, built by the code that builds real ones."""
+
+import importlib
+from pathlib import Path
+from typing import Any, Sequence
+
+from tokenscale.batches.batch import Batch, Batches
+from tokenscale.batches.open import open_batches
+from tokenscale.corpus.build import build_from, split_of
+from tokenscale.order.digest import MODULUS
+from tokenscale.settings.data import FORMATS, CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.build import build as build_tokenizer
+
+DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}], "source_date": "2000-01-01"}
+
+#: documents that went wrong somewhere, some day
+HOSTILE = (
+    "",
+    " ",
+    "<s>",
+    "</s> and <s> and <pad> in the middle <s>",
+    "\x00NUL\x00",
+    "👩‍👩‍👧‍👦 family, e\u0301 combining, \u202eRTL שלום\u202c, مرحبا",
+    "\ufeffBOM and \u2028 line separator",
+    "a" * 500,
+    "日本語のテキスト" * 30,
+    "x",
+)
+
+
+def texts_around(sequence_length: int) -> list[str]:
+    """Texts of distinct letters whose token counts lie at every border of a row, with the byte tokenizer of 259 ids.
+
+    Each letter below is a token of its own there, so a text of n letters makes a document of n + 1 tokens.
+    """
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    sizes = [*range(0, 4), *range(sequence_length - 3, sequence_length + 4), 2 * sequence_length - 1]
+    sizes += [2 * sequence_length, 2 * sequence_length + 1, 3 * sequence_length, 7 * sequence_length + 5]
+    return ["".join(letters[(n * 7 + k * k) % 26] for k in range(size)) for n, size in enumerate(sizes)]
+
+
+def make_corpus(
+    directory: Path,
+    texts: Sequence[str],
+    *,
+    name: str = "tiny",
+    validation_share: float = 1e-9,
+    row_group_rows: int = 7,
+    description: dict[str, Any] | None = None,
+    cleaning: CleaningSettings | None = None,
+) -> Path:
+    """A corpus of these texts, none dropped or changed by default, nearly surely all in the training split."""
+    settings = CorpusSettings(
+        name=name,
+        cleaning=cleaning or CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
+        validation_share=validation_share,
+        row_group_rows=row_group_rows,
+    )
+    documents = ((text, f"texts::{i}") for i, text in enumerate(texts))
+    build_from(documents, settings, Path(directory), description or DESCRIPTION)
+    return Path(directory)
+
+
+def make_tokenizer(directory: Path, corpus_directory: Path, vocabulary_size: int = 300, name: str = "bpe") -> Path:
+    """A byte-level BPE of the corpus. Needs the package tokenizers; with little text it gets fewer ids."""
+    settings = TokenizerSettings(name=name, kind="bpe", corpus="tiny", vocabulary_size=vocabulary_size)
+    build_tokenizer(settings, Path(directory), corpus_directory)
+    return Path(directory)
+
+
+def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Path, store: StoreSettings | str) -> Path:
+    """A store in `directory`/<its name>; the store by its settings or by its name."""
+    store = StoreSettings.parse(store) if isinstance(store, str) else store
+    path = Path(directory) / store.directory
+    importlib.import_module(FORMATS[store.format]).write(store, corpus_directory, tokenizer_directory, path)
+    return path
+
+
+def make_run(approach: str, sequence_length: int, **changes: Any) -> RunSettings:
+    """A run over what `make_tokenizer` makes."""
+    tokenizer = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_size=300)
+    return RunSettings(approach=approach, sequence_length=sequence_length, tokenizer=tokenizer, **changes)
+
+
+class Lab:
+    """A corpus, its tokenizer, and stores made when first asked for, in one folder."""
+
+    def __init__(self, directory: Path, texts: Sequence[str], vocabulary_size: int = 300, **corpus: Any):
+        self.directory = Path(directory)
+        self.corpus = make_corpus(self.directory / "corpus", texts, **corpus)
+        self.tokenizer = make_tokenizer(self.directory / "tokenizer", self.corpus, vocabulary_size)
+
+    def store(self, store: StoreSettings) -> Path:
+        """The folder of a store."""
+        path = self.directory / "tokens" / store.directory
+        if not (path / "manifest.json").exists():
+            make_store(path.parent, self.corpus, self.tokenizer, store)
+        return path
+
+    def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
+        """One rank's batches of a run."""
+        return open_batches(
+            run,
+            corpus_directory=self.corpus,
+            tokenizer_directory=self.tokenizer,
+            store_directory=self.store(run.store) if run.store else None,
+            rank=rank,
+            world_size=world_size,
+        )
+
+
+def same(a: Batch, b: Batch) -> bool:
+    """Whether two batches are equal bit for bit, types and counts included."""
+    arrays = all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+        for x, y in ((a.tokens_bt, b.tokens_bt), (a.labels_bt, b.labels_bt))
+    )
+    counts = (a.useful_tokens, a.total_tokens, a.order_digest) == (b.useful_tokens, b.total_tokens, b.order_digest)
+    return arrays and counts
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The global batch of the ranks' shares."""
+    import numpy as np
+
+    return Batch(
+        np.concatenate([p.tokens_bt for p in parts]),
+        np.concatenate([p.labels_bt for p in parts]),
+        sum(p.useful_tokens for p in parts),
+        sum(p.total_tokens for p in parts),
+        sum(p.order_digest for p in parts) % MODULUS,
+    )
+
+
+def held_out(text: str, share: float) -> bool:
+    """Whether a text falls into the validation split."""
+    return split_of(text.encode("utf-8"), share) == "validation"

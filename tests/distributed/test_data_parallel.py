@@ -1,0 +1,111 @@
+"""DDP computes what one process computes: gradients of one batch, weights after some steps, whatever the shares."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed.ranks import run_ranks
+from tokenscale.batches.batch import Batch
+from tokenscale.models.decoder import Decoder, initialise
+from tokenscale.models.losses import cross_entropy_sum
+from tokenscale.order.shares import micro_steps, share
+from tokenscale.parallel import data, single
+from tokenscale.settings.model import PRESETS
+from tokenscale.settings.run import LayoutSettings, OptimizerSettings
+from tokenscale.training.optimizer import adamw, clip
+from tokenscale.training.step import backward
+
+pytestmark = pytest.mark.distributed
+SHAPE, LENGTH, GLOBAL_BATCH = PRESETS["llama-micro"].with_vocabulary(96), 24, 7
+#: fp32: sums run in another order
+TOLERANCE = {"atol": 2e-7, "rtol": 2e-5}
+
+
+def global_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with very unequal numbers of useful tokens: where per-rank means would weigh them wrongly."""
+    random = np.random.default_rng(step)
+    tokens = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
+    labels = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
+    for row in range(GLOBAL_BATCH):
+        labels[row, 1 + (row * 5 + step) % LENGTH :] = -100
+    return tokens, labels
+
+
+def my_batch(step: int, world) -> Batch:
+    mine = share(GLOBAL_BATCH, world.rank, world.size)
+    tokens, labels = (values[mine.start : mine.stop] for values in global_batch(step))
+    return Batch(tokens, labels, int((labels >= 0).sum()), tokens.size, 0)
+
+
+def model_of(world):
+    model = Decoder(SHAPE, LENGTH)
+    # only rank 0 has the right weights: wrapping must bring them to the others
+    initialise(model, 0 if world.rank == 0 else 100 + world.rank)
+    return (single if world.size == 1 else data).apply(model, LayoutSettings(data=world.size), world)
+
+
+def plain(model):
+    return getattr(model, "module", model)
+
+
+def gradients(world, micro_batch):
+    model = model_of(world)
+    steps = micro_steps(GLOBAL_BATCH, world.size, micro_batch)
+    loss = backward(model, my_batch(0, world), micro_batch=micro_batch, micro_steps=steps, world=world)
+    return loss.item(), {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
+
+
+def weights(world, micro_batch, steps):
+    model = model_of(world)
+    optimizer = adamw(model, OptimizerSettings(learning_rate=1e-3))
+    passes = micro_steps(GLOBAL_BATCH, world.size, micro_batch)
+    norms = []
+    for step in range(steps):
+        backward(model, my_batch(step, world), micro_batch=micro_batch, micro_steps=passes, world=world)
+        norms.append(clip(model, 0.5)[0])
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, {n: p.detach().numpy() for n, p in plain(model).named_parameters()}
+
+
+def gradients_of_rank_means(world):
+    """The source studies' normalisation: each rank divides by its own count."""
+    model = model_of(world)
+    batch = my_batch(0, world)
+    loss = cross_entropy_sum(model(torch.from_numpy(batch.tokens_bt)), torch.from_numpy(batch.labels_bt))
+    (loss / batch.useful_tokens).backward()
+    return {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
+
+
+def close(a, b):
+    return all(np.allclose(a[name], b[name], **TOLERANCE) for name in a)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_gradient_is_that_of_one_process(world_size, micro_batch):
+    """7 rows on 2, 3 and 4 ranks: unequal shares, and passes that have no rows on some ranks."""
+    ((loss, expected),) = run_ranks(gradients, 1, 8)
+    found = run_ranks(gradients, world_size, micro_batch)
+    assert sum(rank_loss for rank_loss, _ in found) == pytest.approx(loss, rel=1e-6)
+    for _, gradient in found:
+        for name in expected:
+            np.testing.assert_allclose(gradient[name], expected[name], err_msg=name, **TOLERANCE)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_weights_after_five_steps_are_those_of_one_process(world_size):
+    """Adam divides by the root of the squared gradient, which magnifies rounding where gradients are near zero: 1e-5."""
+    ((norms, expected),) = run_ranks(weights, 1, 8, 5)
+    found = run_ranks(weights, world_size, 2, 5)
+    for rank_norms, rank_weights in found:
+        assert rank_norms == pytest.approx(norms, rel=1e-4)
+        for name in expected:
+            np.testing.assert_allclose(rank_weights[name], expected[name], atol=1e-5, rtol=1e-4, err_msg=name)
+            np.testing.assert_array_equal(rank_weights[name], found[0][1][name], err_msg=f"ranks differ in {name}")
+
+
+def test_this_suite_sees_a_normalisation_per_rank():
+    """A test of the tests: the mistake they exist for is far outside the tolerance."""
+    ((_, expected),) = run_ranks(gradients, 1, 8)
+    assert not close(run_ranks(gradients_of_rank_means, 2)[0], expected)

@@ -1,0 +1,149 @@
+"""Synthetic logs of runs, written the way a training writes them; for tests of everything after a training."""
+
+import math
+from pathlib import Path
+
+from tokenscale.files import write_json
+from tokenscale.order.digest import MODULUS
+from tokenscale.records import provenance
+from tokenscale.records.events import Writer
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import BudgetSettings, LayoutSettings, RunSettings
+
+APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
+HARDWARE = {"device": "cpu", "device_kind": "cpu", "cpu": "A test CPU", "cores": 2, "threads_per_rank": 1}
+#: approach → seconds a step, seconds of it waiting for data, useful share
+SHAPES = {
+    "padded": (0.30, 0.05, 0.4),
+    "pretokenized-padded": (0.26, 0.01, 0.4),
+    "padding-free": (0.29, 0.04, 0.98),
+    "token-list": (0.27, 0.012, 0.98),
+    "packed": (0.25, 0.002, 0.97),
+}
+
+
+def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> RunSettings:
+    """A small run."""
+    return RunSettings(
+        approach=approach, layout=LayoutSettings(data=world_size), repeat=repeat, budget=BudgetSettings(steps=steps), **fields
+    )
+
+
+def write_attempt(folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9) -> None:
+    """Event files of all ranks of one attempt: steps start … stop - 1."""
+    world = run.layout.world_size
+    stop = run.budget.steps if stop is None else stop
+    step_s, wait_s, useful_share = SHAPES[run.approach]
+    step_s *= 1 + 0.01 * run.repeat
+    for rank in range(world):
+        writer = Writer(folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
+        writer.event("run_start", world_size=world)
+        writer.event("init_done", duration_s=0.5)
+        rows = run.global_batch // world + (rank < run.global_batch % world)
+        total = rows * run.sequence_length
+
+        def validate(step, writer=writer, rank=rank):
+            if rank == 0:
+                loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.01 * run.repeat
+                writer.event("validation", step=step, loss_sum=5000 * loss, useful_tokens=5000, rows=16, duration_s=0.2)
+
+        if start == 0:
+            validate(0)
+        for step in range(start, stop):
+            useful = int(total * useful_share)
+            loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.repeat)
+            writer.step(
+                step=step, t_unix_s=t0 + step, t_mono_s=100.0 + step * step_s, step_s=step_s * (1 if step else 5),
+                data_wait_s=wait_s, forward_backward_s=0.7 * step_s, optimizer_s=0.1 * step_s, loss_sum=loss * useful,
+                useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1, learning_rate=1e-3, grad_norm=1.5,
+                grad_norm_clipped=1.0, order_digest=((1 + step) * 2**47 * 17 + run.repeat) // world % MODULUS
+                if rank else ((1 + step) * 2**47 * 17 + run.repeat - (world - 1) * (((1 + step) * 2**47 * 17 + run.repeat) // world))
+                % MODULUS,
+                memory_peak_bytes=10**8, nonfinite=False,
+            )  # fmt: skip
+        if stopped:
+            validate(stop)
+            writer.event("run_stop", status="complete", step=stop)
+        writer.close()
+
+
+def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields) -> Path:
+    """A whole run with its sealed run.json. `attempts`: options of `write_attempt`, one mapping an attempt."""
+    folder = runs / run.identity
+    for number, options in enumerate(attempts or [{}]):
+        write_attempt(folder, run, number, **options)
+    record = {
+        "schema": 1,
+        "run_id": run.identity,
+        "run": to_dict(run),
+        "attempt": len(attempts or [{}]) - 1,
+        "digest": "d" * 64,
+        "parameters": 123456,
+        "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"},
+        "environment": {},
+        "hardware": hardware,
+        **fields,
+    }
+    provenance.seal(folder, record, {"status": status, "steps": run.budget.steps})
+    return folder
+
+
+def write_table(path: Path, runs: list[RunSettings], **fields) -> Path:
+    """The run table of an experiment."""
+    entries = [
+        {
+            "run_id": run.identity,
+            "cell": {"approach": run.approach, "layout.data": run.layout.data},
+            "repeat": run.repeat,
+            "position": position,
+            "run": to_dict(run),
+        }
+        for position, run in enumerate(runs)
+    ]
+    factors = {
+        "approach": list(dict.fromkeys(r.approach for r in runs)),
+        "layout.data": sorted({r.layout.data for r in runs}),
+    }
+    head = {
+        "schema": 1,
+        "experiment": "demo",
+        "question": "Which approach trains fastest?",
+        "scale": "demo",
+        "note": "Numbers of a test.",
+        "factors": factors,
+        "repeats": 1 + max((r.repeat for r in runs), default=0),
+    }
+    write_json(path, {**head, **fields, "runs": entries})
+    return path
+
+
+def write_benchmark(path: Path, rounds=3) -> Path:
+    """A data benchmark with five arms and the limit."""
+    times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001, "memcpy": 2e-4}
+    records = [
+        {
+            "arm": arm,
+            "round": r,
+            "open_s": 0.01,
+            "seconds": seconds * (1 + 0.02 * r),
+            "batches": 16,
+            "useful_tokens": 60_000,
+            "total_tokens": 131_072,
+        }
+        for r in range(rounds)
+        for arm, seconds in times.items()
+    ]
+    shape = {"sequence_length": 1024, "rows": 8, "batches": 16, "rounds": rounds}
+    head = {"schema": 1, "settings": shape, "tokenizer": "tekken", "corpus": "docstrings", "cache": "warm"}
+    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, "records": records})
+    return path
+
+
+def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields) -> Path:
+    """`<folder>/{runs,runs.json,bench.json}`: an experiment whose runs are all there."""
+    runs = [settings(a, w, r, steps=12) for r in range(repeats) for a in approaches for w in world_sizes]
+    for run in runs:
+        write_run(folder / "runs", run)
+    write_benchmark(folder / "bench.json")
+    return write_table(folder / "runs.json", runs, **fields)

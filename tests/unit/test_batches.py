@@ -1,0 +1,257 @@
+"""Tokens in motion: online equals offline, N ranks equal one, a seek lands where it should."""
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
+from tokenscale.batches.batch import merge_states
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.formats.documents import encode_documents
+from tokenscale.formats.labels import IGNORED
+from tokenscale.order.permutation import permute
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.run import APPROACHES
+from tokenscale.tokenizer.load import load
+
+T = 16
+PAIRS = [("padded", "pretokenized-padded"), ("padding-free", "token-list")]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+def documents_of(lab, eos=False):
+    text = RawText(lab.corpus)
+    return encode_documents(load(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
+
+
+def take(batches, steps):
+    return [batches.next() for _ in range(steps)]
+
+
+@pytest.mark.parametrize(("online", "offline"), PAIRS)
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize("global_batch", [1, 3, 8])
+def test_online_and_offline_are_bit_identical(lab, online, offline, eos, global_batch):
+    run = dict(sequence_length=T, eos=eos, global_batch=global_batch, seed=global_batch)
+    pairs = zip(
+        take(lab.batches(make_run(online, **run)), 200 // global_batch),
+        take(lab.batches(make_run(offline, **run)), 200 // global_batch),
+        strict=True,
+    )
+    assert all(same(a, b) for a, b in pairs)
+
+
+@given(
+    st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+def test_online_and_offline_are_bit_identical_on_any_text(tmp_path_factory, texts, global_batch, seed):
+    lab = Lab(tmp_path_factory.mktemp("any"), texts, vocabulary_size=262)
+    for online, offline in PAIRS:
+        run = dict(sequence_length=8, global_batch=global_batch, seed=seed)
+        a, b = (take(lab.batches(make_run(approach, **run)), 30) for approach in (online, offline))
+        assert all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 12])
+def test_every_world_size_reads_the_same_global_batches(lab, approach, world_size):
+    run = make_run(approach, sequence_length=T, global_batch=8)
+    alone = lab.batches(run)
+    ranks = [lab.batches(run, rank, world_size) for rank in range(world_size)]
+    for _ in range(12):
+        parts = [rank.next() for rank in ranks]
+        assert same(joined(parts), alone.next())
+        sizes = [len(p.tokens_bt) for p in parts]
+        assert max(sizes) - min(sizes) <= 1 and all(p.tokens_bt.shape[1] == T for p in parts)
+
+
+def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
+    for approach in APPROACHES:
+        digests = [
+            batch.order_digest
+            for seed in range(3)
+            for batch in take(lab.batches(make_run(approach, sequence_length=T, seed=seed)), 10)
+        ]
+        assert len(set(digests)) == 30
+
+
+@pytest.mark.parametrize("approach", ["padded", "pretokenized-padded", "packed"])
+def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
+    run = make_run(approach, sequence_length=T, global_batch=4)
+    rows = lab.batches(run)._rows
+    if approach != "packed":
+        assert rows == len(documents_of(lab))
+    for epoch in range(2):
+        batches = lab.batches(run)
+        skipped = [r for b in take(batches, -(-rows * (epoch + 1) // 4)) for r in zip(b.tokens_bt, b.labels_bt, strict=True)]
+        held = [(t.tobytes(), y.tobytes()) for t, y in skipped[rows * epoch : rows * (epoch + 1)]]
+        tokens, labels = batches._read(np.arange(rows))
+        assert sorted(held) == sorted((t.tobytes(), y.tobytes()) for t, y in zip(tokens, labels, strict=True))
+
+
+@pytest.mark.parametrize("approach", ["padding-free", "token-list"])
+@pytest.mark.parametrize("global_batch", [1, 3, 5])
+def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
+    """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of the batches."""
+    documents = documents_of(lab)
+    run = make_run(approach, sequence_length=T, global_batch=global_batch, seed=2, repeat=1)
+    n, steps = len(documents), 60
+    found = take(lab.batches(run), steps)
+    for slot in range(global_batch):
+        tokens, labels = [], []
+        for j in itertools.count():
+            i = slot + j * global_batch
+            document = documents[int(permute(i % n, n, run.effective_seed, i // n)[0])].tolist()
+            tokens += document
+            labels += [IGNORED, *document[1:]]  # what each token is as a label
+            if len(tokens) > steps * T + 1:
+                break
+        for step, batch in enumerate(found):
+            assert batch.tokens_bt[slot].tolist() == tokens[step * T : step * T + T]
+            assert batch.labels_bt[slot].tolist() == labels[step * T + 1 : step * T + T + 1]
+
+
+def test_a_whole_document_adds_the_same_labels_in_every_approach(tmp_path):
+    """Where nothing is cut, an epoch of each approach holds the same (token, label) pairs."""
+    texts = ["", "a", *(t for t in texts_around(T) if len(t) <= T)]
+    lab = Lab(tmp_path, texts, vocabulary_size=262)
+    documents = documents_of(lab)
+    expected = sorted((int(a), int(b)) for d in documents for a, b in zip(d, d[1:], strict=False))
+
+    def pairs(batches):
+        tokens = np.concatenate([b.tokens_bt.ravel() for b in batches])
+        labels = np.concatenate([b.labels_bt.ravel() for b in batches])
+        return [(int(a), int(b)) for a, b in zip(tokens, labels, strict=True) if b != IGNORED]
+
+    for approach in ("padded", "pretokenized-padded", "packed"):
+        batches = lab.batches(make_run(approach, sequence_length=T, global_batch=1))
+        epoch = take(batches, batches._rows)
+        assert sorted(pairs(epoch)) == expected, approach
+        assert sum(b.useful_tokens for b in epoch) == len(expected)
+    for approach in ("padding-free", "token-list"):
+        # one slot; the stream of an epoch is as long as the documents together
+        batches = lab.batches(make_run(approach, sequence_length=8, global_batch=1))
+        total = sum(len(d) for d in documents)
+        found = pairs_of_stream(take(batches, -(-total // 8)), total)
+        assert sorted(found) == expected, approach
+
+
+def pairs_of_stream(batches, total):
+    tokens = np.concatenate([b.tokens_bt.ravel() for b in batches])[: total - 1]
+    labels = np.concatenate([b.labels_bt.ravel() for b in batches])[: total - 1]
+    return [(int(a), int(b)) for a, b in zip(tokens, labels, strict=True) if b != IGNORED]
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_counts_are_of_the_arrays(lab, approach):
+    for batch in take(lab.batches(make_run(approach, sequence_length=T, global_batch=5)), 20):
+        assert batch.useful_tokens == int((batch.labels_bt != IGNORED).sum())
+        assert batch.total_tokens == 5 * T and batch.tokens_bt.dtype == batch.labels_bt.dtype == np.int64
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("stop", [0, 1, 7, 40, 90])
+def test_a_state_resumes_at_another_world_size(lab, approach, stop):
+    """Three ranks stop; two resume from their merged states, through JSON, and read on as one would have."""
+    run = make_run(approach, sequence_length=T, global_batch=7)
+    ranks = [lab.batches(run, rank, 3) for rank in range(3)]
+    for rank in ranks:
+        take(rank, stop)
+    state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))
+    resumed = [lab.batches(run, rank, 2) for rank in range(2)]
+    for rank in resumed:
+        rank.seek(state)
+    alone = lab.batches(run)
+    take(alone, stop)
+    for _ in range(8):
+        assert same(joined([rank.next() for rank in resumed]), alone.next())
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_a_step_alone_is_enough_to_seek(lab, approach):
+    run = make_run(approach, sequence_length=T, global_batch=3)
+    alone, other = lab.batches(run), lab.batches(run)
+    take(other, 4)
+    for step in (0, 1, 33, 150):
+        alone.seek({"step": 0})
+        take(alone, step)
+        other.seek({"step": step})
+        assert other.state() == alone.state()
+        assert same(other.next(), alone.next())
+
+
+def test_states_of_different_steps_do_not_merge():
+    with pytest.raises(ValueError, match="different steps"):
+        merge_states([{"step": 1}, {"step": 2}])
+
+
+def test_a_state_of_another_global_batch_is_a_bug(lab):
+    batches = lab.batches(make_run("token-list", sequence_length=T, global_batch=3))
+    with pytest.raises(ValueError, match="not in the stream"):
+        batches.seek({"step": 1, "slots": {"0": [1, 0], "1": [1, 0], "2": [2, 0]}})
+
+
+@pytest.mark.parametrize("approach", ["pretokenized-padded", "token-list", "packed"])
+def test_offline_approaches_import_no_tokenizer_package(lab, approach):
+    run = make_run(approach, sequence_length=T)
+    code = (
+        "import sys\nfrom tokenscale.batches.open import open_batches\nfrom tokenscale.settings.run import RunSettings\n"
+        f"b = open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
+        "b.next(); print([m for m in ('tokenizers', 'tiktoken', 'mistral_common', 'torch') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_an_approach_imports_no_other(lab):
+    run = make_run("packed", sequence_length=T)
+    code = (
+        "import sys\nfrom tokenscale.batches.open import open_batches\nfrom tokenscale.settings.run import RunSettings\n"
+        f"open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
+        "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.batches.', 'tokenscale.formats.'))))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for other in ("formats.padded", "formats.token_list", "batches.padd", "batches.token_list", "batches.streams"):
+        assert other not in found
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_what_is_missing_is_named(lab, approach):
+    from tokenscale.batches.open import open_batches
+
+    with pytest.raises(UserError, match="given"):
+        open_batches(make_run(approach, sequence_length=T))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_a_model_with_too_few_embeddings_is_refused(lab, approach):
+    run = make_run(approach, sequence_length=T, model=ModelSettings(vocabulary_size=100))
+    with pytest.raises(UserError, match="vocabulary"):
+        lab.batches(run)
+
+
+def test_a_store_of_other_text_is_refused(lab, tmp_path):
+    from tokenscale.batches.open import open_batches
+
+    other = Lab(tmp_path, ["other text"], vocabulary_size=262)
+    run = make_run("packed", sequence_length=T)
+    with pytest.raises(UserError, match="corpus manifest, sha256"):
+        open_batches(run, corpus_directory=other.corpus, store_directory=lab.store(run.store))
+    with pytest.raises(UserError, match="tokenizer"):
+        renamed = replace(run, tokenizer=replace(run.tokenizer, name="other"))
+        open_batches(renamed, store_directory=lab.store(run.store))

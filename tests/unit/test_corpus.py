@@ -1,0 +1,185 @@
+"""Raw text: cleaned and counted, split by hash, checked when read, never changed silently."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus
+from tokenscale.corpus import docstrings
+from tokenscale.corpus.build import build, build_from
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
+
+TEXTS = [f"document number {i}, {'word ' * (i % 13)}" for i in range(300)]
+
+
+def contents(directory, *left_out):
+    return {p.name: p.read_bytes() for p in sorted(directory.iterdir()) if p.name not in left_out}
+
+
+def test_a_rebuild_gives_the_same_bytes(tmp_path):
+    first = contents(make_corpus(tmp_path / "a", TEXTS, validation_share=0.2), "build.json")
+    second = contents(make_corpus(tmp_path / "b", TEXTS, validation_share=0.2), "build.json")
+    assert first == second
+    assert sorted(first) == ["manifest.json", "train-00000.parquet", "validation-00000.parquet"]
+
+
+def test_the_manifest_holds_no_time_host_or_path(tmp_path):
+    import platform
+
+    text = (make_corpus(tmp_path / "a", TEXTS) / "manifest.json").read_text()
+    assert str(tmp_path) not in text and platform.node() not in text
+    assert "unix" not in text and "duration" not in text
+
+
+def test_the_split_is_by_hash_and_covers_all(tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS + TEXTS[:40], validation_share=0.3)  # duplicates kept on purpose
+    train, validation = (list(texts_of(RawText(corpus, split))) for split in ("train", "validation"))
+    assert not set(train) & set(validation)
+    assert sorted(train + validation) == sorted(TEXTS + TEXTS[:40])
+    assert all(held_out(t, 0.3) for t in validation) and not any(held_out(t, 0.3) for t in train)
+    assert 0.2 < len(validation) / 340 < 0.4
+
+
+def texts_of(text):
+    return (text.text(i) for i in range(len(text)))
+
+
+def test_text_comes_back_as_it_went_in(tmp_path):
+    corpus = make_corpus(tmp_path, HOSTILE, row_group_rows=3)
+    text = RawText(corpus)
+    assert list(texts_of(text)) == list(HOSTILE) == [t for batch in text.batches(2) for t in batch]
+    with pytest.raises(IndexError):
+        text.text(len(HOSTILE))
+
+
+def test_cleaning_counts_every_fate(tmp_path):
+    cleaning = CleaningSettings(minimum_characters=3, maximum_characters=10)
+    texts = ["  spaced  ", "spaced", "no", "far too long for it", "\ud800 lone", "kept it", "kept it"]
+    corpus = make_corpus(tmp_path, texts, cleaning=cleaning)
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    assert manifest["cleaning"]["documents"] == {
+        "read": 7, "stripped": 1, "not_unicode": 1, "too_short": 1, "too_long": 1, "duplicates": 2, "kept": 2,
+    }  # fmt: skip
+    assert list(texts_of(RawText(corpus))) == ["spaced", "kept it"]
+
+
+def test_shards_hold_a_bounded_number_of_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.corpus.build.SHARD_DOCUMENTS", 64)
+    corpus = make_corpus(tmp_path, TEXTS, row_group_rows=10)
+    files = json.loads((corpus / "manifest.json").read_text())["splits"]["train"]["files"]
+    assert [f["rows"] for f in files] == [64, 64, 64, 64, 44]
+    assert list(texts_of(RawText(corpus))) == TEXTS
+
+
+def test_an_upgrade_is_refused_and_touches_nothing(tmp_path):
+    corpus = make_corpus(tmp_path / "c", TEXTS)
+    before = contents(corpus)
+    newer = {**DESCRIPTION, "packages": [{"name": "texts", "version": "2"}]}
+    with pytest.raises(UserError) as error:
+        make_corpus(corpus, [*TEXTS, "one more"], description=newer)
+    message = error.value.render()
+    assert "source.packages.texts.version: 1 → 2" in message and f"rm -r {corpus}" in message
+    assert contents(corpus) == before
+    shutil.rmtree(corpus)
+    make_corpus(corpus, [*TEXTS, "one more"], description=newer)
+    assert len(RawText(corpus)) == 301
+
+
+def test_an_upgrade_is_refused_where_snakemake_deleted_the_manifest(tmp_path):
+    corpus = make_corpus(tmp_path / "c", TEXTS)
+    (corpus / "manifest.json").unlink()
+    with pytest.raises(UserError, match="would change"):
+        make_corpus(corpus, TEXTS[1:])
+
+
+def test_a_purged_shard_is_restored_by_an_equal_build(tmp_path):
+    corpus = make_corpus(tmp_path / "c", TEXTS)
+    before = contents(corpus, "build.json")
+    (corpus / "train-00000.parquet").unlink()
+    assert contents(make_corpus(corpus, TEXTS), "build.json") == before
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no training documents"):
+        make_corpus(tmp_path, [])
+
+
+def test_a_missing_shard_is_named_with_the_command(tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS)
+    (corpus / "train-00000.parquet").unlink()
+    with pytest.raises(UserError) as error:
+        RawText(corpus)
+    assert "train-00000.parquet" in error.value.render()
+    assert f"snakemake -f {corpus}/manifest.json" in error.value.render()
+
+
+@pytest.mark.parametrize("change", ["flip", "truncate"])
+def test_a_changed_shard_is_named_with_both_values(tmp_path, change):
+    corpus = make_corpus(tmp_path, TEXTS)
+    shard = corpus / "train-00000.parquet"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 3] ^= 1
+    shard.write_bytes(data if change == "flip" else data[:-1])
+    with pytest.raises(UserError) as error:
+        RawText(corpus)
+    assert {"file", "expected", "found", "next"} <= set(error.value.facts)
+    assert "has changed" in error.value.what
+
+
+def test_a_manifest_from_the_future_is_refused(tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS)
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    (corpus / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 99}))
+    with pytest.raises(UserError, match="newer tokenscale"):
+        RawText(corpus)
+
+
+def test_memory_for_random_access_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.corpus.reader.CACHE_BYTES", 2000)
+    text = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10))
+    assert [text.text(i * 37 % 300) for i in range(600)] == [TEXTS[i * 37 % 300] for i in range(600)]
+    assert text._cached_bytes <= 2000 and len(text._cache) < 10
+
+
+def test_docstrings_are_read_by_syntax_not_by_import(tmp_path):
+    settings = CorpusSettings(source=SourceSettings(packages=("hypothesis", "pydoc_data")))
+    manifest = build(settings, tmp_path / "a")
+    assert contents(tmp_path / "a", "build.json") == (build(settings, tmp_path / "b"), contents(tmp_path / "b", "build.json"))[1]
+    assert manifest["splits"]["train"]["rows"] > 300
+    origins = pq.read_table(tmp_path / "a" / "train-00000.parquet").column("origin").to_pylist()
+    assert all(o.startswith(("hypothesis/", "pydoc_data/")) for o in origins)
+    assert any(o.startswith("pydoc_data/topics.py::") for o in origins)
+
+
+def test_a_file_that_would_fail_on_import_is_read(tmp_path, monkeypatch):
+    package = tmp_path / "oddpackage"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""The module."""\nraise RuntimeError\nclass A:\n    """A\n    class."""\n')
+    (package / "broken.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = list(docstrings.documents(SourceSettings(packages=("oddpackage",))))
+    assert found == [("The module.", "oddpackage/__init__.py"), ("A\nclass.", "oddpackage/__init__.py::A")]
+
+
+def test_documents_can_be_limited(tmp_path):
+    source = SourceSettings(packages=("hypothesis",), maximum_documents=5)
+    assert len(list(docstrings.documents(source))) == 5
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path):
+    with pytest.raises(UserError, match="no_such_package"):
+        build(CorpusSettings(source=SourceSettings(packages=("no_such_package",))), tmp_path)
+
+
+def test_a_failed_build_leaves_nothing_half_done(tmp_path):
+    def documents():
+        yield "fine", "a"
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        build_from(documents(), CorpusSettings(), tmp_path / "c", DESCRIPTION)
+    assert list((tmp_path / "c").iterdir()) == []

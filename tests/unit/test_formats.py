@@ -1,0 +1,295 @@
+"""Tokens at rest: nothing lost that should not be, equal bytes on a rebuild, everything that does not fit refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpora import HOSTILE, Lab, make_store, texts_around
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.formats.documents import encode_documents
+from tokenscale.formats.labels import IGNORED, labels_of
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
+from tokenscale.formats.padded import PaddedStore
+from tokenscale.formats.token_list import TokenListStore
+from tokenscale.settings.data import StoreSettings
+from tokenscale.tokenizer.load import load
+
+T = 16
+PADDED = StoreSettings("padded", sequence_length=T)
+TOKEN_LIST = StoreSettings("token-list")
+PACKED = StoreSettings("packed", sequence_length=T)
+ALL = [PADDED, TOKEN_LIST, PACKED]
+READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+def documents_of(lab, eos=False):
+    text = RawText(lab.corpus)
+    return encode_documents(load(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
+
+
+def opened(lab, store):
+    return READERS[store.format](lab.store(store), open_store(lab.store(store), store))
+
+
+def manifest_of(lab, store):
+    return json.loads((lab.store(store) / "manifest.json").read_text())
+
+
+def test_the_borders_are_really_tried(lab):
+    """The other tests mean little unless documents end at each border of a row."""
+    assert {1, 2, T, T + 1, T + 2, 2 * T, 2 * T + 1, 2 * T + 2} <= {len(d) for d in documents_of(lab)}
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_a_rebuild_gives_the_same_bytes(lab, tmp_path, store):
+    again = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
+    files = sorted(p.name for p in again.iterdir())
+    assert files == sorted(p.name for p in lab.store(store).iterdir())
+    for name in files:
+        if name != "build.json":
+            assert (again / name).read_bytes() == (lab.store(store) / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_the_manifest_holds_no_time_host_or_path(lab, store):
+    import platform
+
+    text = (lab.store(store) / "manifest.json").read_text()
+    assert str(lab.directory) not in text and platform.node() not in text and "unix" not in text
+
+
+def test_all_formats_prove_the_same_text(lab):
+    assert len({manifest_of(lab, store)["ids_sha256"] for store in ALL}) == 1
+    assert manifest_of(lab, PADDED)["ids_sha256"] != manifest_of(lab, replace(PADDED, eos=True))["ids_sha256"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+@pytest.mark.parametrize(("codec", "level"), [("zstd", None), ("zstd", 19), ("snappy", None), ("lz4", None), ("none", None)])
+def test_token_lists_hold_whole_documents_in_every_storage(lab, codec, level, dtype):
+    store = replace(TOKEN_LIST, codec=codec, codec_level=level, dtype=dtype, row_group_rows=5)
+    reader = opened(lab, store)
+    documents = documents_of(lab)
+    assert len(reader) == len(documents) and reader.lengths.tolist() == [len(d) for d in documents]
+    for i in reversed(range(len(documents))):
+        found = reader.document(i)
+        assert found.dtype == np.int32 and np.array_equal(found, documents[i])
+
+
+def test_eos_ends_every_document(lab):
+    reader = opened(lab, replace(TOKEN_LIST, eos=True))
+    for i, plain in enumerate(documents_of(lab)):
+        assert reader.document(i).tolist() == [*plain.tolist(), 1]
+
+
+def test_padded_rows_are_cut_and_padded_documents(lab):
+    tokens, labels = opened(lab, PADDED).rows(np.arange(len(documents_of(lab))))
+    assert tokens.dtype == labels.dtype == np.int64 and tokens.shape == labels.shape
+    for row, (document, inputs) in enumerate(zip(documents_of(lab), tokens, strict=True)):
+        whole = document[: T + 1].tolist() + [2] * (T + 1 - len(document))
+        assert inputs.tolist() == whole[:T]
+        real = min(len(document), T + 1) - 1
+        assert labels[row].tolist() == whole[1 : real + 1] + [IGNORED] * (T - real)
+
+
+def test_padded_counts_what_it_cuts(lab):
+    documents, manifest = documents_of(lab), manifest_of(lab, PADDED)
+    assert manifest["tokens_cut"] == sum(max(0, len(d) - T - 1) for d in documents) > 0
+    assert manifest["documents_cut"] == sum(len(d) > T + 1 for d in documents)
+    assert manifest["tokens_useful"] == sum(min(len(d), T + 1) - 1 for d in documents)
+    assert manifest["tokens_total"] == len(documents) * T
+
+
+def test_padded_files_are_as_described(lab):
+    file = pq.ParquetFile(lab.store(PADDED) / "shard-00000.parquet")
+    metadata = {k.decode(): v.decode() for k, v in file.schema_arrow.metadata.items()}
+    assert metadata == {"tokenizer": "bpe", "format": "padded", "created": "2000-01-01"}
+    assert file.schema_arrow.names == ["input_ids", "attention_mask"]
+    column = file.metadata.row_group(0).column(0)
+    assert column.compression == "ZSTD" and "PLAIN_DICTIONARY" not in column.encodings
+    assert "RLE_DICTIONARY" not in column.encodings
+    table = file.read()
+    masks = table.column("attention_mask").to_pylist()
+    assert [sum(m) for m in masks] == [min(len(d), T + 1) for d in documents_of(lab)]
+    assert all(len(m) == len(i) == T + 1 for m, i in zip(masks, table.column("input_ids").to_pylist(), strict=True))
+
+
+def test_packed_drops_nothing_and_repeats_no_label(lab):
+    reader = opened(lab, PACKED)
+    tokens, labels = reader.rows(np.arange(len(reader)))
+    pairs = sorted(zip(tokens[labels != IGNORED].tolist(), labels[labels != IGNORED].tolist(), strict=True))
+    expected = sorted((int(a), int(b)) for d in documents_of(lab) for a, b in zip(d, d[1:], strict=False))
+    assert pairs == expected
+
+
+def test_packed_pieces_are_runs_of_documents(lab):
+    """Every piece, cut out of the rows at its bounds, is a window of a document at a multiple of T."""
+    path = lab.store(PACKED)
+    rows = np.fromfile(path / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
+    pieces, pointers = np.load(path / "pieces.npy"), np.load(path / "rows.npy")
+    found = []
+    for row, (first, last) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
+        ends = np.cumsum(pieces[first:last])
+        found += [tuple(p.tolist()) for p in np.split(rows[row], ends)[:-1]]
+        assert (rows[row][ends[-1] :] == 2).all()  # the rest is padding
+    expected = [tuple(d[k : k + T + 1].tolist()) for d in documents_of(lab) for k in range(0, max(1, len(d) - 1), T)]
+    assert sorted(found) == sorted(expected)
+    assert min(len(p) for p in expected if p[0] != 0) >= 2
+
+
+def test_packed_starts_mark_the_pieces(lab):
+    reader = opened(lab, PACKED)
+    indices = np.arange(len(reader))
+    starts = reader.starts(indices)
+    pieces, pointers = np.load(lab.store(PACKED) / "pieces.npy"), np.load(lab.store(PACKED) / "rows.npy")
+    for row in indices:
+        firsts = np.cumsum(pieces[pointers[row] : pointers[row + 1]])[:-1]
+        assert np.flatnonzero(starts[row]).tolist() == [0, *[f for f in firsts if f < T]]
+
+
+def test_packed_is_full_and_counts(lab):
+    manifest, documents = manifest_of(lab, PACKED), documents_of(lab)
+    assert manifest["tokens_useful"] == sum(len(d) - 1 for d in documents) == manifest_of(lab, TOKEN_LIST)["tokens_useful"]
+    assert manifest["tokens_cut"] == manifest["documents_cut"] == 0 and manifest["fill"] > 0.9
+    assert manifest["dtype"] == "uint16"
+
+
+def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
+    tokenizer = load(lab.tokenizer)
+    tokenizer.vocabulary_size = 65_537
+    monkeypatch.setattr("tokenscale.formats.packed.load", lambda directory: tokenizer)
+    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
+    wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
+    assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"
+    for a, b in zip(wide.rows(np.arange(len(wide))), narrow.rows(np.arange(len(narrow))), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_rows_are_stored_shuffled(lab):
+    """Best-fit-decreasing makes rows of long documents first; stored order must not."""
+    pieces, pointers = np.load(lab.store(PACKED) / "pieces.npy"), np.load(lab.store(PACKED) / "rows.npy")
+    longest = [int(pieces[a:b].max()) for a, b in zip(pointers[:-1], pointers[1:], strict=True)]
+    assert longest != sorted(longest, reverse=True)
+
+
+def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.formats.parquet.SHARD_ROWS", 8)
+    for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
+        path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
+        assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
+        reader = READERS[store.format](path, open_store(path, store))
+        assert len(reader) == len(documents_of(lab))
+    for i, document in enumerate(documents_of(lab)):
+        assert np.array_equal(reader.document(i), document)
+
+
+def test_the_cache_is_bounded(lab, monkeypatch):
+    monkeypatch.setattr("tokenscale.formats.parquet.CACHE_BYTES", 1000)
+    reader = opened(lab, replace(TOKEN_LIST, row_group_rows=2))
+    documents = documents_of(lab)
+    for i in (np.arange(200) * 7) % len(documents):
+        assert np.array_equal(reader.document(i), documents[i])
+    assert len(reader._columns._cache) < 10
+
+
+def test_masks_never_compare_ids():
+    """A document that uses the pad id keeps its labels; padding by length is ignored whatever its id."""
+    rows = np.array([[0, 2, 2, 5, 2, 2]])
+    assert labels_of(rows, lengths=np.array([4])).tolist() == [[2, 2, 5, IGNORED, IGNORED]]
+    starts = np.array([[True, False, True, False, False, False]])
+    assert labels_of(rows, starts).tolist() == [[2, IGNORED, 5, 2, 2]]
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_every_flipped_byte_and_missing_file_is_found(lab, tmp_path, store):
+    path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
+    for file in json.loads((path / "manifest.json").read_text())["files"]:
+        shard = path / file["name"]
+        good = shard.read_bytes()
+        for at in (0, len(good) // 2, len(good) - 1):
+            bad = bytearray(good)
+            bad[at] ^= 0x10
+            shard.write_bytes(bad)
+            with pytest.raises(UserError, match="has changed") as error:
+                open_store(path, store)
+            assert str(shard) in error.value.render() and f"snakemake -f {path}/manifest.json" in error.value.render()
+        shard.unlink()
+        with pytest.raises(UserError, match="is missing"):
+            open_store(path, store)
+        shard.write_bytes(good)
+    open_store(path, store)
+
+
+MISMATCHES = {
+    "sequence_length": dict(expected=replace(PADDED, sequence_length=T * 2)),
+    "eos": dict(expected=replace(PADDED, eos=True)),
+    "dtype": dict(expected=replace(PADDED, dtype="int64")),
+    "format": dict(expected=PACKED),
+    "tokenizer": dict(expected=PADDED, tokenizer_name="tekken"),
+    "tokenizer file, sha256": dict(expected=PADDED, tokenizer_sha256="0" * 64),
+    "corpus manifest, sha256": dict(expected=PADDED, corpus_manifest_sha256="0" * 64),
+    "vocabulary of at most": dict(expected=PADDED, vocabulary_size=261),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_store_that_does_not_match_is_refused(lab, name):
+    with pytest.raises(UserError) as error:
+        open_store(lab.store(PADDED), asked_by="the-run-1", **MISMATCHES[name])
+    message = error.value.render()
+    assert "the token store does not match this run." in message
+    assert f"the-run-1 wants {name}" in message and f"snakemake -f {lab.store(PADDED)}/manifest.json" in message
+
+
+def test_both_values_of_a_mismatch_are_shown(lab):
+    with pytest.raises(UserError) as error:
+        open_store(lab.store(PADDED), replace(PADDED, sequence_length=99))
+    assert error.value.facts["run"].endswith("  99") and f"  {T}  " in error.value.facts["store"]
+
+
+def test_a_manifest_from_the_future_is_refused(lab, tmp_path):
+    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 99}))
+    with pytest.raises(UserError, match="newer tokenscale"):
+        open_store(path, PACKED)
+
+
+def test_a_missing_store_says_how_to_make_it(tmp_path):
+    with pytest.raises(UserError) as error:
+        open_store(tmp_path / "padded", PADDED)
+    assert f"snakemake -f {tmp_path}/padded/manifest.json" in error.value.render()
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_a_split_without_documents_is_refused(lab, tmp_path, store):
+    with pytest.raises(UserError, match="no validation documents"):
+        make_store(tmp_path, lab.corpus, lab.tokenizer, replace(store, split="validation"))
+
+
+def test_eos_without_an_eos_token_is_refused(lab):
+    tokenizer = load(lab.tokenizer)
+    tokenizer.eos_id = None
+    with pytest.raises(UserError, match="no end-of-document token"):
+        encode_documents(tokenizer, ["a"], eos=True)
+
+
+def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
+    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    monkeypatch.setattr("tokenscale.formats.packed.cut", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before

@@ -1,0 +1,60 @@
+"""Packing: nothing dropped, nothing doubled, only too-long documents cut."""
+
+import time
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenscale.order.packing import best_fit_decreasing, cut
+
+
+def naive(lengths: list[int], capacity: int) -> int:
+    """Rows of best-fit-decreasing, by the book."""
+    spaces: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [space for space in spaces if space >= length]
+        if fitting:
+            spaces.remove(min(fitting))
+            spaces.append(min(fitting) - length)
+        else:
+            spaces.append(capacity - length)
+    return len(spaces)
+
+
+@given(st.lists(st.integers(1, 20), max_size=200), st.integers(20, 40))
+@settings(deadline=None)
+def test_packing_holds_every_piece_once_and_is_best_fit(lengths, capacity):
+    pieces, rows = best_fit_decreasing(np.array(lengths, dtype=np.int64), capacity)
+    assert sorted(pieces.tolist()) == list(range(len(lengths)))
+    sums = [int(np.array(lengths)[pieces[a:b]].sum()) for a, b in zip(rows[:-1], rows[1:], strict=True)]
+    assert all(0 < s <= capacity for s in sums)
+    assert len(sums) == naive(lengths, capacity)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 20))
+@settings(deadline=None)
+def test_cutting_keeps_every_label_and_makes_no_lone_overlap(lengths, t):
+    documents, starts, sizes = cut(np.array(lengths), t)
+    assert int((sizes - 1).sum()) == sum(n - 1 for n in lengths)
+    assert sizes.max() <= t + 1
+    for d, n in enumerate(lengths):
+        mine = [(s, s + z) for s, z in zip(starts[documents == d], sizes[documents == d], strict=True)]
+        assert mine[0][0] == 0 and mine[-1][1] == n
+        assert all(a[1] - 1 == b[0] for a, b in zip(mine, mine[1:], strict=False))  # overlap of exactly one token
+        assert len(mine) == 1 if n <= t + 1 else all(b - a >= 2 for a, b in mine)
+
+
+def test_packing_is_deterministic_full_and_fast():
+    lengths = np.minimum(np.random.default_rng(0).lognormal(6, 1.2, 100_000).astype(np.int64) + 1, 2049)
+    start = time.perf_counter()
+    pieces, rows = best_fit_decreasing(lengths, 2049)
+    assert time.perf_counter() - start < 5  # 0.1 s here; a quadratic search needs minutes
+    again, _ = best_fit_decreasing(lengths, 2049)
+    assert np.array_equal(pieces, again)
+    assert lengths.sum() / ((len(rows) - 1) * 2049) > 0.999
+
+
+def test_nothing_to_pack():
+    pieces, rows = best_fit_decreasing(np.zeros(0, dtype=np.int64), 5)
+    assert len(pieces) == 0 and rows.tolist() == [0]

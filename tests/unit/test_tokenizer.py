@@ -1,0 +1,186 @@
+"""Tokenizers: exact, deterministic, special-token text stays text, files held against their hashes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.corpora import HOSTILE, make_corpus, make_tokenizer
+from tokenscale.errors import UserError
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.tokenizer.build import build
+from tokenscale.tokenizer.load import load
+
+TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory, corpus):
+    return load(make_tokenizer(tmp_path_factory.mktemp("bpe"), corpus, 320))
+
+
+@pytest.fixture(scope="module")
+def tekken(tmp_path_factory):
+    pytest.importorskip("mistral_common")
+    directory = tmp_path_factory.mktemp("tekken")
+    build(TokenizerSettings(), directory)
+    return load(directory)
+
+
+def test_training_twice_gives_the_same_file(tmp_path, corpus):
+    folders = [make_tokenizer(tmp_path / name, corpus, 400) for name in "abc"]
+    assert len({(f / "tokenizer.json").read_bytes() for f in folders}) == 1
+    assert len({(f / "manifest.json").read_bytes() for f in folders}) == 1
+
+
+def test_bpe_has_its_control_tokens_first_and_in_its_size(bpe):
+    assert (bpe.bos_id, bpe.eos_id, bpe.pad_id, bpe.vocabulary_size) == (0, 1, 2, 320)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "tekken"])
+def test_text_comes_back(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    for text, ids in zip(HOSTILE, tokenizer.encode_batch(HOSTILE), strict=True):
+        assert ids.dtype == np.int32 and tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "tekken"])
+def test_special_token_text_is_text(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    control = {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id}
+    for ids in tokenizer.encode_batch(["<s>", "</s>", "a<pad>b", "[INST]", "<s></s>"]):
+        assert len(ids) > 1 and not control & set(ids.tolist())
+
+
+def test_control_tokens_decode_to_their_names(bpe, tekken):
+    for tokenizer in (bpe, tekken):
+        assert tokenizer.decode([tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id]) == "<s></s><pad>"
+
+
+def test_nothing_is_encoded_to_nothing(bpe, tekken):
+    assert [len(t.encode_batch([""])[0]) for t in (bpe, tekken)] == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    from pathlib import Path
+
+    import mistral_common
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240718.json")
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200))
+@settings(deadline=None, max_examples=200)
+def test_tekken_is_exactly_mistral_commons(tekken, reference, text):
+    assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
+
+
+def test_tekken_has_mistral_commons_ids(tekken, reference):
+    found = (tekken.bos_id, tekken.eos_id, tekken.pad_id, tekken.vocabulary_size)
+    assert found == (reference.bos_id, reference.eos_id, reference.pad_id, reference.n_words) == (1, 2, 11, 131_072)
+    for text in HOSTILE:
+        assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
+
+
+def test_loading_tekken_does_not_import_its_package(tmp_path):
+    build(TokenizerSettings(), tmp_path)
+    code = f"import sys; from tokenscale.tokenizer.load import load; load({str(tmp_path)!r}); print('mistral_common' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_a_changed_tokenizer_file_is_refused(tmp_path, corpus):
+    folder = make_tokenizer(tmp_path, corpus)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"version": "1.0"', '"version": "1.0" '))
+    with pytest.raises(UserError) as error:
+        load(folder)
+    assert {"file", "expected", "found", "next"} <= set(error.value.facts)
+
+
+def test_a_missing_tokenizer_is_refused_with_the_command(tmp_path):
+    with pytest.raises(UserError) as error:
+        load(tmp_path / "none")
+    assert f"snakemake -f {tmp_path}/none/manifest.json" in error.value.render()
+
+
+def test_bpe_without_a_corpus_says_what_to_give(tmp_path):
+    with pytest.raises(UserError, match="--corpus"):
+        build(TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=300), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- Hugging Face folders
+
+
+@pytest.fixture
+def folder(tmp_path, bpe, corpus):
+    """A folder as transformers writes it: special tokens, a template that adds BOS, truncation and padding switched on."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = Tokenizer.from_file(str(make_tokenizer(tmp_path / "made", corpus, 320) / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|begin|>", "<|end|>"])
+    begin = tokenizer.token_to_id("<|begin|>")
+    tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    path = tmp_path / "folder"
+    path.mkdir()
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_folder_is_read_with_its_own_control_tokens(tmp_path, folder, bpe):
+    build(TokenizerSettings(name="hf", kind="huggingface", source=str(folder)), tmp_path / "out")
+    tokenizer = load(tmp_path / "out")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocabulary_size) == (320, 321, 322)
+    for ours, expected in zip(tokenizer.encode_batch(TEXTS), bpe.encode_batch(TEXTS), strict=True):
+        assert np.array_equal(ours, expected)  # no template, no truncation, no padding
+    assert 320 not in tokenizer.encode_batch(["a <|begin|> b"])[0]
+
+
+def test_the_settings_go_before_the_folders_files(tmp_path, folder):
+    settings = TokenizerSettings(name="hf", kind="huggingface", source=str(folder), bos="<s>", eos="</s>")
+    manifest = build(settings, tmp_path / "out")
+    assert (manifest["bos_id"], manifest["eos_id"]) == (0, 1)
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path, folder):
+    with pytest.raises(UserError, match="not in the vocabulary"):
+        build(TokenizerSettings(name="hf", kind="huggingface", source=str(folder), bos="<nope>"), tmp_path / "out")
+
+
+def test_a_tokenizer_without_bos_says_to_set_one(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(folder / "tokenizer.json"))
+    with pytest.raises(UserError, match="`bos`"):
+        build(TokenizerSettings(name="hf", kind="huggingface", source=str(folder)), tmp_path / "out")
+
+
+def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
+    import tokenizers
+
+    def refuse(*args, **kwargs):
+        raise Exception("no route to host")
+
+    class Offline:
+        from_pretrained = refuse
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Offline)
+    with pytest.raises(UserError, match="no route to host"):
+        build(TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing"), tmp_path / "out")

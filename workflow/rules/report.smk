@@ -1,0 +1,70 @@
+rule draw_figure:
+    """One figure from an experiment's tables, with its data and caption."""
+    input:
+        tables=expand("results/tables/{{experiment}}/{table}.parquet", table=TABLES),
+        code=lambda w: closure_of("tokenscale.report.save", FIGURES[w.figure]),
+    output:
+        report(
+            "results/figures/{experiment}/{figure}.svg",
+            category="{experiment}",
+            labels={"figure": "{figure}"},
+            caption="../report/figure.rst",
+        ),
+        multiext(
+            "results/figures/{experiment}/{figure}", ".pdf", ".png", ".csv", ".json"
+        ),
+    log:
+        "results/logs/figures/{experiment}-{figure}.log",
+    localrule: True
+    params:
+        tables="results/tables/{experiment}",
+        output="results/figures/{experiment}/{figure}",
+    shell:
+        "python -m tokenscale report figure {wildcards.figure:q} --tables {params.tables:q} --output {params.output:q}"
+        " > {log:q} 2>&1"
+
+
+rule build_page:
+    """The report as one self-contained HTML file."""
+    input:
+        tables=expand(
+            "results/tables/{experiment}/{table}.parquet",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        figures=figure_files(EXPERIMENTS),
+        code=closure_of("tokenscale.report.page"),
+    output:
+        "results/report/index.html",
+    log:
+        "results/logs/report/page.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+    shell:
+        "python -m tokenscale report page --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule build_pdf:
+    """The same figures and verdicts on pages of a PDF."""
+    input:
+        tables=expand(
+            "results/tables/{experiment}/{table}.parquet",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        code=closure_of("tokenscale.report.pdf", *FIGURES.values()),
+    output:
+        "results/report/report.pdf",
+    log:
+        "results/logs/report/pdf.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+    shell:
+        "python -m tokenscale report pdf --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule report:
+    input:
+        report_files(),
