@@ -1,8 +1,9 @@
 """Tiny corpora, tokenizers and stores for tests, built by the code that builds real ones."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches

@@ -25,8 +25,20 @@ SHAPES = {
 def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> RunSettings:
     """A small run."""
     return RunSettings(
-        approach=approach, layout=LayoutSettings(data=world_size), repeat=repeat, budget=BudgetSettings(steps=steps), **fields
+        approach=approach,
+        layout=LayoutSettings(data=world_size),
+        repeat=repeat,
+        budget=BudgetSettings(steps=steps),
+        **fields,
     )
+
+
+def digest(run: RunSettings, step: int, rank: int) -> int:
+    """A rank's share of a number that only step and repeat decide; the ranks add up to it modulo 2**52."""
+    world = run.layout.world_size
+    whole = (1 + step) * 2**47 * 17 + run.repeat
+    share = whole // world
+    return (share if rank else whole - (world - 1) * share) % MODULUS
 
 
 def write_attempt(folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9) -> None:
@@ -56,10 +68,7 @@ def write_attempt(folder: Path, run: RunSettings, attempt=0, start=0, stop=None,
                 step=step, t_unix_s=t0 + step, t_mono_s=100.0 + step * step_s, step_s=step_s * (1 if step else 5),
                 data_wait_s=wait_s, forward_backward_s=0.7 * step_s, optimizer_s=0.1 * step_s, loss_sum=loss * useful,
                 useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1, learning_rate=1e-3, grad_norm=1.5,
-                grad_norm_clipped=1.0, order_digest=((1 + step) * 2**47 * 17 + run.repeat) // world % MODULUS
-                if rank else ((1 + step) * 2**47 * 17 + run.repeat - (world - 1) * (((1 + step) * 2**47 * 17 + run.repeat) // world))
-                % MODULUS,
-                memory_peak_bytes=10**8, nonfinite=False,
+                grad_norm_clipped=1.0, order_digest=digest(run, step, rank), memory_peak_bytes=10**8, nonfinite=False,
             )  # fmt: skip
         if stopped:
             validate(stop)
@@ -120,7 +129,14 @@ def write_table(path: Path, runs: list[RunSettings], **fields) -> Path:
 
 def write_benchmark(path: Path, rounds=3) -> Path:
     """A data benchmark with five arms and the limit."""
-    times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001, "memcpy": 2e-4}
+    times = {
+        "padded": 0.5,
+        "padding-free": 0.4,
+        "pretokenized-padded": 0.02,
+        "token-list": 0.03,
+        "packed": 0.001,
+        "memcpy": 2e-4,
+    }
     records = [
         {
             "arm": arm,

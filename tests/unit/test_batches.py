@@ -98,7 +98,9 @@ def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
         assert rows == len(documents_of(lab))
     for epoch in range(2):
         batches = lab.batches(run)
-        skipped = [r for b in take(batches, -(-rows * (epoch + 1) // 4)) for r in zip(b.tokens_bt, b.labels_bt, strict=True)]
+        skipped = [
+            r for b in take(batches, -(-rows * (epoch + 1) // 4)) for r in zip(b.tokens_bt, b.labels_bt, strict=True)
+        ]
         held = [(t.tobytes(), y.tobytes()) for t, y in skipped[rows * epoch : rows * (epoch + 1)]]
         tokens, labels = batches._read(np.arange(rows))
         assert sorted(held) == sorted((t.tobytes(), y.tobytes()) for t, y in zip(tokens, labels, strict=True))
@@ -195,6 +197,19 @@ def test_a_step_alone_is_enough_to_seek(lab, approach):
         assert same(other.next(), alone.next())
 
 
+def test_a_seek_finds_what_a_walk_finds_at_every_step(lab):
+    """Rows that begin exactly where a document begins are among these steps."""
+    run = make_run("token-list", sequence_length=8, global_batch=2)
+    walked, other = lab.batches(run), lab.batches(run)
+    at_a_border = 0
+    for step in range(300):
+        other.seek({"step": step})
+        assert other.state() == walked.state()
+        at_a_border += sum(offset == 0 for _, offset in walked.state()["slots"].values())
+        walked.next()
+    assert at_a_border > 5
+
+
 def test_states_of_different_steps_do_not_merge():
     with pytest.raises(ValueError, match="different steps"):
         merge_states([{"step": 1}, {"step": 2}])
@@ -210,7 +225,8 @@ def test_a_state_of_another_global_batch_is_a_bug(lab):
 def test_offline_approaches_import_no_tokenizer_package(lab, approach):
     run = make_run(approach, sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.batches.open import open_batches\nfrom tokenscale.settings.run import RunSettings\n"
+        "import sys\nfrom tokenscale.batches.open import open_batches\n"
+        "from tokenscale.settings.run import RunSettings\n"
         f"b = open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
         "b.next(); print([m for m in ('tokenizers', 'tiktoken', 'mistral_common', 'torch') if m in sys.modules])"
     )
@@ -221,7 +237,8 @@ def test_offline_approaches_import_no_tokenizer_package(lab, approach):
 def test_an_approach_imports_no_other(lab):
     run = make_run("packed", sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.batches.open import open_batches\nfrom tokenscale.settings.run import RunSettings\n"
+        "import sys\nfrom tokenscale.batches.open import open_batches\n"
+        "from tokenscale.settings.run import RunSettings\n"
         f"open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
         "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.batches.', 'tokenscale.formats.'))))"
     )

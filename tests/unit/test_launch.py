@@ -6,6 +6,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
 from tokenscale.launch.attempts import finish, identity_of, prepare
 from tokenscale.launch.geometry import geometry
+from tokenscale.launch import ranks
 from tokenscale.launch.ranks import run_ranks
 from tokenscale.records import provenance
 from tokenscale.settings.run import RunSettings
@@ -97,3 +98,13 @@ def test_ranks_get_the_environment_of_torchrun(capfd):
     script = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
     assert run_ranks([sys.executable, "-c", script], 2) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]
+
+
+@pytest.mark.parametrize("stated, world_size, expected", [(None, 1, 8), (None, 2, 4), ("8", 2, 4), ("4", 4, 1), ("1", 2, 1), ("64", 2, 4)])
+def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, expected):
+    """Snakemake sets OMP_NUM_THREADS for the whole job; each rank taking all of them is the mistake."""
+    monkeypatch.setattr(ranks, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if stated:
+        monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert ranks.threads_per_rank(world_size) == expected

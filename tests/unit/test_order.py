@@ -110,6 +110,9 @@ def test_digests_tell_step_slot_and_rows_apart():
 
 
 def test_the_order_needs_numpy_alone():
-    modules = "permutation, shares, digest, packing"
-    code = f"import sys; from tokenscale.order import {modules}; print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys\nfrom tokenscale.order import permutation, shares, digest, packing\n"
+        "print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

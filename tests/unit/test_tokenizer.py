@@ -95,8 +95,12 @@ def test_tekken_has_mistral_commons_ids(tekken, reference):
 
 def test_loading_tekken_does_not_import_its_package(tmp_path):
     build(TokenizerSettings(), tmp_path)
-    code = f"import sys; from tokenscale.tokenizer.load import load; load({str(tmp_path)!r}); print('mistral_common' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    code = (
+        "import sys\nfrom tokenscale.tokenizer.load import load\n"
+        f"load({str(tmp_path)!r}); print('mistral_common' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
 
 
 def test_a_changed_tokenizer_file_is_refused(tmp_path, corpus):
@@ -124,7 +128,7 @@ def test_bpe_without_a_corpus_says_what_to_give(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, bpe, corpus):
-    """A folder as transformers writes it: special tokens, a template that adds BOS, truncation and padding switched on."""
+    """A folder as transformers writes it: a template that adds BOS, truncation and padding switched on."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 

@@ -1,11 +1,3 @@
-def benchmark_files(w):
-    return (
-        [f"results/benchmarks/data/{w.experiment}.json"]
-        if settings.experiment(w.experiment).data_benchmark
-        else []
-    )
-
-
 rule run_table:
     """The design of an experiment as a file: which runs belong to which cell."""
     input:
@@ -18,6 +10,8 @@ rule run_table:
     params:
         config=lambda w: canonical_json(config),
         table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
+    message:
+        "run table of {wildcards.experiment}"
     shell:
         "python -m tokenscale plan {wildcards.experiment:q} --config-json {params.config:q} --output {output:q}"
         " > {log:q} 2>&1"
@@ -32,14 +26,16 @@ rule ingest:
         code=lambda w: code_of("ingest"),
     output:
         expand(
-            "results/tables/{{experiment}}/{table}.parquet",
+            "results/tables/{{experiment}}/{table}",
             table=TABLES,
         ),
     log:
         "results/logs/ingest/{experiment}.log",
     localrule: True
     params:
-        directory="results/tables/{experiment}",
+        directory=lambda w, output: os.path.dirname(output[0]),
+    message:
+        "tables of {wildcards.experiment}"
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
         " --output {params.directory:q} > {log:q} 2>&1"

@@ -24,11 +24,9 @@ rule benchmark_data:
         mem_mb=8000,
     params:
         settings=lambda w: canonical_json(to_dict(data_benchmark(w).settings)),
-        stores=lambda w: f"results/tokens/{data_benchmark(w).corpus}/{data_benchmark(w).tokenizer}",
+        stores=lambda w, input: os.path.dirname(os.path.dirname(input.stores[0])),
+    message:
+        "benchmark of tokenising and reading for {wildcards.experiment}"
     shell:
         "python -m tokenscale benchmark data --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --stores {params.stores:q} --output {output:q} > {log:q} 2>&1"
-
-
-def data_benchmark(w):
-    return settings.experiment(w.experiment).data_benchmark

@@ -2,22 +2,19 @@
 
 import os
 import sys
-from pathlib import Path
-
-# Jobs run with the Python that runs Snakemake, whether its environment is activated or not.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-)
 
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.geometry import geometry
+from tokenscale.launch.path import use_this_python
 from tokenscale.report.registry import FIGURES
 from tokenscale.settings.closure import closure_of, code_of
 from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import FORMATS, SOURCES, TOKENIZERS, StoreSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BATCHES, PARALLEL
+
+use_this_python()
 
 try:
     settings = Config(config)
@@ -30,7 +27,10 @@ except UserError as error:
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024
-TABLES = ["runs", "steps", "events", "spans", "quarantine", "benchmarks"]
+TABLES = [
+    f"{name}.parquet"
+    for name in ("runs", "steps", "events", "spans", "quarantine", "benchmarks")
+] + ["experiment.json"]
 
 
 wildcard_constraints:
@@ -90,3 +90,53 @@ def figure_files(experiments):
 
 def report_files():
     return ["results/report/index.html", "results/report/report.pdf"]
+
+
+def run_of(w):
+    return RUNS[w.run_id].settings
+
+
+def run_inputs(w):
+    """Manifests that a run reads: raw text and tokenizer, or a token store; and the validation store."""
+    run = run_of(w)
+    corpus, tokenizer = run.corpus.name, run.tokenizer.name
+    online = run.store is None
+    return {
+        "corpus": [corpus_manifest(corpus)] if online else [],
+        "tokenizer": [tokenizer_manifest(tokenizer)] if online else [],
+        "store": (
+            [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
+        ),
+        "validation_store": [
+            store_manifest(corpus, tokenizer, store.directory)
+            for store in [run.validation_store]
+            if store
+        ],
+    }
+
+
+def run_code(w):
+    """Source files of a training: the trainer, and the variants this run uses."""
+    run = run_of(w)
+    variants = [BATCHES[run.approach], PARALLEL[run.layout.method]]
+    return code_of(
+        "train",
+        *variants,
+        *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []),
+    )
+
+
+def world_size(w):
+    return run_of(w).layout.world_size
+
+
+def data_benchmark(w):
+    return settings.experiment(w.experiment).data_benchmark
+
+
+def benchmark_files(w):
+    return (
+        [f"results/benchmarks/data/{w.experiment}.json"]
+        if settings.experiment(w.experiment).data_benchmark
+        else []
+    )

@@ -13,5 +13,7 @@ rule build_corpus:
     localrule: True
     params:
         settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+    message:
+        "corpus {wildcards.corpus}"
     shell:
         "python -m tokenscale corpus --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"

@@ -1,7 +1,7 @@
 rule draw_figure:
     """One figure from an experiment's tables, with its data and caption."""
     input:
-        tables=expand("results/tables/{{experiment}}/{table}.parquet", table=TABLES),
+        tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
         code=lambda w: closure_of("tokenscale.report.save", FIGURES[w.figure]),
     output:
         report(
@@ -17,8 +17,10 @@ rule draw_figure:
         "results/logs/figures/{experiment}-{figure}.log",
     localrule: True
     params:
-        tables="results/tables/{experiment}",
-        output="results/figures/{experiment}/{figure}",
+        tables=lambda w, input: os.path.dirname(input.tables[0]),
+        output=lambda w, output: os.path.splitext(output[0])[0],
+    message:
+        "figure {wildcards.figure} of {wildcards.experiment}"
     shell:
         "python -m tokenscale report figure {wildcards.figure:q} --tables {params.tables:q} --output {params.output:q}"
         " > {log:q} 2>&1"
@@ -28,7 +30,7 @@ rule build_page:
     """The report as one self-contained HTML file."""
     input:
         tables=expand(
-            "results/tables/{experiment}/{table}.parquet",
+            "results/tables/{experiment}/{table}",
             experiment=EXPERIMENTS,
             table=TABLES,
         ),
@@ -41,6 +43,8 @@ rule build_page:
     localrule: True
     params:
         experiments=EXPERIMENTS,
+    message:
+        "report {output}"
     shell:
         "python -m tokenscale report page --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
 
@@ -49,7 +53,7 @@ rule build_pdf:
     """The same figures and verdicts on pages of a PDF."""
     input:
         tables=expand(
-            "results/tables/{experiment}/{table}.parquet",
+            "results/tables/{experiment}/{table}",
             experiment=EXPERIMENTS,
             table=TABLES,
         ),
@@ -61,6 +65,8 @@ rule build_pdf:
     localrule: True
     params:
         experiments=EXPERIMENTS,
+    message:
+        "report {output}"
     shell:
         "python -m tokenscale report pdf --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
 

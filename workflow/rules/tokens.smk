@@ -16,6 +16,8 @@ rule build_tokenizer:
         mem_mb=4000,
     params:
         settings=lambda w: canonical_json(to_dict(settings.tokenizers[w.tokenizer])),
+    message:
+        "tokenizer {wildcards.tokenizer}"
     shell:
         "python -m tokenscale tokenizer --settings {params.settings:q} --corpus {input.corpus:q}"
         " --output {output:q} > {log:q} 2>&1"
@@ -40,6 +42,8 @@ rule pretokenize:
     threads: 1
     resources:
         mem_mb=4000,
+    message:
+        "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}"
     shell:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"

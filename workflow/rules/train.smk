@@ -1,41 +1,3 @@
-def run_of(w):
-    return RUNS[w.run_id].settings
-
-
-def run_inputs(w):
-    """Manifests that a run reads: raw text and tokenizer, or a token store; and the validation store."""
-    run = run_of(w)
-    corpus, tokenizer = run.corpus.name, run.tokenizer.name
-    online = run.store is None
-    return {
-        "corpus": [corpus_manifest(corpus)] if online else [],
-        "tokenizer": [tokenizer_manifest(tokenizer)] if online else [],
-        "store": (
-            [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
-        ),
-        "validation_store": [
-            store_manifest(corpus, tokenizer, store.directory)
-            for store in [run.validation_store]
-            if store
-        ],
-    }
-
-
-def run_code(w):
-    """Source files of a training: the trainer, and the variants this run uses."""
-    run = run_of(w)
-    variants = [BATCHES[run.approach], PARALLEL[run.layout.method]]
-    return code_of(
-        "train",
-        *variants,
-        *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []),
-    )
-
-
-def world_size(w):
-    return run_of(w).layout.world_size
-
-
 rule train_one:
     """One run on one process. Declares only done.json, written from the sealed record; logs are never declared."""
     input:
@@ -57,6 +19,8 @@ rule train_one:
         runtime=120,
     params:
         run=lambda w: run_of(w).to_json(),
+    message:
+        "train {wildcards.run_id}"
     shell:
         "python -m tokenscale launch --run {params.run:q} --nodes {resources.nodes} --output {output:q}"
         " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"

@@ -60,7 +60,9 @@ def _content(run: Row, steps: list[Row]) -> list[str]:
     if run["steps_seen"] != asked:
         found.append(f"{run['steps_seen']} of {asked} steps are in the logs of all ranks")
     if any(r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0) for r in steps):
-        first = min(r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0))
+        first = min(
+            r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0)
+        )
         found.append(f"loss or gradient not finite at step {first}")
     if any((r["useful_tokens"] or 0) > (r["total_tokens"] or 0) for r in steps):
         found.append("more useful tokens than tokens")
@@ -97,7 +99,9 @@ def _monotone(raw: list[Row]) -> list[str]:
             steps |= row["step"] != before["step"] + 1
             clock |= None not in (row["t_mono_s"], before["t_mono_s"]) and row["t_mono_s"] < before["t_mono_s"]
         last[key] = row
-    return ["steps skip or repeat inside an attempt"] * steps + ["the monotonic clock goes back inside an attempt"] * clock
+    return ["steps skip or repeat inside an attempt"] * steps + [
+        "the monotonic clock goes back inside an attempt"
+    ] * clock
 
 
 def _event_order(run: Row, events: list[Row]) -> list[str]:

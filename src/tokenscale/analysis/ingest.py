@@ -18,14 +18,16 @@ Row = dict[str, Any]
 
 
 def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = ()) -> dict[str, int]:
-    """Write `<output>/{runs,steps,events,spans,quarantine,benchmarks}.parquet` and `experiment.json`; returns row counts.
+    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; returns row counts.
 
     A run without logs is listed as missing; a broken line goes to quarantine. Raises UserError only where the
     experiment's own table or a benchmark file cannot be read.
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
-        raise UserError("this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"')
+        raise UserError(
+            "this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"'
+        )
     listed = sorted(table["runs"], key=lambda r: r["run_id"])
     twice = [run_id for run_id, n in Counter(r["run_id"] for r in listed).items() if n > 1]
     if twice:
@@ -81,7 +83,11 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
     if times:
         row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}
     if record is None and not trouble:
-        row |= {"steps_seen": 0, "validity": "missing", "reasons": "no run.json: the run was not started, or its folder is elsewhere"}
+        row |= {
+            "steps_seen": 0,
+            "validity": "missing",
+            "reasons": "not started, or its folder is elsewhere (no run.json)",
+        }
     else:
         changed = _changed_logs(runs / run_id, record) if sealed else []
         row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], changed, trouble)
@@ -108,7 +114,11 @@ def merge(rows: list[Row], events: list[Row]) -> tuple[list[Row], int]:
     kept = {(row["step"], row["rank"]): row for row in rows if row["attempt"] == latest[row["step"]]}
     ranks = {a: len({r["rank"] for r in rows if r["attempt"] == a}) for a in first}
     merged = [
-        {**row, "world_size": world.get(row["attempt"], ranks[row["attempt"]]), "attempt_step": step - first[row["attempt"]]}
+        {
+            **row,
+            "world_size": world.get(row["attempt"], ranks[row["attempt"]]),
+            "attempt_step": step - first[row["attempt"]],
+        }
         for (step, _), row in sorted(kept.items())
     ]
     return merged, len(rows) - len(merged)

@@ -3,9 +3,10 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from tokenscale.records.schema import FIELDS, VERSION
 

@@ -1,4 +1,4 @@
-"""The definitions of `sql/*.sql`, asked of a folder of tables. One thread, in memory: equal tables give equal digits."""
+"""The definitions of `sql/*.sql`, asked of a folder of tables. One thread, in memory: equal tables, equal digits."""
 
 from importlib import resources
 from pathlib import Path

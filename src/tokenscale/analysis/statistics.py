@@ -1,12 +1,12 @@
 """Statistics over repeats of a run, NumPy only. The independent unit is the run; few runs get no false confidence.
 
-Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases), so
-none is shown.
+Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
+so none is shown.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Mapping, Sequence
 
 import numpy as np
 

@@ -1,8 +1,9 @@
 """The typed tables between logs and report: names, columns, Parquet files with equal bytes for equal logs."""
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq

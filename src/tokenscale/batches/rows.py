@@ -1,6 +1,7 @@
 """Batches of stored or made rows: padded, pretokenized-padded and packed."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 

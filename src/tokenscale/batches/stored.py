@@ -1,4 +1,4 @@
-"""What the approaches share that read a token store: opening it and holding it against the run. No tokenizer package."""
+"""What the approaches share that read a token store: opening it, against the run. No tokenizer package."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ def checked_manifest(
         tokenizer_name=run.tokenizer.name,
         tokenizer_sha256=read_manifest(tokenizer_directory)["file"]["sha256"] if _exists(tokenizer_directory) else None,
         vocabulary_size=run.model.vocabulary_size,
-        corpus_manifest_sha256=sha256_file(Path(corpus_directory) / "manifest.json") if _exists(corpus_directory) else None,
+        corpus_manifest_sha256=sha256_file(Path(corpus_directory) / "manifest.json")
+        if _exists(corpus_directory)
+        else None,
     )
 
 

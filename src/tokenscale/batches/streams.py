@@ -53,10 +53,8 @@ class StreamBatches:
         """This rank's share of the next global batch."""
         rows, width = len(self._streams), self._sequence_length + 1
         tokens = np.empty((rows, width), dtype=np.int64)
-        starts = np.zeros((rows, width), dtype=bool)
         first = np.array([(*s.where(), s.document()) for s in self._streams], dtype=np.int64).reshape(rows, 3)
-        for row, stream in enumerate(self._streams):
-            stream.fill(tokens[row], starts[row])
+        starts = [stream.fill(row) for stream, row in zip(self._streams, tokens, strict=True)]
         digest = row_digest(self._step, self._slots, *first.T)
         self._step += 1
         return Batch.of(tokens[:, :-1], labels_of(tokens, starts), digest)
@@ -115,20 +113,21 @@ class _Stream:
             position -= int(ends[-1])
             number += len(lengths)
 
-    def fill(self, tokens: np.ndarray, starts: np.ndarray) -> None:
-        """Write the next T + 1 tokens, mark documents' first ones, and move on by T: the last one is read again."""
+    def fill(self, tokens: np.ndarray) -> np.ndarray:
+        """Write the next T + 1 tokens and move on by T: the last one is read again. Returns where documents begin."""
         filled, width = 0, len(tokens)
+        starts: list[int] = []
         number, offset = self._number, self._offset
         ids = self._ids if self._ids is not None else self._document(number)
         while True:
             if offset == 0:
-                starts[filled] = True
+                starts.append(filled)
             count = min(len(ids) - offset, width - filled)
             tokens[filled : filled + count] = ids[offset : offset + count]
             filled += count
             if filled == width:
                 self._number, self._offset, self._ids = number, offset + count - 1, ids
-                return
+                return np.array(starts, dtype=np.int64)
             number, offset = number + 1, 0
             ids = self._document(number)
 

@@ -19,6 +19,4 @@ def open_batches(
 ) -> StreamBatches:
     """Batches from the store; bit for bit those of `padding-free`."""
     manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
-    return StreamBatches(
-        TokenListStore(store_directory, manifest), run, manifest["vocabulary_size"], rank, world_size
-    )
+    return StreamBatches(TokenListStore(store_directory, manifest), run, manifest["vocabulary_size"], rank, world_size)

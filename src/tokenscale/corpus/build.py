@@ -10,8 +10,9 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from tokenscale.corpus.clean import clean
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json, read_json, sha256_file, write_json
 from tokenscale.settings.data import SOURCES, CorpusSettings
+from tokenscale.settings.options import to_dict
 
 VERSION = 1
 SPLITS = ("train", "validation")
@@ -29,7 +31,9 @@ SHARD_DOCUMENTS = 100_000
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
 
-def build(settings: CorpusSettings, directory: Path, report: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def build(
+    settings: CorpusSettings, directory: Path, report: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
     `report(documents, utf8_bytes)` hears of each document read. Raises UserError for an unknown source, a missing
@@ -93,7 +97,7 @@ def build_from(
                 next="check corpus.source and corpus.cleaning",
             )
         manifest_sha256 = _sha256_of(manifest)
-        _refuse_silent_change(directory, manifest, manifest_sha256)
+        _refuse_silent_change(directory, settings, manifest, manifest_sha256)
         _move(building, directory, manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -102,6 +106,7 @@ def build_from(
         {
             "manifest": manifest,
             "manifest_sha256": manifest_sha256,
+            "settings": to_dict(settings),
             "built_unix_s": started,
             "duration_s": time.time() - started,
             "tokenscale": __version__,
@@ -116,7 +121,7 @@ def build_from(
 
 
 def split_of(encoded: bytes, validation_share: float) -> str:
-    """`train` or `validation`, by the text's own hash: equal texts never lie on both sides, and more text moves none."""
+    """`train` or `validation`, by the text's own hash: equal texts lie on one side, and more text moves none."""
     number = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
 
@@ -164,7 +169,9 @@ class _Split:
         if self.writer is None:
             path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
             self.writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
-        table = pa.Table.from_arrays([pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA)
+        table = pa.Table.from_arrays(
+            [pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA
+        )
         self.writer.write_table(table, row_group_size=len(self.texts))
         self.rows += len(self.texts)
         self.shard_rows += len(self.texts)
@@ -186,13 +193,15 @@ def _sha256_of(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
 
 
-def _refuse_silent_change(directory: Path, manifest: dict[str, Any], manifest_sha256: str) -> None:
+def _refuse_silent_change(
+    directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
+) -> None:
     path = directory / "build.json"
     if not path.exists():
         return
     before = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
-    if before.get("manifest_sha256") == manifest_sha256:
-        return
+    if before.get("manifest_sha256") == manifest_sha256 or before.get("settings") != to_dict(settings):
+        return  # nothing changes, or the change was asked for
     changed = _differences(before.get("manifest", {}), manifest)
     raise UserError(
         "the corpus would change: an earlier build gave other content.",
@@ -200,7 +209,7 @@ def _refuse_silent_change(directory: Path, manifest: dict[str, Any], manifest_sh
         earlier=f"{before.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
         now=manifest_sha256[:16],
         changed="\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
-        next=f"restore the earlier packages and settings, or accept the new text: rm -r {directory}",
+        next=f"restore the earlier packages, or accept the new text: rm -r {directory}",
     )
 
 
@@ -211,7 +220,9 @@ def _differences(before: Any, now: Any, key: str = "") -> list[str]:
         found = [_differences(before.get(n), now.get(n), f"{key}.{n}" if key else n) for n in names]
         return [line for lines in found for line in lines]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        named = [f"{key}.{n['name']}" if isinstance(n, dict) and "name" in n else f"{key}[{i}]" for i, n in enumerate(now)]
+        named = [
+            f"{key}.{n['name']}" if isinstance(n, dict) and "name" in n else f"{key}[{i}]" for i, n in enumerate(now)
+        ]
         found = [_differences(b, n, name) for b, n, name in zip(before, now, named, strict=True)]
         return [line for lines in found for line in lines]
     return [] if before == now else [f"{key}: {_short(before)} → {_short(now)}"]

@@ -1,7 +1,7 @@
 """What happens to each document before it is split. Everything changed or removed is counted."""
 
 import hashlib
-from typing import Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from tokenscale.settings.data import CleaningSettings
 

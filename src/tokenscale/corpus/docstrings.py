@@ -11,9 +11,10 @@ import os
 import platform
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from tokenscale.errors import UserError
 from tokenscale.settings.data import SourceSettings
@@ -110,7 +111,9 @@ def _added(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
     """Docstrings that NumPy gives its compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
-    words = [n.value for a in call.args for n in ast.walk(a) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    words = [
+        n.value for a in call.args for n in ast.walk(a) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    ]
     if len(words) >= 3:
         *name, text = words[1:]
         yield cleandoc(text), f"{origin}::{'.'.join(name)}"

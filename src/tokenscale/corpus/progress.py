@@ -34,7 +34,8 @@ class Progress:
         """Documents (of how many), megabytes, megabytes a second, seconds."""
         of = f" of {self.total:,}" if self.total else ""
         speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
-        return f"{self.what}: {self.documents:,}{of} documents, {self.bytes / 1e6:.1f} MB, {speed:.1f} MB/s, {self.seconds:.1f} s"
+        amount = f"{self.documents:,}{of} documents, {self.bytes / 1e6:.1f} MB"
+        return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s"
 
     def close(self) -> None:
         """Clear the live line."""

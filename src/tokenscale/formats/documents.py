@@ -1,7 +1,7 @@
 """Documents as ids: exactly one BOS, the text, and EOS where the run asks for it."""
 
 import hashlib
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
 

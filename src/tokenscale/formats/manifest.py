@@ -4,9 +4,10 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,9 @@ def restore(directory: Path) -> str:
 class StoreWriter:
     """What every format's writer shares: a folder to write into, and what the manifest says for all formats."""
 
-    def __init__(self, store: StoreSettings, corpus_directory: Path, tokenizer: Tokenizer, directory: Path, folder: Path):
+    def __init__(
+        self, store: StoreSettings, corpus_directory: Path, tokenizer: Tokenizer, directory: Path, folder: Path
+    ):
         self.store, self.tokenizer, self.directory, self.folder = store, tokenizer, directory, folder
         self.corpus_manifest = Path(corpus_directory) / "manifest.json"
         self.manifest: dict[str, Any] | None = None
@@ -64,7 +67,9 @@ class StoreWriter:
 
 
 @contextmanager
-def writing(store: StoreSettings, corpus_directory: Path, tokenizer: Tokenizer, directory: Path) -> Iterator[StoreWriter]:
+def writing(
+    store: StoreSettings, corpus_directory: Path, tokenizer: Tokenizer, directory: Path
+) -> Iterator[StoreWriter]:
     """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last."""
     directory = Path(directory)
     started = time.time()

@@ -8,8 +8,9 @@ Documents longer than a row are cut into pieces that overlap by one token, so ev
 filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -118,8 +119,11 @@ class PackedStore:
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         mapped = np.memmap(directory / "tokens.bin", dtype=dtype, mode="r")
         self._tokens = np.asarray(mapped).reshape(-1, self.sequence_length + 1)
-        self._pieces = np.asarray(np.load(directory / "pieces.npy", mmap_mode="r"))
-        self._pointers = np.asarray(np.load(directory / "rows.npy", mmap_mode="r"))
+        self._pointers = np.load(directory / "rows.npy")
+        pieces = np.load(directory / "pieces.npy")
+        ends = np.cumsum(pieces, dtype=np.int64)
+        before = np.concatenate(([0], ends))[self._pointers[:-1]]  # tokens in all rows before each row
+        self._ends = (ends - np.repeat(before, np.diff(self._pointers))).astype(np.int32)  # in its row, 4 bytes a piece
 
     def __len__(self) -> int:
         """Rows."""
@@ -130,22 +134,21 @@ class PackedStore:
 
         Labels are −100 on padding and on each piece's first token.
         """
-        indices = np.asarray(indices, dtype=np.int64)
         tokens = self._tokens[indices].astype(np.int64)
-        starts, lengths = self._bounds(indices)
-        return tokens[:, :-1], labels_of(tokens, starts, lengths)
+        ends = self._row_ends(indices)
+        lengths = np.array([e[-1] for e in ends], dtype=np.int64)
+        return tokens[:, :-1], labels_of(tokens, [e[:-1] for e in ends], lengths)
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask."""
-        return self._bounds(np.asarray(indices, dtype=np.int64))[0][:, :-1]
+        marks = np.zeros((len(indices), self.sequence_length + 1), dtype=bool)
+        marks[:, 0] = True
+        for row, ends in zip(marks, self._row_ends(indices), strict=True):
+            row[ends[:-1]] = True
+        return marks[:, :-1]
 
-    def _bounds(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First tokens of pieces, bool [n, T + 1], and tokens that are no padding, int64 [n]."""
-        starts = np.zeros((len(indices), self.sequence_length + 1), dtype=bool)
-        lengths = np.zeros(len(indices), dtype=np.int64)
-        for n, (first, last) in enumerate(zip(self._pointers[indices], self._pointers[indices + 1], strict=True)):
-            ends = np.cumsum(self._pieces[first:last])
-            starts[n, 0] = True
-            starts[n, ends[:-1]] = True
-            lengths[n] = ends[-1]
-        return starts, lengths
+    def _row_ends(self, indices: np.ndarray) -> list[np.ndarray]:
+        """For each row, where its pieces end; the last end is the row's length without padding."""
+        indices = np.asarray(indices, dtype=np.int64)
+        bounds = zip(self._pointers[indices].tolist(), self._pointers[indices + 1].tolist(), strict=True)
+        return [self._ends[first:last] for first, last in bounds]

@@ -4,8 +4,9 @@ Parquet, columns `input_ids` and `attention_mask`, each row `sequence_length` + 
 row have `sequence_length` positions. What this costs in padding and in cut text is counted in the manifest.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 

@@ -28,7 +28,9 @@ class ShardWriter:
 
     def __init__(self, folder: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
         self.folder, self.store = folder, store
-        types = {name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()}
+        types = {
+            name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
+        }
         fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
         self.schema = pa.schema(fields, metadata=metadata)
         self.names: list[str] = []

@@ -1,8 +1,9 @@
 """The format `token-list`: whole documents, never cut, as lists of ids in Parquet."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 

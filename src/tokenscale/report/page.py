@@ -58,7 +58,14 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     numeric = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
     columns = list(zip(header, numeric, strict=True))
     shown = summary.Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]])
-    return {"name": name, **words, "svg": Markup(drawing), "data": shown, "rows": len(rows), "left_out": max(0, len(rows) - SHOWN_ROWS)}
+    return {
+        "name": name,
+        **words,
+        "svg": Markup(drawing),
+        "data": shown,
+        "rows": len(rows),
+        "left_out": max(0, len(rows) - SHOWN_ROWS),
+    }
 
 
 def _read(name: str) -> str:

@@ -28,7 +28,9 @@ def write(experiments: list[str], tables: Path, output: Path) -> None:
                     for figure in part["figures"]:
                         module = registry.module(figure)
                         rows = save.frames(figure, connection)
-                        pages.savefig(page(module.draw(*rows), module.TITLE, module.caption(*rows), f"{name}: {figure}"))
+                        pages.savefig(
+                            page(module.draw(*rows), module.TITLE, module.caption(*rows), f"{name}: {figure}")
+                        )
 
 
 def cover(part: dict) -> Figure:
@@ -38,12 +40,17 @@ def cover(part: dict) -> Figure:
     y = _lines(made, y, f"tokenscale: {part['name']}", size=11)
     y = _lines(made, y, part["question"], size=17, weight="bold", columns=58) - 0.02
     v = part["validity"]
-    y = _lines(made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold")
+    y = _lines(
+        made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
+    )
     facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in part["answers"]]
     facts += [p["text"] for p in part["proof"]["parts"]]
     if part["scale"] == "demo":
         facts.append("Demo scale: conclusions not transferable.")
-    facts += [part["note"], part["oversubscribed"] and f"{part['oversubscribed'].capitalize()} (world sizes above one)."]
+    facts += [
+        part["note"],
+        part["oversubscribed"] and f"{part['oversubscribed'].capitalize()} (world sizes above one).",
+    ]
     facts.append(f"Data from {part['data_from']} (UTC)." if part["data_from"] else "")
     facts.append(f"Machine: {'; '.join(part['machines']) or 'not recorded'}.")
     commits = [f"{c['commit']} ({'with uncommitted changes' if c['dirty'] else 'clean'})" for c in part["commits"]]
@@ -57,20 +64,16 @@ def cover(part: dict) -> Figure:
 def page(figure: Figure, title: str, caption: str, place: str) -> Figure:
     """The figure at its own size on a page, its title above and its caption below."""
     drawn = figure.get_figheight() * (WIDTH - 2 * _MARGIN) / figure.get_figwidth()
-    legends, bottom = figure.legends, 1 - (1.5 + drawn) / HEIGHT
+    bottom = 1 - (1.9 + drawn) / HEIGHT
     figure.set_size_inches(WIDTH, HEIGHT)
     figure.get_layout_engine().set(rect=(_MARGIN / WIDTH, bottom, 1 - 2 * _MARGIN / WIDTH, drawn / HEIGHT))
-    for legend in legends:
-        _lower(legend, figure, bottom + drawn / HEIGHT)
+    for legend in figure.legends:  # from the corner of the figure to that of the drawing
+        legend.set_loc("lower left")
+        legend.set_bbox_to_anchor((_MARGIN / WIDTH, bottom + drawn / HEIGHT), transform=figure.transFigure)
     _lines(figure, 1 - 0.7 / HEIGHT, place, size=9)
     _lines(figure, 1 - 0.95 / HEIGHT, title, size=14, weight="bold", columns=70)
     _lines(figure, bottom - 0.2 / HEIGHT, caption, size=10)
     return figure
-
-
-def _lower(legend, figure: Figure, top: float) -> None:
-    legend.set_loc("upper left")
-    legend.set_bbox_to_anchor((_MARGIN / WIDTH, top + 0.3 / HEIGHT), transform=figure.transFigure)
 
 
 def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal", columns: int = 92) -> float:

@@ -1,7 +1,8 @@
 """Figure → the module that draws it (dotted names: nothing is imported until asked for).
 
-A figure's module holds `TITLE`, `QUERIES` (names of `analysis/sql`, whose DataFrames are the arguments of the functions, in
-this order), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*frames) -> str`, `data(*frames) -> DataFrame`.
+A figure's module holds `TITLE`, `QUERIES` (names of `analysis/sql`; their DataFrames, in this order, are the arguments
+of the functions), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*frames) -> str` and
+`data(*frames) -> DataFrame`.
 """
 
 import importlib

@@ -4,8 +4,8 @@ Colours follow Okabe & Ito (2008); marker, fill and dash say the same again. Fil
 open and dashed: tokenized while training.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Iterator, Sequence
 
 import matplotlib
 from matplotlib import ticker
@@ -14,7 +14,15 @@ from matplotlib.figure import Figure
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7a7f87"
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#56b4e9",
+    "#cc79a7",
+    "#7a7f87",
+)
 PALETTE = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY)
 
 #: approach → colour, marker, dash, filled
@@ -120,7 +128,9 @@ def dots(name: str) -> dict:
 def ordered(names: Sequence[str]) -> list[str]:
     """Distinct series in the order of the palette, strangers last by name."""
     known = list(APPROACHES)
-    return sorted({str(n) for n in names}, key=lambda n: (known.index(_approach(n)) if _approach(n) in known else len(known), n))
+    return sorted(
+        {str(n) for n in names}, key=lambda n: (known.index(_approach(n)) if _approach(n) in known else len(known), n)
+    )
 
 
 def jitter(n: int, width: float = 0.28) -> list[float]:

@@ -9,7 +9,9 @@ from tokenscale.report.style import GRID, PALETTE, TEXT
 def inline(svg: str, prefix: str, alt: str) -> str:
     """The `<svg>` element of a figure for inlining; `prefix` is put before each id, `alt` is read aloud."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>", "", svg, flags=re.DOTALL
+    )
     head, body = svg.split(">", 1)
     box = re.search(r'viewBox="([^"]*)"', head)[1]
     body = body.replace("xlink:href=", "href=")

@@ -15,7 +15,7 @@ def used(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
-    """"6 of 6 runs", and which were left out.
+    """ "6 of 6 runs", and which were left out.
 
     `asked` is the number of runs that the figure would show if all were there.
     """
@@ -30,12 +30,17 @@ def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
 
 def kinds(groups: list[pd.Series]) -> str:
     """What the spread of the groups is, in one sentence."""
-    found = sorted({summary(values).kind for values in groups if len(values)})
-    sentences = {
-        "single run": "One run a cell: no spread is known",
-        "range, not an interval": "With fewer than 6 runs a cell the spread is a range, not an interval",
-    }
-    return ". ".join(sentences.get(kind, f"Spread: {kind} of the median") for kind in found) + ("." if found else "")
+    found = {summary(values).kind for values in groups if len(values)}
+    sentences = []
+    if "single run" in found:
+        sentences.append("One run a cell: no spread is known.")
+    if "range, not an interval" in found:
+        sentences.append("With fewer than 6 runs a cell the spread is a range, not an interval.")
+    intervals = sorted(kind for kind in found if kind.startswith("order-statistic"))
+    if intervals:
+        covered = listing([f"{kind.split()[1]} %" for kind in intervals])
+        sentences.append(f"The spread is an order-statistic interval of the median ({covered}, by the number of runs).")
+    return " ".join(sentences)
 
 
 def spread(values: pd.Series, digits: int = 3) -> str:
@@ -43,7 +48,7 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     s = summary(values)
     if s.n == 0:
         return "–"
-    if s.n == 1:
+    if s.low == s.high:
         return number(s.median, digits)
     return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
 

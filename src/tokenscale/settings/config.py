@@ -158,6 +158,7 @@ class Config:
             "factors": experiment.factors,
             "repeats": experiment.repeats,
             "cells": cells(experiment),
+            "figures": list(experiment.figures),
             "runs": [
                 {"run_id": r.run_id, "cell": r.cell, "repeat": r.repeat, "position": r.position, "run": to_dict(r.settings)}
                 for r in self.runs(name)

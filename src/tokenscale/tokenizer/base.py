@@ -1,6 +1,7 @@
 """The one interface over every tokenizer."""
 
-from typing import Protocol, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 

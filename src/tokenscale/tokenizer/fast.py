@@ -1,7 +1,8 @@
 """What the kinds `huggingface` and `bpe` share: a `tokenizers.Tokenizer` behind our interface."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 

@@ -76,7 +76,9 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
         try:
             return tokenizers.Tokenizer.from_file(str(path)), _named(folder)
         except Exception as error:  # the library raises bare Exception
-            raise UserError("the tokenizer's file cannot be read.", file=path, reason=error, next="replace it") from None
+            raise UserError(
+                "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
+            ) from None
     try:
         revision = settings.revision or "main"
         return tokenizers.Tokenizer.from_pretrained(settings.source, revision=revision), {}
@@ -99,7 +101,9 @@ def _named(folder: Path) -> dict[str, str]:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, UnicodeDecodeError) as error:
-            raise UserError("a file of the tokenizer is not JSON.", file=path, reason=error, next="replace it") from None
+            raise UserError(
+                "a file of the tokenizer is not JSON.", file=path, reason=error, next="replace it"
+            ) from None
         for role in ("bos", "eos", "pad"):
             value = values.get(f"{role}_token")
             text = value.get("content") if isinstance(value, dict) else value

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = kinds.add_parser("data", help="tokenizing and reading, the five approaches side by side")
     data.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
     data.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
-    data.add_argument("--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+    data.add_argument(
+        "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
     data.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
     data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
 

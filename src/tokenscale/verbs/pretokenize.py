@@ -13,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("--store", required=True, metavar="NAME", help="for example padded-sequence_length=2048")
     parser.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
-    parser.add_argument("--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument(
+        "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 
 

@@ -10,13 +10,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     figure = parts.add_parser("figure", help="one figure as SVG, PDF, PNG, CSV and JSON")
     figure.add_argument("name", help="name of the figure")
     figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
-    figure.add_argument("--output", required=True, type=Path, help="path without ending: results/figures/<experiment>/<name>")
+    figure.add_argument(
+        "--output", required=True, type=Path, help="path without ending: results/figures/<experiment>/<name>"
+    )
     for name, ending in (("page", "html"), ("pdf", "pdf")):
         part = parts.add_parser(name, help=f"the report as {ending.upper()}")
         part.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
-        part.add_argument("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
-        part.add_argument("--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures")
-        part.add_argument("--output", type=Path, default=Path(f"results/report/{'index' if name == 'page' else 'report'}.{ending}"))
+        part.add_argument(
+            "--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables"
+        )
+        part.add_argument(
+            "--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures"
+        )
+        part.add_argument(
+            "--output", type=Path, default=Path(f"results/report/{'index' if name == 'page' else 'report'}.{ending}")
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

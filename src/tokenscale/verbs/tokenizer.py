@@ -13,8 +13,12 @@ from tokenscale.tokenizer.build import build
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument(
+        "--corpus", nargs="?", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

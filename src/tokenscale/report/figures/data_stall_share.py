@@ -34,7 +34,9 @@ def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             here = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]
             values = 100 * here["data_stall_share"]
             if values.empty:
-                axes.text(0.01, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
+                axes.text(
+                    0.01, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9
+                )
                 continue
             axes.plot(values, [y + o for o in jitter(len(values))], **dots(name), clip_on=False)
             axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
@@ -51,12 +53,15 @@ def _ranks(world: int) -> str:
 
 def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the share bounds."""
-    text = f"Waiting for the batch over step time, slowest rank, after warm-up; {words.counted(len(stalls), inventory)}. "
+    text = (
+        f"Waiting for the batch over step time, slowest rank, after warm-up; {words.counted(len(stalls), inventory)}. "
+    )
     if len(stalls):
         worst = stalls.loc[stalls["data_stall_share"].idxmax()]
         text += (
-            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, {_ranks(int(worst['world_size']))}), "
-            f"bounds what any data format could gain there: at most {number(worst['largest_gain'])} times as fast (Amdahl). "
+            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
+            f"{_ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
+            f"{number(worst['largest_gain'])} times as fast (Amdahl). "
         )
     return text + words.kinds([g for _, g in stalls.groupby(["series", "world_size"])["data_stall_share"]])
 
@@ -64,6 +69,7 @@ def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
 def alt(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The medians, read aloud."""
     medians = [
-        f"{name} {100 * stalls.loc[stalls['series'] == name, 'data_stall_share'].median():.2g} %" for name in ordered(stalls["series"])
+        f"{name} {100 * stalls.loc[stalls['series'] == name, 'data_stall_share'].median():.2g} %"
+        for name in ordered(stalls["series"])
     ]
     return f"Dot plot of the share of step time spent waiting for data. Medians: {words.listing(medians) or 'no data'}."

@@ -24,7 +24,7 @@ def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """Left: training loss, repeats thin, their median by step bold. Right: validation loss, one point a run and time."""
+    """Left: training loss, repeats thin, their median by step bold. Right: validation loss, a point a run and time."""
     train, held_out = _drawn(loss), _drawn(validation)
     names = ordered(pd.concat([train["series"], held_out["series"]]))
     with style():
@@ -43,14 +43,23 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
                 thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
                 for _, run in here.groupby("run_id"):
                     if axes is right:
-                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin | {"linewidth": 0.5 * options["linewidth"], "alpha": 1})
+                        axes.plot(
+                            run["useful_tokens_seen"],
+                            run["loss"],
+                            **thin | {"linewidth": 0.5 * options["linewidth"], "alpha": 1},
+                        )
                         axes.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
                     elif here["run_id"].nunique() > 1:
                         axes.plot(run["useful_tokens_seen"], run["loss"], **thin)
                 if axes is left and len(here):
                     middle = here.groupby("step")[["useful_tokens_seen", "loss"]].median()
                     axes.plot(
-                        middle["useful_tokens_seen"], middle["loss"], **options, label=name, markersize=5, markevery=_sparse(middle)
+                        middle["useful_tokens_seen"],
+                        middle["loss"],
+                        **options,
+                        label=name,
+                        markersize=5,
+                        markevery=_sparse(middle),
                     )
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(_ticks())
@@ -59,7 +68,9 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
         if names:
             handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
             shown = [name for name in names if name in handles]
-            made.legend([handles[n] for n in shown], shown, loc="outside upper left", ncols=min(len(names), 5), handlelength=3)
+            made.legend(
+                [handles[n] for n in shown], shown, loc="outside upper left", ncols=min(len(names), 5), handlelength=3
+            )
         return made
 
 
@@ -89,10 +100,13 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
     if len(final):
         low, high = final["loss"].min(), final["loss"].max()
         text += (
-            f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; after the last step it lies "
-            f"between {low:.4f} and {high:.4f} over {len(final)} run{'s' * (len(final) != 1)}. "
+            f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; after "
+            f"the last step it lies between {low:.4f} and {high:.4f} over {len(final)} run{'s' * (len(final) != 1)}. "
         )
-    return text + "Training losses of approaches that cut documents into rows differently are not over the same rows at a step."
+    return (
+        text
+        + "Training losses of approaches that cut documents into rows differently are not over the same rows at a step."
+    )
 
 
 def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.report import words
-from tokenscale.report.style import GREY, TEXT, dots, figure, look, no_data, number, ordered, plain, style
+from tokenscale.report.style import GREY, dots, figure, look, no_data, number, ordered, plain, style
 
 TITLE = "Throughput and efficiency by world size"
 QUERIES = ("scaling", "inventory")
@@ -26,7 +26,7 @@ def _warning(scaling: pd.DataFrame) -> str:
 
 
 def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """Left: useful tokens/s, every run a dot, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
+    """Left: useful tokens/s, every run a dot, medians joined, ideal dotted. Right: efficiency of each pair of runs."""
     with style():
         made, (left, right) = figure(2, height=4.0)
         for axes in (left, right):
@@ -51,7 +51,13 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             left.plot([], [], **look(name), label=name)
             single = here.loc[here["world_size"] == 1, "useful_tokens_per_s"]
             if len(single) and len(worlds) > 1:
-                left.plot(worlds, [w * single.median() for w in worlds], color=look(name)["color"], linestyle=":", linewidth=0.9)
+                left.plot(
+                    worlds,
+                    [w * single.median() for w in worlds],
+                    color=look(name)["color"],
+                    linestyle=":",
+                    linewidth=0.9,
+                )
         left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label="ideal: N × median T(1)")
         right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
         for axes in (left, right):
@@ -63,17 +69,25 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             plain(axes.yaxis)
         right.set_ylim(0, max(110.0, 105 * scaling["efficiency"].max()))
         if scaling["efficiency"].dropna().empty:
-            right.text(0.5, 0.5, "no run at world size 1\nto compare with", transform=right.transAxes, ha="center", style="italic")
+            right.text(
+                0.5,
+                0.5,
+                "no run at world size 1\nto compare with",
+                transform=right.transAxes,
+                ha="center",
+                style="italic",
+            )
         made.legend(loc="outside upper left", ncols=3, handlelength=3)
         if warning := _warning(scaling):
-            made.supxlabel(warning, fontsize=10, fontweight="bold", color=TEXT)
+            left.set_title(warning, fontsize=9)
         return made
 
 
 def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The reference with its absolute value, and whether this is a scaling measurement at all."""
     text = (
-        f"Strong scaling at a fixed global batch, useful tokens per second over all ranks; {words.counted(len(scaling), inventory)}. "
+        "Strong scaling at a fixed global batch, useful tokens per second over all ranks; "
+        f"{words.counted(len(scaling), inventory)}. "
         "Efficiency is of each run against the run at world size 1 of the same repeat. "
     )
     base = [
@@ -92,4 +106,5 @@ def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """Medians of throughput, read aloud."""
     medians = scaling.groupby(["series", "world_size"])["useful_tokens_per_s"].median()
     texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
-    return f"Throughput by world size, median useful tokens per second. {words.listing(texts) or 'No data'}. {_warning(scaling)}".strip()
+    medians_read = words.listing(texts) or "No data"
+    return f"Throughput by world size, median useful tokens per second. {medians_read}. {_warning(scaling)}".strip()

@@ -13,7 +13,9 @@ _TIMES = (("us_per_useful_token", "µs / useful token (log scale)"), ("ms_per_ba
 
 def data(benchmark: pd.DataFrame) -> pd.DataFrame:
     """One row an arm and round."""
-    return benchmark[["benchmark", "arm", "round", "us_per_useful_token", "ms_per_batch", "open_s", "not_useful_share"]].copy()
+    return benchmark[
+        ["benchmark", "arm", "round", "us_per_useful_token", "ms_per_batch", "open_s", "not_useful_share"]
+    ].copy()
 
 
 def draw(benchmark: pd.DataFrame) -> Figure:
@@ -39,7 +41,13 @@ def draw(benchmark: pd.DataFrame) -> Figure:
             if len(bound):
                 axes.axvline(bound.median(), color=GREY, linestyle=":", linewidth=1.8)
                 axes.text(
-                    bound.median(), 1.01, "memcpy", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9
+                    bound.median(),
+                    1.01,
+                    "memcpy",
+                    transform=axes.get_xaxis_transform(),
+                    ha="center",
+                    va="bottom",
+                    fontsize=9,
                 )
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(-0.6, len(names) - 0.4)
@@ -55,23 +63,24 @@ def caption(benchmark: pd.DataFrame) -> str:
         return "The data path was not measured alone in this experiment: no benchmark file was given."
     first = benchmark.iloc[0]
     rounds = benchmark.groupby("arm")["round"].nunique()
+    n = int(rounds.max())
     text = (
-        f"Batches of {first['rows']} × {first['sequence_length']} tokens, {first['batches']} a round, "
-        f"{rounds.max()} interleaved round{'s' * int(rounds.max() != 1)} an arm, {first['cache'] or 'unstated'} file cache, one process, no "
-        f"training; corpus {first['corpus']}, tokenizer {first['tokenizer']}. Each dot is a round, each bar the median; opening the "
+        f"Batches of {first['rows']} × {first['sequence_length']} tokens, {first['batches']} a round, {n} interleaved "
+        f"round{'s' * (n != 1)} an arm, {first['cache'] or 'unstated'} file cache, one process, no training; corpus "
+        f"{first['corpus']}, tokenizer {first['tokenizer']}. Each dot is a round, each bar the median; opening the "
         "store is not in it. "
     )
     medians = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["us_per_useful_token"].median().dropna()
     if len(medians) > 1 and medians.min() > 0:
         text += (
-            f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} slowest at "
-            f"{number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
+            f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} slowest "
+            f"at {number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
         )
     if benchmark["is_limit"].any():
         text += "The dotted line is a copy of ready batches in memory. "
-    return text + words.kinds([g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]).replace(
-        "runs a cell", "rounds an arm"
-    ).replace("One run a cell", "One round an arm")
+    return text + words.kinds(
+        [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
+    ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
 
 
 def alt(benchmark: pd.DataFrame) -> str:

@@ -13,7 +13,16 @@ _RATES = (("useful_tokens_per_s", "useful tokens / s"), ("total_tokens_per_s", "
 
 def data(throughput: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """The plotted points: one row a run at world size 1."""
-    columns = ["series", "repeat", "run_id", "useful_tokens_per_s", "total_tokens_per_s", "not_useful_share", "steps", "seconds"]
+    columns = [
+        "series",
+        "repeat",
+        "run_id",
+        "useful_tokens_per_s",
+        "total_tokens_per_s",
+        "not_useful_share",
+        "steps",
+        "seconds",
+    ]
     return throughput[throughput["world_size"] == 1][columns].reset_index(drop=True)
 
 
@@ -32,7 +41,15 @@ def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             for y, name in enumerate(names):
                 values = points.loc[points["series"] == name, column]
                 if values.empty:
-                    axes.text(0.02, y, "no data", transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
+                    axes.text(
+                        0.02,
+                        y,
+                        "no data",
+                        transform=axes.get_yaxis_transform(),
+                        va="center",
+                        style="italic",
+                        fontsize=9,
+                    )
                     continue
                 axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
                 axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
@@ -57,7 +74,8 @@ def caption(throughput: pd.DataFrame, inventory: pd.DataFrame) -> str:
     single = inventory[inventory["world_size"] == 1]
     text = (
         f"Tokens per second at world size 1, sum over sum after warm-up; {words.counted(len(points), single)}. "
-        "Each dot is a run, each bar the median of a cell; open markers tokenize while training, filled ones read a store. "
+        "Each dot is a run, each bar the median of a cell; open markers tokenize while training, filled ones read a "
+        "store. "
     )
     return text + words.kinds([group for _, group in points.groupby("series")["useful_tokens_per_s"]])
 

@@ -1,0 +1,241 @@
+"""Logs → tables: broken lines, attempts, validity, equal bytes."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests import logs
+from tokenscale.analysis import logs as reader
+from tokenscale.analysis.ingest import ingest, merge
+from tokenscale.analysis.tables import TABLES, schema
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json
+
+GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
+LINES = b"".join(GOOD % i + b"\n" for i in range(99))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "good", "bad", "benign"),
+    [
+        ("cut inside the last object", LINES + b'{"schema":1,"st', 99, 1, 1),
+        ("complete, no newline", LINES + GOOD % 99, 100, 0, 0),
+        ("empty file", b"", 0, 0, 0),
+        ("only a fragment", b'{"schema":1,"st', 0, 1, 1),
+        ("NUL bytes at the end", LINES + b"\0" * 4096, 99, 1, 1),
+        ("NUL bytes inside", LINES + b"\0" * 10 + b"\n" + GOOD % 99 + b"\n", 100, 1, 0),
+        ("a resumed job glued onto a fragment", LINES + b'{"sch' + GOOD % 99 + b"\n" + GOOD % 100 + b"\n", 100, 1, 0),
+        ("NaN literal", LINES + b'{"step":99,"loss_sum":NaN}\n', 100, 0, 0),
+        ("an extra key", LINES + b'{"step":99,"new":[1]}\n', 100, 0, 0),
+        ("a wrong type", LINES + b'{"step":"99"}\n', 99, 1, 0),
+        ("a step that is true", LINES + b'{"step":true}\n', 99, 1, 0),
+        ("too large an integer", LINES + b'{"step":99,"rows":9223372036854775808}\n', 99, 1, 0),
+        ("no step", LINES + b'{"schema":1}\n', 99, 1, 0),
+        ("not an object", LINES + b"[1]\n", 99, 1, 0),
+        ("a later schema", LINES + b'{"schema":2,"step":99}\n', 99, 1, 0),
+        ("not UTF-8", LINES + b'{"step":\xff}\n', 99, 1, 0),
+        ("deeply nested", LINES + b"[" * 100_000 + b"\n", 99, 1, 0),
+    ],
+)
+def test_every_line_is_a_row_or_counted_as_broken(tmp_path, name, content, good, bad, benign):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(content)
+    lines = reader.read(path, "steps")
+    assert (len(lines.rows), len(lines.broken), sum(b["benign"] for b in lines.broken)) == (good, bad, benign)
+    assert all(row["step"] is not None for row in lines.rows)
+    assert all(len(b["text"]) <= 500 and b["text"].isprintable() for b in lines.broken)
+
+
+def test_a_nonfinite_literal_becomes_null_and_sets_the_flag():
+    row = reader.parse(b'{"step":1,"loss_sum":Infinity}', "steps")
+    assert (row["loss_sum"], row["nonfinite"]) == (None, True)
+
+
+def tables_of(tmp_path: Path, runs, benchmarks=()) -> Path:
+    table = logs.write_table(tmp_path / "runs.json", runs)
+    ingest(table, tmp_path / "runs", tmp_path / "tables", list(benchmarks))
+    return tmp_path / "tables"
+
+
+def rows(tables: Path, name: str) -> list[dict]:
+    return pq.read_table(tables / f"{name}.parquet").to_pylist()
+
+
+def test_a_whole_run_is_valid_and_fully_counted(tmp_path):
+    run = logs.settings(world_size=3, steps=7)
+    logs.write_run(tmp_path / "runs", run, hardware=logs.HARDWARE | {"cores": 8})
+    tables = tables_of(tmp_path, [run])
+    (row,) = rows(tables, "runs")
+    assert (row["validity"], row["reasons"], row["steps_seen"], row["attempts"]) == ("valid", "", 7, 1)
+    assert (row["world_size"], row["oversubscribed"], row["parameters"]) == (3, False, 123456)
+    assert len(rows(tables, "steps")) == 21
+    assert len(rows(tables, "quarantine")) == 0
+
+
+def test_the_latest_attempt_wins_step_by_step(tmp_path):
+    run = logs.settings(world_size=2, steps=10)
+    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+    tables = tables_of(tmp_path, [run])
+    (row,) = rows(tables, "runs")
+    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("valid", 2, 10, 4)
+    steps = rows(tables, "steps")
+    assert [s["attempt"] for s in steps if s["rank"] == 0] == [0] * 4 + [1] * 6
+    assert [s["attempt_step"] for s in steps if s["rank"] == 1] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+
+
+def test_superseded_attempts_are_not_read(tmp_path):
+    run = logs.settings()
+    folder = logs.write_run(tmp_path / "runs", run)
+    logs.write_attempt(folder / "superseded" / "000", run, attempt=5)
+    assert rows(tables_of(tmp_path, [run]), "runs")[0]["attempts"] == 1
+
+
+def edited(folder: Path, edit) -> None:
+    path = folder / "attempt=00" / "rank=00000" / "steps.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(line) for line in edit([json.loads(x) for x in path.read_text().splitlines()])) + "\n"
+    )
+
+
+def change(**fields):
+    return lambda lines: [line | (fields if line["step"] == 3 else {}) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("edit", "validity", "reason"),
+    [
+        (change(rows=7), "invalid", "ranks hold 7 rows at step 3, the global batch is 8"),
+        (change(loss_sum=None, nonfinite=True), "invalid", "not finite at step 3"),
+        (change(useful_tokens=10**9), "invalid", "more useful tokens than tokens"),
+        (change(step_s=0.0), "invalid", "a step that took no time"),
+        (lambda lines: lines[:-2], "invalid", "10 of 12 steps"),
+        (change(t_mono_s=1.0), "suspect", "the monotonic clock goes back"),
+        (lambda lines: lines[:4] + lines[3:], "suspect", "steps skip or repeat"),
+    ],
+)
+def test_what_a_log_cannot_carry_is_said(tmp_path, edit, validity, reason):
+    run = logs.settings()
+    edited(logs.write_run(tmp_path / "runs", run), edit)
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert row["validity"] == validity
+    assert reason in row["reasons"]
+
+
+def test_another_world_size_than_asked_is_invalid(tmp_path):
+    run = logs.settings(world_size=1)
+    folder = logs.write_run(tmp_path / "runs", run)
+    path = folder / "attempt=00" / "rank=00000" / "events.jsonl"
+    path.write_text(path.read_text().replace('"world_size":1', '"world_size":4'))
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert "ranks observed world size 4, asked was 1" in row["reasons"]
+
+
+def test_a_record_or_a_log_that_was_edited_later_is_suspect(tmp_path):
+    one, two = logs.settings(), logs.settings(repeat=1)
+    folder = logs.write_run(tmp_path / "runs", one)
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"parameters": 1})
+    logs.write_run(tmp_path / "runs", two)
+    folder = tmp_path / "runs" / two.identity
+    record = read_json(folder / "run.json")
+    outcome = record["outcome"] | {"logs": {"attempt=00/rank=00000/steps.jsonl": "0" * 64}}
+    logs.provenance.seal(folder, record, outcome)
+    found = {r["repeat"]: r for r in rows(tables_of(tmp_path, [one, two]), "runs")}
+    assert (found[0]["validity"], found[0]["reasons"]) == ("suspect", "run.json does not match its seal")
+    assert found[1]["validity"] == "suspect"
+    assert "logs differ from the hashes" in found[1]["reasons"]
+
+
+def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
+    missing, running, broken, failed = (logs.settings(repeat=r) for r in range(4))
+    folder = logs.write_run(tmp_path / "runs", running, status="running")
+    write_json(folder / "run.json", {k: v for k, v in read_json(folder / "run.json").items() if k != "seal"})
+    (logs.write_run(tmp_path / "runs", broken) / "run.json").write_text('{"run": ')
+    logs.write_run(tmp_path / "runs", failed, status="nonfinite")
+    found = {r["repeat"]: r for r in rows(tables_of(tmp_path, [missing, running, broken, failed]), "runs")}
+    assert [found[r]["validity"] for r in range(4)] == ["missing", "invalid", "invalid", "invalid"]
+    assert found[0]["approach"] == "packed"
+    assert "has not ended" in found[1]["reasons"]
+    assert "not readable JSON" in found[2]["reasons"]
+    assert "status nonfinite" in found[3]["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "threads", "crowded"), [(1, 2, False), (2, 1, False), (2, 2, True), (4, 1, True)]
+)
+def test_oversubscribed_cores_are_found(tmp_path, world_size, threads, crowded):
+    run = logs.settings(world_size=world_size)
+    logs.write_run(tmp_path / "runs", run, hardware=logs.HARDWARE | {"threads_per_rank": threads})
+    assert rows(tables_of(tmp_path, [run]), "runs")[0]["oversubscribed"] is crowded
+
+
+def test_equal_logs_give_equal_bytes_wherever_they_lie(tmp_path):
+    table = logs.write_demo(tmp_path / "a", repeats=1)
+    (tmp_path / "a" / "runs").rename(tmp_path / "moved")
+    outputs = []
+    for name in ("one", "two"):
+        ingest(table, tmp_path / "moved", tmp_path / name, [tmp_path / "a" / "bench.json"])
+        outputs.append({p.name: p.read_bytes() for p in sorted((tmp_path / name).iterdir())})
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        if name == "one":
+            (tmp_path / "moved").rename(tmp_path / "elsewhere" / "runs")
+            (tmp_path / "elsewhere" / "runs").rename(tmp_path / "moved")
+    assert outputs[0] == outputs[1]
+    assert not any(str(tmp_path).encode() in content for content in outputs[0].values())
+
+
+def test_nothing_at_all_still_gives_every_table_with_its_columns(tmp_path):
+    tables = tables_of(tmp_path, [])
+    for name in TABLES:
+        assert pq.read_schema(tables / f"{name}.parquet").equals(schema(name))
+
+
+def test_a_broken_line_is_named_with_its_file_and_number(tmp_path):
+    run = logs.settings()
+    folder = logs.write_run(tmp_path / "runs", run)
+    path = folder / "attempt=00" / "rank=00000" / "steps.jsonl"
+    path.write_bytes(b"rubbish\n" + path.read_bytes())
+    tables = tables_of(tmp_path, [run])
+    (line,) = rows(tables, "quarantine")
+    assert (line["file"], line["line"]) == (f"{run.identity}/attempt=00/rank=00000/steps.jsonl", 1)
+    assert rows(tables, "runs")[0]["validity"] == "suspect"
+
+
+def test_a_partial_last_line_leaves_a_run_valid(tmp_path):
+    run = logs.settings(world_size=1, steps=10)
+    folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
+    with open(folder / "attempt=00" / "rank=00000" / "steps.jsonl", "ab") as file:
+        file.write(b'{"schema":1,"ste')
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert (row["validity"], row["quarantined"], row["quarantined_benign"]) == ("valid", 1, 1)
+
+
+def test_unreadable_inputs_are_the_users_to_mend(tmp_path):
+    with pytest.raises(UserError, match="run table is missing"):
+        ingest(tmp_path / "no.json", tmp_path, tmp_path / "tables")
+    write_json(tmp_path / "b.json", {"records": []})
+    with pytest.raises(UserError, match="no data benchmark"):
+        ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path, tmp_path / "tables", [tmp_path / "b.json"])
+    assert not (tmp_path / "tables" / "runs.parquet").exists()
+
+
+def test_ranks_of_two_attempts_never_mix_in_a_step():
+    def row(attempt, rank, step):
+        return {"attempt": attempt, "rank": rank, "step": step}
+
+    rows_of_both = [row(0, rank, step) for rank in range(3) for step in (0, 1)] + [row(1, rank, 1) for rank in range(2)]
+    started = [
+        {"event": "run_start", "attempt": 0, "world_size": 3},
+        {"event": "run_start", "attempt": 1, "world_size": 2},
+    ]
+    merged, overlap = merge(rows_of_both, started)
+    assert [(r["step"], r["attempt"], r["rank"]) for r in merged] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 0, 2),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
+    assert [r["world_size"] for r in merged] == [3, 3, 3, 2, 2]
+    assert overlap == 3

@@ -1,0 +1,152 @@
+"""A copy of the project at tiny scale, in which the workflow runs: sources are copied, so that a test may edit them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = {
+    "scale": "demo",
+    "experiments": ["ways", "ranks"],
+    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}}},
+    "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
+}
+RUNS = {
+    "corpus": "small",
+    "tokenizer": "bpe",
+    "model": "llama-micro",
+    "sequence_length": 32,
+    "global_batch": 4,
+    "micro_batch": 2,
+    "budget": {"steps": 5},
+    "schedule": {"warmup_steps": 2},
+    "validation": {"rows": 4},
+}
+EXPERIMENTS = {
+    "ways": {
+        "question": "Do the ways from text to rows differ?",
+        "runs": RUNS,
+        "factors": {"approach": ["padding-free", "token-list", "packed"]},
+        "figures": ["loss_over_time", "data_stall_share"],
+    },
+    # shares its run at world size 1 with the experiment above
+    "ranks": {
+        "question": "Do two ranks compute what one computes?",
+        "runs": RUNS | {"approach": "packed"},
+        "factors": {"layout.data": [1, 2]},
+        "figures": ["scaling_throughput"],
+    },
+}
+
+
+@dataclass
+class Project:
+    """A project folder and its Snakemake."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(self.root / "src"), "HOME": str(self.root.parent / "home")}
+
+    def snakemake(self, *arguments: str, check: bool = True, offline: bool = False) -> subprocess.CompletedProcess:
+        """Run Snakemake here; stdout and stderr come back together."""
+        command = [sys.executable, "-m", "snakemake", *arguments]
+        if offline:
+            command = [*OFFLINE, *command]
+        done = subprocess.run(
+            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
+        )
+        assert done.returncode == 0 or not check, done.stdout[-6000:] + self.logs()
+        return done
+
+    def run(self, *arguments: str, **options) -> str:
+        """As `make run` does it: tokens first, then the rest."""
+        first = self.snakemake("--cores", "2", "tokens", **options).stdout
+        return first + self.snakemake("--cores", "2", *arguments, **options).stdout
+
+    def planned(self, *arguments: str) -> dict[str, int]:
+        """Rule → number of jobs that a dry run would start, targets left out."""
+        text = self.snakemake("--cores", "2", "-n", *arguments).stdout
+        table = text.split("Job stats:")[1].split("\n\n")[0] if "Job stats:" in text else ""
+        counts = dict(line.split() for line in table.splitlines()[3:] if line.split()[:1] not in ([], ["total"]))
+        return {rule: int(count) for rule, count in counts.items() if rule not in TARGETS}
+
+    def logs(self) -> str:
+        """The last lines of every log that speaks of an error."""
+        texts = [(p, p.read_text(errors="replace")) for p in self.root.glob("results/logs/**/*.log")]
+        return "".join(f"\n--- {p.name}\n{text[-3000:]}" for p, text in texts if "Error" in text or "tokenscale:" in text)
+
+    def records(self) -> dict[str, dict]:
+        """What must be equal after a rebuild: manifests, and order digest and loss of every step of every rank."""
+        found = {}
+        for path in sorted(self.root.glob("results/t*/**/manifest.json")):
+            found[str(path.relative_to(self.root))] = json.loads(path.read_text())
+        for path in sorted(self.root.glob("results/runs/*/attempt=*/rank=*/steps.jsonl")):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            kept = [(s["step"], s["order_digest"], s["loss_sum"], s["useful_tokens"], s["grad_norm"]) for s in steps]
+            found[str(path.relative_to(self.root))] = kept
+        return found
+
+
+TARGETS = {"all", "corpus", "tokens", "runs", "tables", "figures", "report", *EXPERIMENTS}
+
+
+def _offline() -> list[str]:
+    """A prefix that cuts the network off, where the machine allows it."""
+    for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        # the loopback interface must be up: ranks talk over it
+        command = [*command, "sh", "-c", 'ip link set lo up 2>/dev/null || ifconfig lo up; exec "$@"', "sh"]
+        try:
+            probe = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname(), 2)"
+            if subprocess.run([*command, sys.executable, "-c", probe], capture_output=True, timeout=20).returncode == 0:
+                return command
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+    return []
+
+
+OFFLINE = _offline()
+
+
+def make_project(folder: Path) -> Project:
+    """A fresh copy with nothing built."""
+    root = folder / "project"
+    for name in ("workflow", "src", "profiles"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    os.symlink("profiles/alps", root / "alps")
+    (root / "config/experiments").mkdir(parents=True)
+    (root / "config/config.yaml").write_text(json.dumps(CONFIG))
+    for name, experiment in EXPERIMENTS.items():
+        (root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
+    (folder / "home").mkdir()
+    return Project(root)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Project:
+    """A project whose report is built. Tests must leave it complete; what edits it copies it first."""
+    project = make_project(tmp_path_factory.mktemp("built"))
+    project.run()
+    return project
+
+
+@pytest.fixture
+def copy(built, tmp_path) -> Project:
+    """A copy of the built project, with Snakemake's metadata, for tests that change things."""
+    (tmp_path / "home").mkdir()
+    shutil.copytree(built.root, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Project:
+    """A project with nothing built, for dry runs and wrong input."""
+    return make_project(tmp_path)

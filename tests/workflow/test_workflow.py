@@ -1,0 +1,121 @@
+"""The workflow as a user meets it: profiles, targets, wrong input, lint."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
+
+pytestmark = pytest.mark.workflow
+
+
+def write(project, name, **changes):
+    (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENTS["ways"] | changes))
+
+
+def test_every_target_has_its_stage(fresh):
+    assert fresh.planned("corpus") == {"build_corpus": 1}
+    assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3}
+    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train_one": 3, "train_many": 1}
+    assert fresh.planned("runs") == runs
+    tables = runs | {"run_table": 2, "ingest": 2}
+    assert fresh.planned("tables") == tables
+    assert fresh.planned("figures") == tables | {"draw_figure": 3}
+    assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 3, "build_page": 1, "build_pdf": 1}
+    assert fresh.planned("ranks")["train_one"] == 1
+
+
+def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
+    """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4; one rank takes the path without `mpi`."""
+    runs = RUNS | {"approach": "packed", "global_batch": 48}
+    write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]}, figures=[])
+    environment = fresh.environment | {"PATH": str(Path(sys.executable).parent), "ALPS_ACCOUNT": "g1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--profile", "alps", "-n", "--verbose", "--printshellcmds", "--quiet", "host", "--", "ranks"],
+        cwd=fresh.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text[-4000:]
+    found = {}
+    for block in re.split(r"\n\n|\n(?=\[)", text):
+        size = re.search(r"train packed-llama-micro-\w+-w(\d+)-", block) or re.search(r"run_id=\S+-w(\d+)-", block)
+        resources = re.search(r"resources: (.*)", block)
+        if size and resources:
+            found[int(size[1])] = dict(r.split("=", 1) for r in resources[1].split(", ") if "=" in r)
+    assert sorted(found) == [1, 2, 4, 8, 12, 16], text[-4000:]
+    for size, nodes, ranks in [(1, 1, None), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]:
+        resources = found[size]
+        assert resources["nodes"] == str(nodes) and resources["gpu"] == str(size)
+        assert resources.get("tasks_per_node") == (str(ranks) if ranks else None)
+        assert resources.get("mpi") == ("srun" if ranks else None)
+        assert resources["mem_mb"] == "450000" and resources["slurm_account"] == "g1"
+    written = [p for p in (fresh.root.parent / "home").rglob("*") if p.is_file()]
+    assert written == []
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--config", "scale=dmeo"], ["'dmeo'", "did you mean 'demo'"]),
+        (["--config", "exprimentz=1"], ["'exprimentz'"]),
+    ],
+)
+def test_a_wrong_setting_is_one_message_and_exit_code_2(fresh, arguments, words):
+    done = fresh.snakemake("-n", *arguments, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    for word in words:
+        assert word in done.stdout
+
+
+def test_a_wrong_experiment_names_its_file(fresh):
+    write(fresh, "ways", runs=RUNS | {"modle": "llama-micro"})
+    done = fresh.snakemake("-n", check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout
+    assert "config/experiments/ways.yaml" in done.stdout and "did you mean 'model'" in done.stdout
+
+
+@pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
+def test_snakemakes_own_report_is_made_offline(built):
+    built.snakemake("--report", "report.zip", offline=True)
+    assert (built.root / "report.zip").stat().st_size > 100_000
+    (built.root / "report.zip").unlink()
+
+
+def test_lint_and_format():
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    for command in (["snakemake", "--lint"], ["snakefmt", "--check", "workflow"]):
+        module = [sys.executable, "-m", *command] if command[0] == "snakemake" else [str(Path(sys.executable).parent / command[0]), *command[1:]]
+        done = subprocess.run(module, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_snakefile_stays_a_table_of_contents():
+    assert len((ROOT / "workflow/Snakefile").read_text().splitlines()) <= 70
+
+
+def test_the_rule_graph_in_the_readme_is_the_real_one():
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    readme = (ROOT / "README.md").read_text()
+    assert edges(done.stdout) and edges(done.stdout) == edges(readme.split("<!-- rule graph -->")[1])
+
+
+def edges(text):
+    """(rule, rule) for each arrow of a Mermaid graph, whatever its nodes are called."""
+    names = dict(re.findall(r"(id\d+)\[+\"?([\w ]+?)\"?\]+", text))
+    return {(names.get(a, a), names.get(b, b)) for a, b in re.findall(r"(\w+) *--> *(\w+)", text)}
