@@ -46,7 +46,7 @@ def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
     assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
     printed = capsys.readouterr().out
     assert all(f"\n{arm} " in printed for arm in [*APPROACHES, "memcpy"])
-    assert result["page_cache"] == "warm" and result["schema_version"] == 1 and "numpy" in result["versions"]
+    assert result["cache"] == "warm" and result["schema"] == 1 and "numpy" in result["versions"]
 
 
 def test_pairs_count_alike(lab, tmp_path):

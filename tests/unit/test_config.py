@@ -53,7 +53,10 @@ def test_approaches_of_one_repeat_share_their_seed(tmp_path):
 
 
 def test_a_scale_overlays_the_experiment(tmp_path):
-    experiment = {**EXPERIMENT, "scales": {"alps": {"runs": {"budget": {"steps": 99}}, "factors": {"layout.data": [16]}}}}
+    experiment = {
+        **EXPERIMENT,
+        "scales": {"alps": {"runs": {"budget": {"steps": 99}}, "factors": {"layout.data": [16]}}},
+    }
     experiment["runs"] = {**EXPERIMENT["runs"], "global_batch": 16}
     runs = project(tmp_path, experiment, scale="alps").runs("e")
     assert {r.settings.budget.steps for r in runs} == {99}

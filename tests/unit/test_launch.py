@@ -94,13 +94,16 @@ def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
     assert "rank 1 failed first (exit code 7); ending 2 other" in capfd.readouterr().err
 
 
-def test_ranks_get_the_environment_of_torchrun(capfd):
-    script = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
+def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
+    monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
+    script = "import os; assert int(os.environ['MKL_NUM_THREADS']) < 64; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
     assert run_ranks([sys.executable, "-c", script], 2) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]
 
 
-@pytest.mark.parametrize("stated, world_size, expected", [(None, 1, 8), (None, 2, 4), ("8", 2, 4), ("4", 4, 1), ("1", 2, 1), ("64", 2, 4)])
+@pytest.mark.parametrize(
+    "stated, world_size, expected", [(None, 1, 8), (None, 2, 4), ("8", 2, 4), ("4", 4, 1), ("1", 2, 1), ("64", 2, 4)]
+)
 def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, expected):
     """Snakemake sets OMP_NUM_THREADS for the whole job; each rank taking all of them is the mistake."""
     monkeypatch.setattr(ranks, "cores", lambda: 8)

@@ -22,7 +22,9 @@ def test_numbers_that_are_none_become_null_and_are_flagged(tmp_path):
     writer = Writer(tmp_path)
     writer.step(step=0, loss_sum=float("nan"), grad_norm=float("inf"))
     writer.close()
-    assert lines(tmp_path / "steps.jsonl") == [{"schema": 1, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}]
+    assert lines(tmp_path / "steps.jsonl") == [
+        {"schema": 1, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}
+    ]
 
 
 def test_a_field_outside_the_schema_is_a_bug(tmp_path):

@@ -117,7 +117,9 @@ def test_clipping_clips():
 
 def test_small_gradients_are_left_alone():
     model = decoder()
-    (cross_entropy_sum(model(torch.ones(2, 16, dtype=torch.long)), torch.ones(2, 16, dtype=torch.long)) * 1e-4).backward()
+    (
+        cross_entropy_sum(model(torch.ones(2, 16, dtype=torch.long)), torch.ones(2, 16, dtype=torch.long)) * 1e-4
+    ).backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     before, after = clip(model, 1.0)
     assert before == after < 1

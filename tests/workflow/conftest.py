@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 CONFIG = {
     "scale": "demo",
     "experiments": ["ways", "ranks"],
-    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}}},
+    "corpora": {
+        "small": {"source": {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}}
+    },
     "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
 }
 RUNS = {
@@ -62,7 +64,13 @@ class Project:
         if offline:
             command = [*OFFLINE, *command]
         done = subprocess.run(
-            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
+            command,
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
         )
         assert done.returncode == 0 or not check, done.stdout[-6000:] + self.logs()
         return done
@@ -82,7 +90,9 @@ class Project:
     def logs(self) -> str:
         """The last lines of every log that speaks of an error."""
         texts = [(p, p.read_text(errors="replace")) for p in self.root.glob("results/logs/**/*.log")]
-        return "".join(f"\n--- {p.name}\n{text[-3000:]}" for p, text in texts if "Error" in text or "tokenscale:" in text)
+        return "".join(
+            f"\n--- {p.name}\n{text[-3000:]}" for p, text in texts if "Error" in text or "tokenscale:" in text
+        )
 
     def records(self) -> dict[str, dict]:
         """What must be equal after a rebuild: manifests, and order digest and loss of every step of every rank."""

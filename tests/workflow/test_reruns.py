@@ -13,7 +13,9 @@ ANALYSIS = {"build_page": 1, "build_pdf": 1}
 
 def test_a_second_run_has_nothing_to_do_even_after_touching_every_file(copy):
     assert "Nothing to be done" in copy.snakemake("--cores", "2").stdout
-    for path in [p for p in copy.root.rglob("*") if p.is_file() and ".snakemake" not in p.parts and "results" not in p.parts]:
+    for path in [
+        p for p in copy.root.rglob("*") if p.is_file() and ".snakemake" not in p.parts and "results" not in p.parts
+    ]:
         path.touch()
     assert copy.planned() == {}
 

@@ -36,7 +36,20 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]}, figures=[])
     environment = fresh.environment | {"PATH": str(Path(sys.executable).parent), "ALPS_ACCOUNT": "g1"}
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", "alps", "-n", "--verbose", "--printshellcmds", "--quiet", "host", "--", "ranks"],
+        [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--profile",
+            "alps",
+            "-n",
+            "--verbose",
+            "--printshellcmds",
+            "--quiet",
+            "host",
+            "--",
+            "ranks",
+        ],
         cwd=fresh.root,
         env=environment,
         capture_output=True,
@@ -93,7 +106,11 @@ def test_snakemakes_own_report_is_made_offline(built):
 def test_lint_and_format():
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     for command in (["snakemake", "--lint"], ["snakefmt", "--check", "workflow"]):
-        module = [sys.executable, "-m", *command] if command[0] == "snakemake" else [str(Path(sys.executable).parent / command[0]), *command[1:]]
+        module = (
+            [sys.executable, "-m", *command]
+            if command[0] == "snakemake"
+            else [str(Path(sys.executable).parent / command[0]), *command[1:]]
+        )
         done = subprocess.run(module, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
 

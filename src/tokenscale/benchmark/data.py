@@ -6,10 +6,7 @@ same round, copying a batch's arrays is timed: no reader can beat it. Before any
 of a pair are compared bit for bit. Times and counts are recorded, rates are left to the analysis.
 """
 
-import importlib.metadata
 import os
-import platform
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale import __version__
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
 from tokenscale.corpus.reader import read_manifest as read_corpus_manifest
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file, write_json
 from tokenscale.order.permutation import permute
+from tokenscale.records import hardware
+from tokenscale.records.provenance import versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
@@ -60,29 +58,18 @@ def measure(
         checked = _check_pairs(opened, settings)
         rounds = [_round(opened, settings, number) for number in range(settings.rounds)]
     result = {
-        "schema_version": VERSION,
+        "schema": VERSION,
         "benchmark": "data",
         "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
-        "corpus": {
-            "name": runs["packed"].corpus.name,
-            "manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
-        },
-        "tokenizer": {
-            "name": runs["packed"].tokenizer.name,
-            "file_sha256": read_manifest(tokenizer_directory)["file"]["sha256"],
-        },
+        "corpus": runs["packed"].corpus.name,
+        "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
+        "tokenizer": runs["packed"].tokenizer.name,
+        "tokenizer_file_sha256": read_manifest(tokenizer_directory)["file"]["sha256"],
         "approaches": {approach: to_dict(run, science_only=True) for approach, run in runs.items()},
-        "page_cache": "warm",
+        "cache": "warm",
         "checked": checked,
-        "machine": {
-            "host": platform.node(),
-            "platform": platform.platform(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "core_used": core,
-            "load_average_1min_at_end": os.getloadavg()[0],
-        },
-        "versions": {"tokenscale": __version__, "python": sys.version.split()[0], **_versions()},
+        "hardware": {**hardware.describe(), "core_used": core},
+        "versions": versions(),
         "finished_unix_s": time.time(),
         "records": [record for records in rounds for record in records],
     }
@@ -95,7 +82,7 @@ def table(result: dict[str, Any]) -> str:
     settings = result["settings"]
     lines = [
         f"{settings['rounds']} rounds of {settings['batches']} batches of {settings['rows']} x "
-        f"{settings['sequence_length']}, one core, page cache {result['page_cache']}",
+        f"{settings['sequence_length']}, one core, page cache {result['cache']}",
         f"{'arm':<20} {'open s':>8} {'median ms':>10} {'mean ms':>9} {'useful':>7} {'useful tokens/s':>16} "
         f"{'x memcpy':>9}",
     ]
@@ -114,7 +101,7 @@ def table(result: dict[str, Any]) -> str:
             f"{arm:<20} {opening:>8.3f} {batch_s * 1e3:>10.3f} {mean_s * 1e3:>9.3f} {useful / total:>7.1%} "
             f"{useful / seconds:>16,.0f} {batch_s / copy_s:>9.1f}"
         )
-    lines.append("x memcpy: ratio of medians; means and tokens/s hold the decoding of row groups on their first touch")
+    lines.append("x memcpy: ratio of medians. Opening holds the decoding of a Parquet store that fits the cache")
     return "\n".join(lines)
 
 
@@ -221,23 +208,3 @@ def _one_core() -> Iterator[int | None]:
         yield core
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("numpy", "pyarrow", "tokenizers", "tiktoken", "mistral_common"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -1,7 +1,7 @@
 """What the Parquet formats share: shards written a row group at a time, and read with a bounded cache.
 
 Ids go from Arrow to NumPy without a Python int in between. A row group is the smallest thing that can be decoded, so
-single rows in random order are dear until their groups are in the cache; a store that fits it is decoded once.
+single rows in random order are dear until their groups are in the cache; a store that fits it is decoded when it is opened.
 """
 
 from bisect import bisect_right
@@ -93,7 +93,8 @@ class ShardWriter:
 class ListColumns:
     """List columns of all shards of a store, read by row number through a cache of decoded row groups.
 
-    The cache holds `CACHE_BYTES` at most (one group at least) and drops the group that was read longest ago.
+    The cache holds `CACHE_BYTES` at most (one group at least) and drops the group that was read longest ago. A store
+    that fits into it is decoded here, so that the first batches cost what all others cost.
     """
 
     def __init__(self, directory: Path, files: list[dict[str, Any]], columns: list[str]):
@@ -109,6 +110,9 @@ class ListColumns:
                 self.rows += parquet.metadata.row_group(group).num_rows
         self._cache: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
         self._cached_bytes = 0
+        if self._decoded_bytes() <= CACHE_BYTES:
+            for first in self.first_rows:
+                self.row(first)
 
     def lengths(self, column: str) -> np.ndarray:
         """Length of every row's list, int64 [rows]; decodes each group once, and keeps none of them."""
@@ -129,6 +133,15 @@ class ListColumns:
         else:
             self._cache.move_to_end(number)
         return group, i - self.first_rows[number]
+
+    def _decoded_bytes(self) -> int:
+        """What the columns take when decoded, from the files' metadata (values; offsets are small beside them)."""
+        total = 0
+        for file, group in self._groups:
+            row_group = self._files[file].metadata.row_group(group)
+            chunks = [row_group.column(c) for c in range(row_group.num_columns)]
+            total += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in self.columns)
+        return total
 
     def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         file, group = self._groups[number]

@@ -22,7 +22,8 @@ class Writer:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._files = {
-            name: os.open(self.directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for name in FIELDS
+            name: os.open(self.directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for name in FIELDS
         }
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
         self._flush_lines, self._flush_s = flush_lines, flush_s

@@ -17,7 +17,7 @@ ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
     "PYTHONHASHSEED", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES",
 )  # fmt: skip
-PREFIXES = ("NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
+PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
 PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "tokenizers", "mistral-common", "transformers", "triton")
 
 

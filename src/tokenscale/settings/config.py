@@ -40,7 +40,9 @@ class Config:
         self.settings: ConfigFile = validate.build(ConfigFile, values, file=file)
         if self.settings.scale not in SCALES:
             raise unknown("scale", self.settings.scale, SCALES, file=file, key="scale")
-        self.corpora = {name: self._named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()}
+        self.corpora = {
+            name: self._named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
+        }
         self.tokenizers = {
             name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
         }
@@ -58,7 +60,12 @@ class Config:
 
     def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         if "name" in values:
-            raise UserError("the name is the key; it is not repeated.", file=self.file, key=f"{section}.{name}.name", next="remove it")
+            raise UserError(
+                "the name is the key; it is not repeated.",
+                file=self.file,
+                key=f"{section}.{name}.name",
+                next="remove it",
+            )
         return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
 
     def experiment(self, name: str) -> Experiment:
@@ -108,7 +115,9 @@ class Config:
         for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
             name = values.get(key)
             if name is None:
-                raise UserError("a key is missing.", file=file, key=f"runs.{key}", allowed=", ".join(known), next="add it")
+                raise UserError(
+                    "a key is missing.", file=file, key=f"runs.{key}", allowed=", ".join(known), next="add it"
+                )
             if not isinstance(name, str) or name not in known:
                 raise unknown(key, str(name), known, file=file, key=f"runs.{key}")
             values[key] = known[name]
@@ -143,7 +152,9 @@ class Config:
                         found.add((run.settings.corpus.name, run.settings.tokenizer.name, store.directory))
             benchmark = self.experiment(name).data_benchmark
             if benchmark is not None:
-                found |= {(benchmark.corpus, benchmark.tokenizer, s.directory) for s in benchmark_stores(benchmark.settings)}
+                found |= {
+                    (benchmark.corpus, benchmark.tokenizer, s.directory) for s in benchmark_stores(benchmark.settings)
+                }
         return sorted(found)
 
     def table(self, name: str) -> dict[str, Any]:
@@ -160,7 +171,13 @@ class Config:
             "cells": cells(experiment),
             "figures": list(experiment.figures),
             "runs": [
-                {"run_id": r.run_id, "cell": r.cell, "repeat": r.repeat, "position": r.position, "run": to_dict(r.settings)}
+                {
+                    "run_id": r.run_id,
+                    "cell": r.cell,
+                    "repeat": r.repeat,
+                    "position": r.position,
+                    "run": to_dict(r.settings),
+                }
                 for r in self.runs(name)
             ],
         }
@@ -185,7 +202,9 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError("the file is not readable YAML.", file=path, reason=error) from None
     if not isinstance(values, dict):
-        raise UserError("the file is not a YAML mapping.", file=path, found=type(values).__name__, expected="key: value lines")
+        raise UserError(
+            "the file is not a YAML mapping.", file=path, found=type(values).__name__, expected="key: value lines"
+        )
     return values
 
 
@@ -197,12 +216,16 @@ class _UniqueKeys(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is written twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is written twice", key_node.start_mark
+                )
             seen.add(key) if isinstance(key, str) else None
         return super().construct_mapping(node, deep)
 
 
-def load(file: Path | str = "config/config.yaml", *, overrides: dict[str, Any] | None = None, root: Path | str = ".") -> Config:
+def load(
+    file: Path | str = "config/config.yaml", *, overrides: dict[str, Any] | None = None, root: Path | str = "."
+) -> Config:
     """The configuration of a file, with overrides (`--config key=value`) over it."""
     return Config(merge(read_yaml(Path(root) / file), overrides or {}), root=root, file=str(file))
 

@@ -157,12 +157,19 @@ class StoreSettings:
         store = cls(form, **values)
         if store.directory != directory:
             raise UserError(
-                "the store's name is not written the one way.", store=directory, expected=store.directory, next="use that name"
+                "the store's name is not written the one way.",
+                store=directory,
+                expected=store.directory,
+                next="use that name",
             )
         return store
 
 
-_WORDS = {"split": ("train", "validation"), "codec": ("none", "snappy", "lz4", "zstd"), "dtype": ("int32", "int64", "uint32")}
+_WORDS = {
+    "split": ("train", "validation"),
+    "codec": ("none", "snappy", "lz4", "zstd"),
+    "dtype": ("int32", "int64", "uint32"),
+}
 
 
 def _text(value: object) -> str:
@@ -178,4 +185,6 @@ def _parse(key: str, text: str, store: str) -> object:
         return text == "true"
     if key != "eos" and text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
-    raise UserError(f"{key} has no value {text!r}.", store=store, expected="true or false" if key == "eos" else "a positive integer")
+    raise UserError(
+        f"{key} has no value {text!r}.", store=store, expected="true or false" if key == "eos" else "a positive integer"
+    )

@@ -55,10 +55,22 @@ PRESETS = {
         _preset("llama-small", dimension=256, layers=4, heads=8, key_value_heads=4, hidden=768),
         _preset("llama-150m", dimension=768, layers=12, heads=12, key_value_heads=4, hidden=2048),
         _preset(
-            "llama-1.4b-nemo", dimension=2048, layers=16, heads=16, key_value_heads=4, hidden=7168, vocabulary_size=131_072
+            "llama-1.4b-nemo",
+            dimension=2048,
+            layers=16,
+            heads=16,
+            key_value_heads=4,
+            hidden=7168,
+            vocabulary_size=131_072,
         ),
         _preset(
-            "llama-8b-nemo", dimension=4096, layers=32, heads=32, key_value_heads=8, hidden=14_336, vocabulary_size=131_072
+            "llama-8b-nemo",
+            dimension=4096,
+            layers=32,
+            heads=32,
+            key_value_heads=8,
+            hidden=14_336,
+            vocabulary_size=131_072,
         ),
     )
 }

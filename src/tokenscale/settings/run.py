@@ -89,7 +89,9 @@ class ValidationSettings:
     __pydantic_config__ = STRICT
 
     rows: int = option(64, "rows of the slice; 0: no validation", ge=0, strict=True)
-    every: int = option(0, "steps between validations; 0: only before the first step and after the last", ge=0, strict=True)
+    every: int = option(
+        0, "steps between validations; 0: only before the first step and after the last", ge=0, strict=True
+    )
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,16 @@ class RunSettings:
         found = [(f"model.{f}", text) for f, text in self.model.problems()]
         found += [(f"tokenizer.{f}", text) for f, text in self.tokenizer.problems()]
         if self.layout.data > self.global_batch:
-            found.append(("layout.data", f"{self.layout.data} ranks share {self.global_batch} rows: some would train on nothing"))
+            found.append(
+                ("layout.data", f"{self.layout.data} ranks share {self.global_batch} rows: some would train on nothing")
+            )
         if self.schedule.warmup_steps > self.budget.steps:
-            found.append(("schedule.warmup_steps", f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"))
+            found.append(
+                (
+                    "schedule.warmup_steps",
+                    f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}",
+                )
+            )
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
         if self.storage.codec != "zstd" and self.storage.codec_level is not None:

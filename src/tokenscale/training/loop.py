@@ -78,7 +78,9 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     record = _start_record(run, directory, attempt, world, parameters(shape)) if world.rank == 0 else {}
     status = Status(directory / "status.json")
     progress = Progress(run.budget.steps, enabled=world.rank == 0)
-    progress.say(f"{run.identity}  {parameters(shape):,} parameters  {world.size} rank(s) on {_device_name(world.device)}")
+    progress.say(
+        f"{run.identity}  {parameters(shape):,} parameters  {world.size} rank(s) on {_device_name(world.device)}"
+    )
     writer.event("init_done", duration_s=time.monotonic() - started)
 
     def validate(step: int) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to check."""
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
-    parser.add_argument("--write", action="store_true", help="write workflow/schemas/*.json and the tables of config/README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write workflow/schemas/*.json and the tables of config/README.md"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--output", required=True, type=Path, help="results/runs/<run id>/done.json")
     for role in ROLES:
-        parser.add_argument(f"--{role.replace('_', '-')}", type=Path, nargs="?", help=f"manifest of the {role.replace('_', ' ')}")
+        parser.add_argument(
+            f"--{role.replace('_', '-')}", type=Path, nargs="?", help=f"manifest of the {role.replace('_', ' ')}"
+        )
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job that this runs in")
     parser.add_argument("--code", type=Path, nargs="*", default=[], help="source files of the training")
 
@@ -46,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     code = run_ranks(argv, settings.layout.world_size)
     if finish(directory, arguments.output, identity, settings):
         if code:
-            print(f"tokenscale: {settings.identity} is complete; its processes ended with code {code} after that.", file=sys.stderr)
+            print(
+                f"tokenscale: {settings.identity} is complete; its processes ended with code {code} after that.",
+                file=sys.stderr,
+            )
         return 0
     return code or 1

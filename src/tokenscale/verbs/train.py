@@ -9,7 +9,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
-    parser.add_argument("--corpus", type=Path, help="manifest of the raw corpus (approaches that tokenize while training)")
+    parser.add_argument(
+        "--corpus", type=Path, help="manifest of the raw corpus (approaches that tokenize while training)"
+    )
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
