@@ -36,7 +36,12 @@ EXPERIMENTS = {
         "question": "Do the ways from text to rows differ?",
         "runs": RUNS,
         "factors": {"approach": ["padding-free", "token-list", "packed"]},
-        "figures": ["loss_over_time", "data_stall_share"],
+        "data_benchmark": {
+            "corpus": "small",
+            "tokenizer": "bpe",
+            "settings": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
+        },
+        "figures": ["loss_over_time", "data_stall_share", "tokenization_benchmark"],
     },
     # shares its run at world size 1 with the experiment above
     "ranks": {

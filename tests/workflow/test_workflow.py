@@ -20,13 +20,13 @@ def write(project, name, **changes):
 
 def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
-    assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3}
-    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train_one": 3, "train_many": 1}
+    assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4}
+    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4, "train_one": 3, "train_many": 1}
     assert fresh.planned("runs") == runs
-    tables = runs | {"run_table": 2, "ingest": 2}
+    tables = runs | {"run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
-    assert fresh.planned("figures") == tables | {"draw_figure": 3}
-    assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 3, "build_page": 1, "build_pdf": 1}
+    assert fresh.planned("figures") == tables | {"draw_figure": 4}
+    assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 4, "build_page": 1, "build_pdf": 1}
     assert fresh.planned("ranks")["train_one"] == 1
 
 
@@ -34,7 +34,7 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4; one rank takes the path without `mpi`."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
     write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]}, figures=[])
-    environment = fresh.environment | {"PATH": str(Path(sys.executable).parent), "ALPS_ACCOUNT": "g1"}
+    environment = fresh.environment | {"ALPS_ACCOUNT": "g1"}
     done = subprocess.run(
         [
             sys.executable,
