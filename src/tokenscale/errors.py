@@ -1,7 +1,7 @@
 """Errors that are for people: what is wrong, where, what was expected, what to do next."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Iterable
 
 
 class UserError(Exception):

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from tokenscale.errors import UserError
 

@@ -12,9 +12,9 @@ _context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", 
 
 
 def run_ranks(function, world_size: int, *arguments, timeout_s: float = 120):
-    """`function(world, *arguments)` on every rank, one thread each. Returns the ranks' results, in rank order.
+    """`function(world, *arguments)` on every rank, one thread each. Returns their results, in rank order.
 
-    The function lives in an importable module; results are picklable. Any rank's failure fails the caller, with its trace.
+    The function lives in an importable module; results are picklable. A rank's failure fails the caller.
     """
     queue = _context.Queue()
     with tempfile.TemporaryDirectory() as folder:

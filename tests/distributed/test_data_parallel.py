@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_one_process(world_size, micro_batch):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_weights_after_five_steps_are_those_of_one_process(world_size):
-    """Adam divides by the root of the squared gradient, which magnifies rounding where gradients are near zero: 1e-5."""
+    """Adam divides by the root of the squared gradient: rounding grows where gradients are near zero, hence 1e-5."""
     ((norms, expected),) = run_ranks(weights, 1, 8, 5)
     found = run_ranks(weights, world_size, 2, 5)
     for rank_norms, rank_weights in found:

@@ -4,9 +4,9 @@ import pytest
 
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
+from tokenscale.launch import ranks
 from tokenscale.launch.attempts import finish, identity_of, prepare
 from tokenscale.launch.geometry import geometry
-from tokenscale.launch import ranks
 from tokenscale.launch.ranks import run_ranks
 from tokenscale.records import provenance
 from tokenscale.settings.run import RunSettings
@@ -96,7 +96,10 @@ def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
 
 def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
     monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
-    script = "import os; assert int(os.environ['MKL_NUM_THREADS']) < 64; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
+    script = (
+        "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64;"
+        "print('I am', e['RANK'], 'of', e['WORLD_SIZE'], e['MASTER_ADDR'])"
+    )
     assert run_ranks([sys.executable, "-c", script], 2) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]
 

@@ -120,7 +120,7 @@ def _offline() -> list[str]:
         # the loopback interface must be up: ranks talk over it
         command = [*command, "sh", "-c", 'ip link set lo up 2>/dev/null || ifconfig lo up; exec "$@"', "sh"]
         try:
-            probe = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname(), 2)"
+            probe = "import socket as s; a = s.create_server(('127.0.0.1', 0)); s.create_connection(a.getsockname(), 2)"
             if subprocess.run([*command, sys.executable, "-c", probe], capture_output=True, timeout=20).returncode == 0:
                 return command
         except (OSError, subprocess.TimeoutExpired):

@@ -21,9 +21,9 @@ def write(project, name, **changes):
 def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
     assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4}
-    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4, "train_one": 3, "train_many": 1}
+    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train_one": 3, "train_many": 1}
     assert fresh.planned("runs") == runs
-    tables = runs | {"run_table": 2, "benchmark_data": 1, "ingest": 2}
+    tables = runs | {"pretokenize": 4, "run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
     assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 4, "build_page": 1, "build_pdf": 1}
@@ -33,7 +33,9 @@ def test_every_target_has_its_stage(fresh):
 def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4; one rank takes the path without `mpi`."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
-    write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]}, figures=[])
+    write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]})
+    rules = fresh.root / "workflow/rules/train.smk"  # a rule with a message does not list its resources
+    rules.write_text(re.sub(r" +message:\n.*\n", "", rules.read_text()))
     environment = fresh.environment | {"ALPS_ACCOUNT": "g1"}
     done = subprocess.run(
         [
@@ -60,7 +62,7 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     assert done.returncode == 0, text[-4000:]
     found = {}
     for block in re.split(r"\n\n|\n(?=\[)", text):
-        size = re.search(r"train packed-llama-micro-\w+-w(\d+)-", block) or re.search(r"run_id=\S+-w(\d+)-", block)
+        size = re.search(r"run_id=\S+-w(\d+)-", block)
         resources = re.search(r"resources: (.*)", block)
         if size and resources:
             found[int(size[1])] = dict(r.split("=", 1) for r in resources[1].split(", ") if "=" in r)
@@ -71,8 +73,8 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
         assert resources.get("tasks_per_node") == (str(ranks) if ranks else None)
         assert resources.get("mpi") == ("srun" if ranks else None)
         assert resources["mem_mb"] == "450000" and resources["slurm_account"] == "g1"
-    written = [p for p in (fresh.root.parent / "home").rglob("*") if p.is_file()]
-    assert written == []
+    # Snakemake itself makes the empty folders of its cache
+    assert [p for p in (fresh.root.parent / "home").rglob("*") if not p.is_dir()] == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ rule train_one:
     params:
         run=lambda w: run_of(w).to_json(),
     message:
-        "train {wildcards.run_id}"
+        "train {wildcards.run_id} (ranks: {resources.gpu}, nodes: {resources.nodes})"
     shell:
         "python -m tokenscale launch --run {params.run:q} --nodes {resources.nodes} --output {output:q}"
         " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"

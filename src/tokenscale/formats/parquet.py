@@ -1,7 +1,7 @@
 """What the Parquet formats share: shards written a row group at a time, and read with a bounded cache.
 
 Ids go from Arrow to NumPy without a Python int in between. A row group is the smallest thing that can be decoded, so
-single rows in random order are dear until their groups are in the cache; a store that fits it is decoded when it is opened.
+single rows in random order are dear until their groups are in the cache; a store that fits it is decoded at opening.
 """
 
 from bisect import bisect_right

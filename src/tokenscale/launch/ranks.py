@@ -12,7 +12,7 @@ from tokenscale.records.hardware import cores
 
 
 def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s: float = 5.0) -> int:
-    """Run `argv` once a rank, with the environment torchrun would set. Returns 0, or the exit code of the first that failed.
+    """Run `argv` once a rank, with the environment torchrun would set. Returns 0, or the code of the first that failed.
 
     When a rank fails, the others are ended within `grace_s` seconds and the first one's number and exit code are
     printed: what the others say afterwards is only its echo.

@@ -28,7 +28,7 @@ def rotary_tables(length: int, head_dimension: int, theta: float) -> tuple[Tenso
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (the layout of Llama in transformers)."""
+    """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in transformers)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 

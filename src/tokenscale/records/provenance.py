@@ -13,10 +13,11 @@ from tokenscale.files import canonical_json, read_json, sha256_text, write_json,
 from tokenscale.records import hardware
 
 #: Environment variables that shape a run. An allow-list, because environments hold secrets.
-ENVIRONMENT = (
-    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "PYTHONHASHSEED", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES",
-)  # fmt: skip
+ENVIRONMENT = {
+    *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
+}
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
 PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "tokenizers", "mistral-common", "transformers", "triton")
 
@@ -33,7 +34,7 @@ def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def git_state() -> tuple[dict[str, Any], str]:
-    """(commit and dirty flag, diff of tracked files) of the working tree this package is run from; ({}, "") outside one."""
+    """(commit and dirty flag, diff of tracked files) of the working tree this package lies in; or ({}, "")."""
 
     def git(*arguments: str) -> str:
         here = Path(__file__).parent

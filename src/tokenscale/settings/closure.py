@@ -6,7 +6,7 @@ name. Left out: the command line, the errors' texts, and empty `__init__` files.
 """
 
 import ast
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ def closure_of(*modules: str) -> list[str]:
     return sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _closure(module: str) -> frozenset[Path]:
     seen: dict[str, Path] = {}
     todo = [module]
@@ -63,7 +63,7 @@ def _file(module: str) -> Path | None:
     return path if path.is_file() else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _queries(path: Path) -> tuple[str, ...]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "QUERIES" for t in node.targets):

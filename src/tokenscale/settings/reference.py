@@ -33,7 +33,8 @@ def markdown() -> str:
         rows = "\n".join(_rows(cls, prefix, by_name=cls is RunSettings))
         parts.append(f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n")
     shapes = "\n".join(
-        f"| `{m.name}` | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} | {m.vocabulary_size or 'the tokenizer’s'} |"
+        f"| `{m.name}` | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
+        f"| {m.vocabulary_size or 'the tokenizer’s'} |"
         for m in PRESETS.values()
     )
     head = "| preset | dimension | layers | heads / key-value heads | hidden | vocabulary |\n|---|---|---|---|---|---|"

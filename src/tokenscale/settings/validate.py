@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pydantic
@@ -11,14 +11,14 @@ import pydantic
 from tokenscale.errors import UserError, nearest
 
 
-@lru_cache(maxsize=None)
+@cache
 def adapter(cls: type) -> pydantic.TypeAdapter:
     """pydantic's validator of a settings class; made once, since making it costs more than a thousand uses."""
     return pydantic.TypeAdapter(cls)
 
 
 def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
-    """A settings object from plain values. Raises UserError: file, dotted key, value, what is allowed, nearest spelling."""
+    """A settings object from plain values. Raises UserError with file, key, value, what is allowed, nearest spelling."""
     try:
         return adapter(cls).validate_python(values)
     except pydantic.ValidationError as error:

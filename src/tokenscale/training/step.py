@@ -1,7 +1,7 @@
 """The gradient of one global batch, whatever the number of ranks and micro-steps."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Callable
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Check the configuration and every experiment at every scale; with --write, bring schemas and key tables up to date."""
+"""Check the configuration and every experiment at every scale; with --write, renew schemas and key tables."""
 
 import argparse
 from pathlib import Path

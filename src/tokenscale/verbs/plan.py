@@ -42,7 +42,8 @@ def _lines(config, names):
     yield f"scale {config.settings.scale}"
     for name in names:
         runs = config.runs(name)
-        yield f"{name}: {len(runs)} runs ({config.experiment(name).repeats} repeats). {config.experiment(name).question}"
+        experiment = config.experiment(name)
+        yield f"{name}: {len(runs)} runs ({experiment.repeats} repeats). {experiment.question}"
         sizes = sorted({run.settings.layout.world_size for run in runs})
         for size in sizes:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
@@ -50,8 +51,8 @@ def _lines(config, names):
             steps = sum(run.budget.steps for run in of_size)
             tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in of_size)
             yield (
-                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} node(s) x {shape.ranks_per_node} rank(s), "
-                f"{steps:,} steps, {tokens:,} tokens"
+                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
+                f", {steps:,} steps, {tokens:,} tokens"
             )
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
