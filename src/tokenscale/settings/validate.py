@@ -18,7 +18,7 @@ def adapter(cls: type) -> pydantic.TypeAdapter:
 
 
 def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
-    """A settings object from plain values. Raises UserError with file, key, value, what is allowed, nearest spelling."""
+    """A settings object from plain values. Raises UserError: file, key, value, what is allowed, nearest spelling."""
     try:
         return adapter(cls).validate_python(values)
     except pydantic.ValidationError as error:
