@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from tokenscale.errors import UserError
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import PRESETS
 from tokenscale.settings.options import from_dict, to_dict
@@ -51,8 +52,11 @@ def test_json_leaves_defaults_out():
 
 
 def test_foreign_json_is_refused():
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(UserError, match="colour"):
         from_dict(RunSettings, {"colour": "red"})
+    for text in ("{", "3", '{"layout": {"dta": 2}}'):
+        with pytest.raises(UserError):
+            RunSettings.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +73,6 @@ def test_a_store_is_its_folders_name(store):
 
 
 def test_store_names_have_one_spelling():
-    from tokenscale.errors import UserError
-
     for name in (
         "padded-sequence_length=1024",
         "padded-eos=false",

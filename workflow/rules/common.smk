@@ -1,6 +1,7 @@
 """The adapter between Snakemake and the package: settings of this workflow, and the files of each target."""
 
 import os
+import re
 import sys
 
 from tokenscale.errors import UserError
@@ -33,12 +34,17 @@ TABLES = [
 ] + ["experiment.json"]
 
 
+def one_of(names):
+    """A regular expression for exactly these names: an unknown one is then a missing rule, not a failing function."""
+    return "|".join(re.escape(name) for name in sorted(names)) or "(?!)"
+
+
 wildcard_constraints:
-    corpus=r"[A-Za-z0-9][A-Za-z0-9._-]*",
-    tokenizer=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    corpus=one_of(settings.corpora),
+    tokenizer=one_of(settings.tokenizers),
     store=r"(padded|token-list|packed)(-[a-z_]+=[a-z0-9]+)*",
-    experiment=r"[A-Za-z0-9][A-Za-z0-9._-]*",
-    figure=r"[a-z0-9_]+",
+    experiment=one_of(settings.available),
+    figure=one_of(FIGURES),
 
 
 def corpus_manifest(name):

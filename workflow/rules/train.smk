@@ -8,7 +8,9 @@ rule train_one:
     log:
         "results/logs/train/{run_id}.log",
     wildcard_constraints:
-        run_id=r"[A-Za-z0-9._-]+-w1-[0-9a-f]{10}",
+        run_id=one_of(
+            i for i, run in RUNS.items() if run.settings.layout.world_size == 1
+        ),
     priority: lambda w: 10_000 - RUNS[w.run_id].position
     threads: ALL_CORES
     resources:
@@ -30,7 +32,9 @@ rule train_one:
 # The SLURM plugin must not see the resource `mpi` for one task, and needs it for several: hence two rules, one body.
 use rule train_one as train_many with:
     wildcard_constraints:
-        run_id=r"[A-Za-z0-9._-]+-w([2-9]|[1-9][0-9]+)-[0-9a-f]{10}",
+        run_id=one_of(
+            i for i, run in RUNS.items() if run.settings.layout.world_size > 1
+        ),
     resources:
         machine=1,
         mpi="srun",

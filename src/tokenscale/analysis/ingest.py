@@ -183,7 +183,7 @@ def _settings(values: Row | None) -> Row:
         return {}
     try:
         run = from_dict(RunSettings, values)
-    except (TypeError, AttributeError, ValueError):
+    except (UserError, TypeError, AttributeError, ValueError):
         return {}
     return {
         "approach": run.approach,

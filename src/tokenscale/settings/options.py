@@ -5,9 +5,12 @@ description and the bounds from each field's metadata.
 """
 
 import dataclasses
+import json
 import types
 import typing
 from typing import Any
+
+from tokenscale.errors import UserError, unknown
 
 #: Read by pydantic when it validates a settings class; means nothing to anybody else.
 STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
@@ -56,17 +59,29 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
-def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """A settings object from nested plain values that were validated before (canonical JSON from the host).
+def from_json(cls: type, text: str) -> Any:
+    """A settings object from the JSON that a rule or a person passes on the command line.
 
-    Raises TypeError for an unknown or missing field: such JSON was not written by us.
+    Raises UserError for text that is no JSON object and for keys that do not exist. Values are not checked here: the
+    host has validated them with pydantic, which the trainer does not need.
     """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError("the settings are not readable JSON.", found=text[:200], reason=error) from None
+    if not isinstance(values, dict):
+        raise UserError("the settings are not a JSON object.", found=text[:200], expected='{"key": value, …}')
+    return from_dict(cls, values)
+
+
+def from_dict(cls: type, values: dict[str, Any]) -> Any:
+    """A settings object from nested plain values that were validated before. Raises UserError for an unknown key."""
     hints = typing.get_type_hints(cls)
-    return cls(**{name: _build(hints[name] if name in hints else _unknown(cls, name), v) for name, v in values.items()})
-
-
-def _unknown(cls: type, name: str) -> typing.NoReturn:
-    raise TypeError(f"{cls.__name__} has no field {name!r}")
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in values:
+        if name not in names:
+            raise unknown(f"key of {cls.__name__}", name, names)
+    return cls(**{name: _build(hints[name], value) for name, value in values.items()})
 
 
 def _build(hint: Any, value: Any) -> Any:

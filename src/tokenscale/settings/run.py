@@ -1,12 +1,12 @@
 """One run: everything that decides its result, and the identity that follows from it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import STRICT, from_dict, option, to_dict
+from tokenscale.settings.options import STRICT, from_json, option, to_dict
 
 #: approach → the format it reads (None: it tokenizes raw text while training)
 APPROACHES = {
@@ -181,8 +181,5 @@ class RunSettings:
 
     @classmethod
     def from_json(cls, text: str) -> "RunSettings":
-        """The run that `to_json` wrote. No validation: the host has done it."""
-        import json
-
-        values: dict[str, Any] = json.loads(text)
-        return from_dict(cls, values)
+        """The run that `to_json` wrote (see `options.from_json`)."""
+        return from_json(cls, text)

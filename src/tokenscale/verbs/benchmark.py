@@ -2,11 +2,10 @@
 
 import argparse
 import importlib
-import json
 from pathlib import Path
 
 from tokenscale.settings.benchmark import DataBenchmarkSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import from_json
 
 #: benchmark → the module that measures it, imported only when asked for
 BENCHMARKS = {"data": "tokenscale.benchmark.data"}
@@ -28,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write, and print the table."""
     module = importlib.import_module(BENCHMARKS[arguments.benchmark])
-    settings = from_dict(DataBenchmarkSettings, json.loads(arguments.settings))
+    settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
     print(module.table(module.measure(settings, *folders, arguments.output)))

@@ -1,13 +1,12 @@
 """Raw text → raw Parquet with train and validation splits, and their manifest."""
 
 import argparse
-import json
 from pathlib import Path
 
 from tokenscale.corpus.build import build
 from tokenscale.corpus.progress import Progress
 from tokenscale.settings.data import CorpusSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Build the corpus and say what it holds."""
-    settings = from_dict(CorpusSettings, json.loads(arguments.settings))
+    settings = from_json(CorpusSettings, arguments.settings)
     progress = Progress(f"corpus {settings.name}")
     splits = build(settings, arguments.output.parent, progress)["splits"]
     progress.close()

@@ -1,12 +1,11 @@
 """Make or fetch a tokenizer, with its manifest."""
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 from tokenscale.settings.data import TokenizerSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import from_json
 from tokenscale.tokenizer.build import build
 
 
@@ -23,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Build the tokenizer and say what it is."""
-    settings = from_dict(TokenizerSettings, json.loads(arguments.settings))
+    settings = from_json(TokenizerSettings, arguments.settings)
     start = time.monotonic()
     manifest = build(settings, arguments.output.parent, arguments.corpus.parent if arguments.corpus else None)
     print(

@@ -1,0 +1,141 @@
+"""Whole trainings: every approach at world sizes 1, 2 and 4 reads the same data and follows the same loss."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.corpora import Lab, make_run
+from tests.distributed.ranks import run_ranks
+from tokenscale.errors import UserError
+from tokenscale.order.digest import MODULUS
+from tokenscale.records.provenance import sealed
+from tokenscale.settings.model import PRESETS
+from tokenscale.settings.run import (
+    APPROACHES,
+    BudgetSettings,
+    LayoutSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
+from tokenscale.training.loop import Inputs, train
+
+pytestmark = pytest.mark.distributed
+STEPS = 8
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Texts that a model can learn: few words, lengths from nothing to several rows."""
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(150)]
+    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+
+
+def run_of(approach="packed", world_size=1, **changes):
+    settings = {
+        "model": PRESETS["llama-micro"],
+        "global_batch": 6,
+        "micro_batch": 2,
+        "layout": LayoutSettings(data=world_size),
+        "budget": BudgetSettings(steps=STEPS),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "optimizer": OptimizerSettings(learning_rate=3e-3),
+        "validation": ValidationSettings(rows=6, every=4),
+    }
+    return replace(make_run(approach, 32), **(settings | changes))
+
+
+def inputs_of(lab, run):
+    return Inputs(
+        corpus=lab.corpus,
+        tokenizer=lab.tokenizer,
+        store=lab.store(run.store) if run.store else None,
+        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
+    )
+
+
+def one_rank(world, run, inputs, directory):
+    train(run, inputs, directory, world)
+
+
+def trained(lab, directory, run):
+    """Train, and read back (losses by step, digests by step, validation losses)."""
+    run_ranks(one_rank, run.layout.world_size, run, inputs_of(lab, run), directory)
+    losses, useful, digests, rows = ([0] * STEPS for _ in range(4))
+    for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            k = line["step"]
+            losses[k] += line["loss_sum"]
+            useful[k] += line["useful_tokens"]
+            digests[k] = (digests[k] + line["order_digest"]) % MODULUS
+            rows[k] += line["rows"]
+    assert rows == [run.global_batch] * STEPS
+    events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
+    validation = [e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation"]
+    assert sealed(directory / "run.json")["outcome"]["status"] == "complete"
+    return [a / b for a, b in zip(losses, useful, strict=True)], digests, validation
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, tmp_path, approach):
+    """fp32; sums run in another order, and Adam magnifies rounding: 1e-5 nats after eight steps."""
+    losses, digests, validation = trained(lab, tmp_path / "1", run_of(approach))
+    assert len(validation) == 3 and validation[-1] < validation[0] - 0.3, "the model learns"
+    for world_size in (2, 4):
+        others = trained(lab, tmp_path / str(world_size), run_of(approach, world_size))
+        assert others[1] == digests
+        assert others[0] == pytest.approx(losses, abs=1e-5)
+        assert others[2] == pytest.approx(validation, abs=1e-5)
+
+
+@pytest.mark.parametrize("online, offline", [("padded", "pretokenized-padded"), ("padding-free", "token-list")])
+def test_tokenizing_beforehand_changes_no_bit_of_the_loss(lab, tmp_path, online, offline):
+    assert trained(lab, tmp_path / "a", run_of(online)) == trained(lab, tmp_path / "b", run_of(offline))
+
+
+def test_the_same_run_twice_is_the_same_to_the_last_bit(lab, tmp_path):
+    assert trained(lab, tmp_path / "a", run_of()) == trained(lab, tmp_path / "b", run_of())
+
+
+def test_a_repeat_has_other_weights_and_another_order(lab, tmp_path):
+    one, two = trained(lab, tmp_path / "a", run_of()), trained(lab, tmp_path / "b", run_of(repeat=1))
+    assert all(a != b for a, b in zip(one[1], two[1], strict=True)) and one[2][0] != two[2][0]
+
+
+def test_bf16_learns_like_fp32_but_is_not_it(lab, tmp_path):
+    full, half = trained(lab, tmp_path / "a", run_of()), trained(lab, tmp_path / "b", run_of(precision="bf16"))
+    assert half[1] == full[1] and half[0] != full[0]
+    assert half[0] == pytest.approx(full[0], abs=0.05)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(lab, tmp_path):
+    run = run_of(optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
+    from tokenscale.parallel.world import World
+
+    with pytest.raises(UserError, match="not finite") as error:
+        train(run, inputs_of(lab, run), tmp_path, World(0, 1, 0, torch.device("cpu")))
+    assert "order digest" in str(error.value)
+    assert sealed(tmp_path / "run.json") is None
+    lines = (tmp_path / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["nonfinite"] is True
+
+
+def test_a_world_of_another_size_is_refused(monkeypatch):
+    from tokenscale.parallel.world import join
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(UserError, match="world size 4"):
+        join(4)
+
+
+def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
+    from tokenscale.parallel.world import World
+
+    run = run_of(model=replace(PRESETS["llama-micro"], vocabulary_size=50))
+    with pytest.raises(UserError, match="vocabulary"):
+        train(run, inputs_of(lab, run), tmp_path, World(0, 1, 0, torch.device("cpu")))
