@@ -4,12 +4,15 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.errors import UserError
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
 from tokenscale.order.digest import MODULUS
 from tokenscale.records.provenance import sealed
 from tokenscale.settings.model import PRESETS
@@ -63,6 +66,14 @@ def one_rank(world, run, inputs, directory):
     train(run, inputs, directory, world)
 
 
+def slice_of(lab, run):
+    """[useful labels, rows] of the held-out slice, read as one process."""
+    directory = lab.store(run.validation_store)
+    store = PackedStore(directory, open_store(directory, run.validation_store, asked_by="test"))
+    labels = store.rows(np.arange(run.validation.rows))[1]
+    return [int((labels >= 0).sum()), run.validation.rows]
+
+
 def trained(lab, directory, run):
     """Train, and read back (losses by step, digests by step, validation losses)."""
     run_ranks(one_rank, run.layout.world_size, run, inputs_of(lab, run), directory)
@@ -76,7 +87,10 @@ def trained(lab, directory, run):
             rows[k] += line["rows"]
     assert rows == [run.global_batch] * STEPS
     events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
-    validation = [e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation"]
+    held_out = [e for e in events if e["event"] == "validation"]
+    slices = {json.dumps([e["useful_tokens"], e["rows"]]) for e in held_out}
+    assert slices == {json.dumps(slice_of(lab, run))}, "every rank's rows count once"
+    validation = [e["loss_sum"] / e["useful_tokens"] for e in held_out]
     assert sealed(directory / "run.json")["outcome"]["status"] == "complete"
     return [a / b for a, b in zip(losses, useful, strict=True)], digests, validation
 
