@@ -3,7 +3,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
-READY := $(VENV)/.ready
+# the list of dependencies by content: touching a file installs nothing
+READY := $(VENV)/.ready-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 REPORT := results/report/index.html
 
@@ -24,9 +25,11 @@ lint: $(READY)
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
 
-setup: $(READY)
+setup:
+	@rm -f $(VENV)/.ready-*
+	@$(MAKE) --no-print-directory $(READY)
 
-$(READY): pyproject.toml
+$(READY):
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 12) else \
 	  f"tokenscale: Python {v[0]}.{v[1]} is not supported.\n  expected  3.11 or 3.12\n  next      make run PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)

@@ -9,7 +9,8 @@ from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
 from tokenscale.corpus.build import build_from, split_of
 from tokenscale.order.digest import MODULUS
-from tokenscale.settings.data import FORMATS, CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 

@@ -1,8 +1,10 @@
 """Files written whole or not at all, canonical JSON, hashes."""
 
+import fcntl
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,31 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(directory: Path, what: str) -> Iterator[None]:
+    """Hold the folder's lock while the block runs; the operating system releases it when the process dies.
+
+    Raises UserError when another process holds it, naming that process. The lock file is left behind, empty of meaning.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ".lock"
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"{what} is being written by another process.",
+                lock=path,
+                owner=file.read().strip() or "unknown",
+                next="wait for it, or end it",
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -10,7 +10,7 @@ from tokenscale.models.decoder import Decoder, initialise
 from tokenscale.models.losses import cross_entropy_sum
 from tokenscale.order.shares import micro_steps, share
 from tokenscale.parallel import data, single
-from tokenscale.settings.model import PRESETS
+from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import LayoutSettings, OptimizerSettings
 from tokenscale.training.optimizer import adamw, clip
 from tokenscale.training.step import backward

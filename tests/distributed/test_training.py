@@ -15,7 +15,7 @@ from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
 from tokenscale.order.digest import MODULUS
 from tokenscale.records.provenance import sealed
-from tokenscale.settings.model import PRESETS
+from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     APPROACHES,
     BudgetSettings,
@@ -127,16 +127,16 @@ def test_bf16_learns_like_fp32_but_is_not_it(lab, tmp_path):
     assert half[0] == pytest.approx(full[0], abs=0.05)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(lab, tmp_path):
-    run = run_of(optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
-    from tokenscale.parallel.world import World
-
-    with pytest.raises(UserError, match="not finite") as error:
-        train(run, inputs_of(lab, run), tmp_path, World(0, 1, 0, torch.device("cpu")))
-    assert "order digest" in str(error.value)
-    assert sealed(tmp_path / "run.json") is None
-    lines = (tmp_path / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["nonfinite"] is True
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path, world_size):
+    run = run_of(world_size=world_size, optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
+    run_ranks(one_rank, world_size, run, inputs_of(lab, run), tmp_path)
+    outcome = sealed(tmp_path / "run.json")["outcome"]
+    assert outcome["status"] == "nonfinite" and outcome["steps"] < STEPS
+    for path in tmp_path.glob("attempt=00/rank=*/steps.jsonl"):
+        last = json.loads(path.read_text().splitlines()[-1])
+        assert last["nonfinite"] is True and last["step"] == outcome["steps"]
+    assert outcome["stopped_at"]["step"] == outcome["steps"] and outcome["stopped_at"]["order_digest_of_rank_0"]
 
 
 def test_a_world_of_another_size_is_refused(monkeypatch):

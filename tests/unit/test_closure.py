@@ -1,6 +1,10 @@
+import subprocess
+import sys
+
+import pytest
+
 from tokenscale.settings.closure import PACKAGE, closure_of, code_of
-from tokenscale.settings.data import FORMATS, TOKENIZERS
-from tokenscale.settings.run import BATCHES, PARALLEL
+from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
 
 
 def names(files):
@@ -42,3 +46,31 @@ def test_packages_re_export_nothing():
     for path in PACKAGE.rglob("__init__.py"):
         if path.parent != PACKAGE:
             assert path.read_text().strip() == "", path
+
+
+LOADED = """
+import sys, importlib
+for name in {modules!r}: importlib.import_module(name)
+for n, m in sys.modules.items():
+    if n.startswith("tokenscale.") and m.__file__: print(m.__file__)
+"""
+
+
+@pytest.mark.parametrize("approach", BATCHES)
+def test_what_a_training_imports_is_its_code(approach):
+    """Against the interpreter: nothing that is really loaded is missing from the closure."""
+    modules = ["tokenscale.verbs.train", "tokenscale.training.loop", BATCHES[approach], PARALLEL["ddp"]]
+    done = subprocess.run([sys.executable, "-c", LOADED.format(modules=modules)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = names(f for f in done.stdout.split() if not f.endswith("__init__.py"))
+    code = names(code_of("train", BATCHES[approach], PARALLEL["ddp"], TOKENIZERS["bpe"]))
+    assert loaded and loaded - code <= {"errors.py", "settings/registry.py"}
+
+
+def test_a_new_registry_entry_or_preset_is_nobodys_code():
+    for verb in ("train", "corpus", "tokenizer", "pretokenize"):
+        assert not names(code_of(verb)) & {"settings/registry.py", "settings/presets.py"}
+
+
+def test_templates_and_styles_count_as_code():
+    assert {"report/page.html.j2", "report/page.css"} <= names(closure_of("tokenscale.report.page"))

@@ -99,6 +99,15 @@ def with_run(**changes):
         ({**EXPERIMENT, "factors": {"aproach": ["packed"]}}, ["'aproach'", "'approach'"]),
         (with_run(repeat=3), ["runs.repeat", "repeats"]),
         ({**EXPERIMENT, "repeats": 0}, ["repeats", "greater than or equal to 1"]),
+        ({**EXPERIMENT, "figures": ["loss_overtime"]}, ["'loss_overtime'", "did you mean 'loss_over_time'"]),
+        (
+            {**EXPERIMENT, "data_benchmark": {"corpus": "c", "tokenizer": "tekkn"}},
+            ["'tekkn'", "data_benchmark.tokenizer"],
+        ),
+        ({**EXPERIMENT, "factors": {"layout.data": []}}, ["factors.layout.data", "no levels"]),
+        ({**EXPERIMENT, "factors": {"seed": [0, 1]}}, ["factors.seed"]),
+        (with_run(model={"preset": ["a"]}), ["runs.model"]),
+        (with_run(model={"preset": "llama-micro", "rope_theta": "many"}), ["runs.model.rope_theta"]),
         ({**EXPERIMENT, "scales": {"alpes": {}}}, ["'alpes'", "'alps'"]),
     ],
 )
@@ -151,3 +160,39 @@ def test_the_committed_schemas_are_current():
 
 def test_the_documentation_of_keys_is_current():
     assert reference.markdown() in (ROOT / "config/README.md").read_text(), "python -m tokenscale check --write"
+
+
+def test_changes_of_a_preset_are_validated_values(tmp_path):
+    """YAML reads 1e6 as text; 10000 and 10000.0 are one run."""
+    one = project(tmp_path / "a", with_run(model={"preset": "llama-micro", "rope_theta": "1e6"})).runs("e")
+    two = project(tmp_path / "b", with_run(model={"preset": "llama-micro", "rope_theta": 1000000})).runs("e")
+    assert [r.run_id for r in one] == [r.run_id for r in two]
+    assert one[0].settings.model.rope_theta == 1e6 and isinstance(one[0].settings.model.rope_theta, float)
+
+
+def test_a_tokenizer_is_what_it_was_learnt_from_not_what_that_is_called(tmp_path):
+    renamed = {"corpora": {"d": {}}, "tokenizers": {"t": {"kind": "bpe", "corpus": "d", "vocabulary_size": 300}}}
+    other = {"corpora": {"c": {"source": {"packages": ["numpy"]}}}}
+    base = [r.run_id for r in project(tmp_path / "a").runs("e")]
+    assert [r.run_id for r in project(tmp_path / "b", with_run(corpus="d"), **renamed).runs("e")] == base
+    assert [r.run_id for r in project(tmp_path / "c", **other).runs("e")] != base
+
+
+def test_an_unrelated_entry_does_not_concern_an_experiment(tmp_path):
+    more = {**BASE["tokenizers"], "unused": {"kind": "tekken"}}
+    assert project(tmp_path / "a").relevant("e") == project(tmp_path / "b", tokenizers=more).relevant("e")
+
+
+@pytest.mark.parametrize("name", ["report", "all", "a b"])
+def test_an_experiment_cannot_take_the_name_of_a_target(tmp_path, name):
+    project(tmp_path)
+    (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENT))
+    with pytest.raises(UserError, match="cannot have this name"):
+        Config(BASE, root=tmp_path)
+
+
+def test_world_sizes_are_held_against_the_nodes_of_the_machine(tmp_path):
+    experiment = {**with_run(global_batch=12), "factors": {"layout.data": [6, 5]}}
+    assert project(tmp_path / "a", experiment).runs("e")
+    with pytest.raises(UserError, match="use 4 or 6"):
+        project(tmp_path / "b", experiment, gpus_per_node=4).runs("e")

@@ -75,13 +75,12 @@ def test_shards_hold_a_bounded_number_of_documents(tmp_path, monkeypatch):
     assert list(texts_of(RawText(corpus))) == TEXTS
 
 
-def test_an_upgrade_is_refused_and_touches_nothing(tmp_path):
+def test_an_upgrade_keeps_the_earlier_corpus_and_says_what_would_change(tmp_path, capsys):
     corpus = make_corpus(tmp_path / "c", TEXTS)
     before = contents(corpus)
     newer = {**DESCRIPTION, "packages": [{"name": "texts", "version": "2"}]}
-    with pytest.raises(UserError) as error:
-        make_corpus(corpus, [*TEXTS, "one more"], description=newer)
-    message = error.value.render()
+    make_corpus(corpus, [*TEXTS, "one more"], description=newer)
+    message = capsys.readouterr().err
     assert "source.packages.texts.version: 1 → 2" in message and f"rm -r {corpus}" in message
     assert contents(corpus) == before
     shutil.rmtree(corpus)
@@ -89,9 +88,18 @@ def test_an_upgrade_is_refused_and_touches_nothing(tmp_path):
     assert len(RawText(corpus)) == 301
 
 
-def test_an_upgrade_is_refused_where_snakemake_deleted_the_manifest(tmp_path):
+def test_after_an_upgrade_the_earlier_corpus_stays_though_snakemake_deleted_its_manifest(tmp_path, capsys):
     corpus = make_corpus(tmp_path / "c", TEXTS)
+    before = contents(corpus)
     (corpus / "manifest.json").unlink()
+    make_corpus(corpus, TEXTS[1:])
+    assert contents(corpus) == before
+    assert "kept the earlier corpus" in capsys.readouterr().err
+
+
+def test_an_upgrade_is_refused_where_the_earlier_files_are_gone(tmp_path):
+    corpus = make_corpus(tmp_path / "c", TEXTS)
+    (corpus / "train-00000.parquet").unlink()
     with pytest.raises(UserError, match="would change"):
         make_corpus(corpus, TEXTS[1:])
 

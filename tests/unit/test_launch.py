@@ -1,14 +1,17 @@
+import os
+import subprocess
 import sys
+import time
 
 import pytest
 
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
+from tokenscale.files import locked, read_json, write_json
 from tokenscale.launch import ranks
 from tokenscale.launch.attempts import finish, identity_of, prepare
-from tokenscale.launch.geometry import geometry
 from tokenscale.launch.ranks import run_ranks
 from tokenscale.records import provenance
+from tokenscale.settings.geometry import geometry
 from tokenscale.settings.run import RunSettings
 
 
@@ -16,14 +19,15 @@ from tokenscale.settings.run import RunSettings
     "world_size, nodes, ranks", [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]
 )
 def test_golden_geometry(world_size, nodes, ranks):
-    found = geometry(world_size)
+    found = geometry(world_size, 4)
     assert (found.nodes, found.ranks_per_node) == (nodes, ranks)
 
 
-@pytest.mark.parametrize("world_size", [5, 7, 11, 13, 0])
+@pytest.mark.parametrize("world_size", [5, 7, 11, 13])
 def test_a_world_that_does_not_fill_its_nodes_is_refused(world_size):
-    with pytest.raises(UserError):
-        geometry(world_size)
+    with pytest.raises(UserError, match="use"):
+        geometry(world_size, 4)
+    assert geometry(world_size, None).nodes == 1
 
 
 @pytest.fixture
@@ -114,3 +118,47 @@ def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, exp
     if stated:
         monkeypatch.setenv("OMP_NUM_THREADS", stated)
     assert ranks.threads_per_rank(world_size) == expected
+
+
+def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
+    """Ranks that outlive their launcher go on writing beside the next attempt."""
+    write = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
+    rank = f"import os, time; {write}; time.sleep(99)"
+    code = f"import sys; from tokenscale.launch.ranks import run_ranks; run_ranks([sys.executable, '-c', {rank!r}], 2)"
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
+        time.sleep(0.05)
+    launcher.terminate()
+    assert launcher.wait(30) == 143
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    with locked(tmp_path, "run x"), pytest.raises(UserError, match="another process") as error:
+        with locked(tmp_path, "run x"):
+            pass
+    assert str(os.getpid()) in str(error.value)
+    with locked(tmp_path, "run x"):
+        pass
+
+
+def test_superseded_numbers_are_not_reused(place):
+    directory, code, manifest = place
+    (directory / "superseded/004").mkdir(parents=True)
+    for text in ("a = 1", "b = 2"):
+        code.write_text(text)
+        prepare(directory, RunSettings(), identity_of([code], {"store": manifest}))
+    assert (directory / "superseded/005").is_dir()
+
+
+def test_a_run_that_diverged_is_not_trained_again(place):
+    directory, code, manifest = place
+    identity = identity_of([code], {"store": manifest})
+    prepare(directory, RunSettings(), identity)
+    train(directory, 0, identity, status="nonfinite")
+    assert prepare(directory, RunSettings(), identity) is None
+    assert finish(directory, directory / "done.json", identity, RunSettings())
+    assert read_json(directory / "done.json")["status"] == "nonfinite"

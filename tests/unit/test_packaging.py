@@ -34,6 +34,7 @@ def test_conda_and_pip_install_the_same():
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     pip = next(d["pip"] for d in conda if isinstance(d, dict))
     found = {split(d) for d in conda if isinstance(d, str) and d != "pip"} | {split(p) for p in pip if p[0] != "-"}
+    assert [p for p in pip if p[0] == "-"] == ["-e ."]
     back = {conda: pypi for pypi, conda in CONDA.items()}
     assert {(back.get(name, name), bounds) for name, bounds in found} == wanted
 
@@ -45,7 +46,7 @@ def test_torch_and_mistral_common_are_bounded():
 
 def test_all_extras_resolve_together():
     extras = ",".join(project()["optional-dependencies"])
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-build-isolation", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-build-isolation"]
     done = subprocess.run([*command, "-e", f".[{extras}]"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     # every installed package finds its own requirements: one environment holds all extras

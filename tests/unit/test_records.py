@@ -66,3 +66,11 @@ def test_records_import_no_torch():
 
     code = "import sys, tokenscale.records.events, tokenscale.records.provenance; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
+
+
+def test_an_attempt_is_logged_once(tmp_path):
+    from tokenscale.errors import UserError
+
+    Writer(tmp_path).close()
+    with pytest.raises(UserError, match="logged already"):
+        Writer(tmp_path)

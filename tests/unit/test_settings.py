@@ -5,8 +5,8 @@ import pytest
 
 from tokenscale.errors import UserError
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.model import PRESETS
 from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import LayoutSettings, OptimizerSettings, RunSettings, StorageSettings
 
 

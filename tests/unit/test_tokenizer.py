@@ -187,4 +187,7 @@ def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tokenizers, "Tokenizer", Offline)
     with pytest.raises(UserError, match="no route to host"):
+        settings = TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing", revision="a" * 40)
+        build(settings, tmp_path / "out")
+    with pytest.raises(UserError, match="pinned revision"):
         build(TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing"), tmp_path / "out")

@@ -7,7 +7,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, matmul_parameter
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.models.decoder import Decoder, initialise
 from tokenscale.models.losses import cross_entropy_sum
-from tokenscale.settings.model import PRESETS
+from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 from tokenscale.training.optimizer import adamw, clip
 from tokenscale.training.schedule import learning_rate

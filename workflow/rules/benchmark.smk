@@ -11,6 +11,7 @@ rule benchmark_data:
         ],
         code=lambda w: code_of(
             "benchmark",
+            "tokenscale.benchmark.data",
             *BATCHES.values(),
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
         ),

@@ -6,14 +6,13 @@ import sys
 
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
-from tokenscale.launch.geometry import geometry
 from tokenscale.launch.path import use_this_python
-from tokenscale.report.registry import FIGURES
-from tokenscale.settings.closure import closure_of, code_of
+from tokenscale.settings.closure import closure_of, code_of, training_code
 from tokenscale.settings.config import Config, benchmark_stores
-from tokenscale.settings.data import FORMATS, SOURCES, TOKENIZERS, StoreSettings
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.geometry import geometry
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import BATCHES, PARALLEL
+from tokenscale.settings.registry import BATCHES, FIGURES, FORMATS, SOURCES, TOKENIZERS
 
 use_this_python()
 
@@ -53,6 +52,17 @@ def corpus_manifest(name):
 
 def tokenizer_manifest(name):
     return f"results/tokenizers/{name}/manifest.json"
+
+
+def tokenizer_sources(tokenizer):
+    """The files of a tokenizer that comes from a folder: replaced there, it is another tokenizer."""
+    files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+    folder = tokenizer.source or ""
+    return [
+        os.path.join(folder, name)
+        for name in files
+        if folder and os.path.isfile(os.path.join(folder, name))
+    ]
 
 
 def store_manifest(corpus, tokenizer, store):
@@ -122,18 +132,15 @@ def run_inputs(w):
 
 
 def run_code(w):
-    """Source files of a training: the trainer, and the variants this run uses."""
-    run = run_of(w)
-    variants = [BATCHES[run.approach], PARALLEL[run.layout.method]]
-    return code_of(
-        "train",
-        *variants,
-        *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []),
-    )
+    return training_code(run_of(w))
 
 
 def world_size(w):
     return run_of(w).layout.world_size
+
+
+def nodes_of(w):
+    return geometry(world_size(w), settings.settings.gpus_per_node)
 
 
 def data_benchmark(w):

@@ -1,3 +1,6 @@
+report: "../report/workflow.rst"
+
+
 rule draw_figure:
     """One figure from an experiment's tables, with its data and caption."""
     input:
@@ -74,3 +77,13 @@ rule build_pdf:
 rule report:
     input:
         report_files(),
+
+
+# Each experiment is a target by its name.
+for name in settings.available:
+
+    rule:
+        name:
+            name
+        input:
+            lambda w, name=name: figure_files([name]),

@@ -4,6 +4,7 @@ rule build_tokenizer:
         corpus=lambda w: [
             corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c
         ],
+        source=lambda w: tokenizer_sources(settings.tokenizers[w.tokenizer]),
         code=lambda w: code_of(
             "tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind]
         ),

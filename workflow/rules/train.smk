@@ -38,8 +38,8 @@ use rule train_one as train_many with:
     resources:
         machine=1,
         mpi="srun",
-        nodes=lambda w: geometry(world_size(w)).nodes,
-        tasks_per_node=lambda w: geometry(world_size(w)).ranks_per_node,
+        nodes=lambda w: nodes_of(w).nodes,
+        tasks_per_node=lambda w: nodes_of(w).ranks_per_node,
         gpu=world_size,
         mem_mb=16000,
         runtime=120,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenscale.batches.batch import Batches
 from tokenscale.errors import unknown
-from tokenscale.settings.run import BATCHES, RunSettings
+from tokenscale.settings.registry import BATCHES
+from tokenscale.settings.run import RunSettings
 
 
 def open_batches(

@@ -22,8 +22,9 @@ from tokenscale import __version__
 from tokenscale.corpus.clean import clean
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json, read_json, sha256_file, write_json
-from tokenscale.settings.data import SOURCES, CorpusSettings
+from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import SOURCES
 
 VERSION = 1
 SPLITS = ("train", "validation")
@@ -55,8 +56,9 @@ def build_from(
 ) -> dict[str, Any]:
     """Build a corpus from any (text, origin) pairs; `description` says what they are and holds `source_date`.
 
-    The shards are written to a folder of their own first. Where `build.json` tells of an earlier build with another
-    manifest, UserError is raised and nothing of the earlier build is touched.
+    The shards are written to a folder of their own first. Where `build.json` tells of an earlier build with these
+    settings and other content (a package was upgraded), the earlier corpus is kept as long as its shards are there, and
+    its manifest is written again; where they are not, UserError is raised and nothing is touched.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,10 @@ def build_from(
                 next="check corpus.source and corpus.cleaning",
             )
         manifest_sha256 = _sha256_of(manifest)
-        _refuse_silent_change(directory, settings, manifest, manifest_sha256)
+        earlier = _earlier(directory, settings, manifest, manifest_sha256)
+        if earlier is not None:
+            write_json(directory / "manifest.json", earlier)
+            return earlier
         _move(building, directory, manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -193,22 +198,36 @@ def _sha256_of(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
 
 
-def _refuse_silent_change(
+def _earlier(
     directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
-) -> None:
+) -> dict[str, Any] | None:
+    """The manifest of an earlier build that must stay, or None where nothing changes or the change was asked for."""
     path = directory / "build.json"
     if not path.exists():
-        return
+        return None
     before = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
     if before.get("manifest_sha256") == manifest_sha256 or before.get("settings") != to_dict(settings):
-        return  # nothing changes, or the change was asked for
+        return None
     changed = _differences(before.get("manifest", {}), manifest)
+    facts = {
+        "corpus": directory,
+        "earlier": f"{before.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
+        "now": manifest_sha256[:16],
+        "changed": "\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
+    }
+    files = [file for split in before["manifest"]["splits"].values() for file in split["files"]]
+    paths = [(directory / file["name"], file["sha256"]) for file in files]
+    if all(shard.is_file() and sha256_file(shard) == sha256 for shard, sha256 in paths):
+        kept = UserError(
+            "kept the earlier corpus; built now, it would be another.",
+            **facts,
+            next=f"accept the new text: rm -r {directory}",
+        )
+        print(kept.render(), file=sys.stderr)
+        return before["manifest"]
     raise UserError(
-        "the corpus would change: an earlier build gave other content.",
-        corpus=directory,
-        earlier=f"{before.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
-        now=manifest_sha256[:16],
-        changed="\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
+        "the corpus would change: an earlier build gave other content, and its files are gone.",
+        **facts,
         next=f"restore the earlier packages, or accept the new text: rm -r {directory}",
     )
 

@@ -16,7 +16,7 @@ class Convention(Enum):
 def parameters(model: ModelSettings) -> int:
     """All weights of the decoder, embeddings included. The vocabulary must be known (`with_vocabulary`).
 
-    >>> from tokenscale.settings.model import PRESETS
+    >>> from tokenscale.settings.presets import PRESETS
     >>> parameters(PRESETS["llama-8b-nemo"])
     8053329920
     """
@@ -48,7 +48,7 @@ def flops_per_token(model: ModelSettings, sequence_length: int, convention: Conv
     included, as the source studies count them), d = heads x head width, T the sequence length. `CAUSAL` halves the
     attention term.
 
-    >>> from tokenscale.settings.model import PRESETS
+    >>> from tokenscale.settings.presets import PRESETS
     >>> round(flops_per_token(PRESETS["llama-8b-nemo"], 2048, Convention.FULL) / 1e9, 2)
     48.32
     >>> round(flops_per_token(PRESETS["llama-1.4b-nemo"], 2048, Convention.FULL) / 1e9, 2)

@@ -67,7 +67,7 @@ class ShardWriter:
                 self.folder / self.names[-1],
                 self.schema,
                 compression=self.store.codec,
-                compression_level=(self.store.codec_level or 3) if self.store.codec == "zstd" else None,
+                compression_level=self.store.codec_level if self.store.codec == "zstd" else None,
                 use_dictionary=False,
             )
         arrays = [self._array(field) for field in self.schema]

@@ -8,6 +8,9 @@ from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
 from tokenscale.records.provenance import sealed
 from tokenscale.settings.run import RunSettings
 
+#: outcomes that are results: a run that diverged is one, and the report shows it
+ENDED = ("complete", "nonfinite")
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -33,17 +36,18 @@ def identity_of(code: list[Path], inputs: dict[str, Path]) -> Identity:
 
 
 def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None:
-    """Make room for the next attempt and return its number; None when the run is sealed already, with this identity.
+    """Make room for the next attempt and return its number; None when the run is sealed already, with this
+    identity.
 
     Attempts of other code or inputs move to `superseded/`, with the record that belongs to them.
     """
     record = sealed(directory / "run.json")
-    if record is not None and record.get("digest") == identity.digest and record["outcome"]["status"] == "complete":
+    if record is not None and record.get("digest") == identity.digest and record["outcome"]["status"] in ENDED:
         return None
     attempts = sorted(directory.glob("attempt=*"))
     stale = [a for a in attempts if _digest(a) != identity.digest]
     if stale or (record is not None and record.get("digest") != identity.digest):
-        number = len(list(directory.glob("superseded/*")))
+        number = 1 + max((int(p.name) for p in directory.glob("superseded/*") if p.name.isdigit()), default=-1)
         folder = directory / "superseded" / f"{number:03d}"
         folder.mkdir(parents=True)
         for name in ("run.json", "dirty.diff", "status.json"):
@@ -67,7 +71,7 @@ def _digest(attempt: Path) -> str | None:
 def finish(directory: Path, output: Path, identity: Identity, run: RunSettings) -> bool:
     """Write `done.json` from the sealed record. False when the record is not sealed, or not of this identity."""
     record = sealed(directory / "run.json")
-    if record is None or record.get("digest") != identity.digest or record["outcome"]["status"] != "complete":
+    if record is None or record.get("digest") != identity.digest or record["outcome"]["status"] not in ENDED:
         return False
     write_json(
         output,

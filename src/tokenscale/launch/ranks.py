@@ -17,9 +17,13 @@ def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s
     When a rank fails, the others are ended within `grace_s` seconds and the first one's number and exit code are
     printed: what the others say afterwards is only its echo.
     """
+    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write.
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, lambda number, frame: sys.exit(128 + number))
     base = dict(os.environ)
-    # torch takes the larger of the first two, and Snakemake sets all three to the job's threads
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    # torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
+    # encode while training count by the last
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         base[variable] = str(threads_per_rank(world_size))
     # glibc hands large freed blocks back at once and faults them in again each step: 0.16 against 0.09 s a step of the
     # demo's model here. Ignored by other C libraries.

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenscale.errors import UserError
 from tokenscale.records.schema import FIELDS, VERSION
 
 
@@ -21,10 +22,15 @@ class Writer:
     def __init__(self, directory: str | Path, *, flush_lines: int = 50, flush_s: float = 5.0):
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._files = {
-            name: os.open(self.directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            for name in FIELDS
-        }
+        try:
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._files = {name: os.open(self.directory / f"{name}.jsonl", new, 0o644) for name in FIELDS}
+        except FileExistsError as error:
+            raise UserError(
+                "this attempt has been logged already; a log has one writer.",
+                found=error.filename,
+                next="start it with `python -m tokenscale launch`, or with another --attempt",
+            ) from None
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
         self._flush_lines, self._flush_s = flush_lines, flush_s
         self._flushed_at = time.monotonic()
@@ -61,7 +67,9 @@ class Writer:
         """Hand all lines to the operating system."""
         for name, lines in self._lines.items():
             if lines:
-                os.write(self._files[name], ("\n".join(lines) + "\n").encode())
+                data = ("\n".join(lines) + "\n").encode()
+                while data:  # a full disk may take a part
+                    data = data[os.write(self._files[name], data) :]
                 lines.clear()
         self._flushed_at = time.monotonic()
 

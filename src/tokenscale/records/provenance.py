@@ -14,7 +14,7 @@ from tokenscale.records import hardware
 
 #: Environment variables that shape a run. An allow-list, because environments hold secrets.
 ENVIRONMENT = {
-    *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED"),
+    *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
@@ -37,16 +37,21 @@ def git_state() -> tuple[dict[str, Any], str]:
     """(commit and dirty flag, diff of tracked files) of the working tree this package lies in; or ({}, "")."""
 
     def git(*arguments: str) -> str:
-        here = Path(__file__).parent
+        here = Path(__file__).resolve().parent.parent
         done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=20, check=True)
         return done.stdout
 
     try:
         commit = git("rev-parse", "HEAD").strip()
         diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
+        changed = git("status", "--porcelain", "--", ".")  # new files, too, which no diff shows
     except (OSError, subprocess.SubprocessError):
         return {}, ""
-    return {"commit": commit, "dirty": bool(diff.strip()), "diff_sha256": sha256_text(diff) if diff else None}, diff
+    return {
+        "commit": commit,
+        "dirty": bool(diff.strip() or changed.strip()),
+        "diff_sha256": sha256_text(diff) if diff else None,
+    }, diff
 
 
 def environment() -> dict[str, str]:

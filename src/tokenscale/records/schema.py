@@ -24,7 +24,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "micro_steps": "INTEGER",  # forward passes
         "learning_rate": "DOUBLE",
         "grad_norm": "DOUBLE",  # before clipping
-        "grad_norm_clipped": "DOUBLE",  # after clipping
+        "grad_norm_clipped": "DOUBLE",  # grad_norm times the coefficient that the gradients were scaled with
         "order_digest": "BIGINT",  # sum over this rank's slots; ranks add up modulo 2**52 (order/digest.py)
         "memory_peak_bytes": "BIGINT",  # allocated on the device; resident set on a CPU
         "nonfinite": "BOOLEAN",  # the loss or the gradient norm is NaN or infinite (then written as null)
@@ -42,7 +42,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
         "step": "BIGINT",
-        "status": "VARCHAR",  # run_stop: complete, nonfinite, interrupted
+        "status": "VARCHAR",  # run_stop: complete, nonfinite
         "world_size": "INTEGER",  # run_start: as observed by this rank
         "loss_sum": "DOUBLE",  # validation: over the whole slice
         "useful_tokens": "BIGINT",  # validation: of the whole slice

@@ -9,14 +9,7 @@ import importlib
 from types import ModuleType
 
 from tokenscale.errors import unknown
-
-FIGURES = {
-    "tokens_per_second_comparison": "tokenscale.report.figures.tokens_per_second_comparison",
-    "data_stall_share": "tokenscale.report.figures.data_stall_share",
-    "tokenization_benchmark": "tokenscale.report.figures.tokenization_benchmark",
-    "loss_over_time": "tokenscale.report.figures.loss_over_time",
-    "scaling_throughput": "tokenscale.report.figures.scaling_throughput",
-}
+from tokenscale.settings.registry import FIGURES
 
 
 def module(name: str) -> ModuleType:

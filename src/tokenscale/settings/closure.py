@@ -9,10 +9,19 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from tokenscale.settings.registry import BATCHES, PARALLEL, TOKENIZERS
+from tokenscale.settings.run import RunSettings
+
 PACKAGE = Path(__file__).resolve().parent.parent
 #: SQL that `analysis/queries.py` prepares for all queries
 VIEWS = {"steps_global"}
-EXCLUDED = {"tokenscale.cli", "tokenscale.errors", "tokenscale.settings.closure"}
+NAMED = ("QUERIES", "FILES")
+EXCLUDED = {
+    "tokenscale.cli",
+    "tokenscale.errors",
+    "tokenscale.settings.closure",
+    "tokenscale.settings.registry",
+}
 
 
 def code_of(verb: str, *variants: str) -> list[str]:
@@ -23,17 +32,26 @@ def code_of(verb: str, *variants: str) -> list[str]:
     return closure_of(f"tokenscale.verbs.{verb}", *variants)
 
 
-def closure_of(*modules: str) -> list[str]:
-    """Sorted paths of these modules and of everything of ours that they import, and of the SQL that they name.
+def training_code(run: RunSettings) -> list[str]:
+    """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
+    variants = ["tokenscale.launch.ranks", BATCHES[run.approach], PARALLEL[run.layout.method]]
+    return code_of("train", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
 
-    A module names its SQL in an assignment `QUERIES = ("name", …)`; the views that every query may use are added.
+
+def closure_of(*modules: str) -> list[str]:
+    """Sorted paths of these modules, of everything of ours that they import, and of the files that they name.
+
+    A module names its SQL in an assignment `QUERIES = ("name", …)` (the views that every query may use are added), and
+    files of its own folder in `FILES = ("page.css", …)`.
     """
     files: set[Path] = set()
     for module in modules:
         files |= _closure(module)
-    names = {query for file in files for query in _queries(file)}
-    if names:
-        files |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in names | VIEWS}
+    named = {file: _named(file) for file in files}
+    queries = {query for names, _ in named.values() for query in names}
+    if queries:
+        files |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
+    files |= {file.parent / name for file, (_, names) in named.items() for name in names}
     root = Path.cwd().resolve()
     return sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files)
 
@@ -64,11 +82,13 @@ def _file(module: str) -> Path | None:
 
 
 @cache
-def _queries(path: Path) -> tuple[str, ...]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "QUERIES" for t in node.targets):
-            return tuple(ast.literal_eval(node.value))
-    return ()
+def _named(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a module names in literal assignments: (QUERIES, FILES)."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMED:
+            found[node.targets[0].id] = tuple(ast.literal_eval(node.value))
+    return tuple(found.get(name, ()) for name in NAMED)
 
 
 def _imports(module: str, path: Path) -> list[str]:

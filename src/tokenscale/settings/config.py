@@ -1,6 +1,8 @@
 """`config/config.yaml` and `config/experiments/*.yaml` → settings, run tables, JSON schemas. Host only (pydantic)."""
 
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,18 @@ import yaml
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.settings import validate
-from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import NAME, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment, Run, cells, merge, order, set_dotted
-from tokenscale.settings.model import PRESETS, ModelSettings
+from tokenscale.settings.geometry import geometry
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.registry import FIGURES
 from tokenscale.settings.run import RunSettings
 
 SCALES = ("demo", "workstation", "alps")
+#: names of the workflow's own targets
+TARGETS = ("all", "corpus", "tokens", "runs", "tables", "figures", "report")
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class ConfigFile:
     scale: str = option("demo", "which overlay of the experiments applies: demo, workstation, alps")
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
+    gpus_per_node: int | None = option(None, "said by cluster profiles; by default one machine holds a whole run", ge=1)
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
 
@@ -36,6 +44,8 @@ class Config:
 
     def __init__(self, values: dict[str, Any], *, root: Path | str = ".", file: str = "config/config.yaml"):
         values = {k: v for k, v in values.items() if v is not None}
+        if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
+            values["experiments"] = [values["experiments"]]
         self.file = file
         self.settings: ConfigFile = validate.build(ConfigFile, values, file=file)
         if self.settings.scale not in SCALES:
@@ -48,23 +58,30 @@ class Config:
         }
         for name, tokenizer in self.tokenizers.items():
             validate.check_problems(tokenizer.problems(), file=file, key=f"tokenizers.{name}")
-            if tokenizer.corpus is not None and tokenizer.corpus not in self.corpora:
-                raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")
+            if tokenizer.corpus is not None:
+                if tokenizer.corpus not in self.corpora:
+                    raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")
+                self.tokenizers[name] = replace(tokenizer, learnt_from=self.corpora[tokenizer.corpus])
         folder = Path(root) / self.settings.experiments_folder
         self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         for name in self.settings.experiments:
             if name not in self.available:
                 raise unknown("experiment", name, self.available, file=file, key="experiments")
+        for name, path in self.available.items():
+            if name in TARGETS or not re.match(NAME, name):
+                raise UserError(
+                    "an experiment cannot have this name.",
+                    file=path,
+                    taken=", ".join(TARGETS),
+                    next="rename the file: letters, digits, dot, dash and underscore",
+                )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
 
     def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
-        if "name" in values:
+        for key in {"name", "learnt_from"} & values.keys():
             raise UserError(
-                "the name is the key; it is not repeated.",
-                file=self.file,
-                key=f"{section}.{name}.name",
-                next="remove it",
+                "this is filled in, not written.", file=self.file, key=f"{section}.{name}.{key}", next="remove it"
             )
         return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
 
@@ -82,8 +99,30 @@ class Config:
             overlay = stated.scales.get(self.settings.scale, {})
             base = {k: v for k, v in raw.items() if k != "scales"}
             merged = validate.build(Experiment, merge(base, overlay), file=file, key="")
+            self._check(merged, file)
             self._experiments[name] = merged
         return self._experiments[name]
+
+    def _check(self, experiment: Experiment, file: str) -> None:
+        """What the fields of an experiment must be beside their types."""
+        for key, levels in experiment.factors.items():
+            if not levels:
+                raise UserError("a factor has no levels.", file=file, key=f"factors.{key}", next="list at least one")
+        if "seed" in experiment.factors and experiment.repeats > 1:
+            raise UserError(
+                "seed is a factor and there are repeats: seed 0, repeat 1 would be seed 1, repeat 0 again.",
+                file=file,
+                key="factors.seed",
+                next="use repeats alone",
+            )
+        for figure in experiment.figures:
+            if figure not in FIGURES:
+                raise unknown("figure", figure, FIGURES, file=file, key="figures")
+        if experiment.data_benchmark is not None:
+            for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
+                value = getattr(experiment.data_benchmark, key)
+                if value not in known:
+                    raise unknown(key, value, known, file=file, key=f"data_benchmark.{key}")
 
     def runs(self, name: str) -> list[Run]:
         """The run table of an experiment, in the randomised order of starting."""
@@ -95,13 +134,13 @@ class Config:
                 for key, level in cell.items():
                     set_dotted(values, key, level)
                 table.append(Run(self.run_settings(values, repeat=repeat, file=file), cell, repeat, position))
-            repeated = {run.run_id for run in table if sum(other.run_id == run.run_id for other in table) > 1}
+            repeated = [run_id for run_id, times in Counter(run.run_id for run in table).items() if times > 1]
             if repeated:
                 raise UserError(
                     "two cells of the experiment are the same run.",
                     file=file,
                     key="factors",
-                    run=sorted(repeated)[0],
+                    run=repeated[0],
                     next="a factor's level must differ from the others",
                 )
             self._tables[name] = table
@@ -124,19 +163,20 @@ class Config:
         values["model"] = self._model(values.get("model", "llama-tiny"), file)
         run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
         validate.check_problems(run.problems(), file=file, key="runs")
+        geometry(run.layout.world_size, self.settings.gpus_per_node)  # refuses what fits no nodes, before anything runs
         return run
 
     def _model(self, value: Any, file: str) -> ModelSettings:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}
         preset = changes.pop("preset", None)
-        if preset is not None and preset not in PRESETS:
+        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise unknown("model preset", str(preset), PRESETS, file=file, key="runs.model")
         base = PRESETS[preset] if preset is not None else ModelSettings()
         if not changes:
             return base
         # the label must not claim the preset's shape
-        validate.build(ModelSettings, changes, file=file, key="runs.model")
-        return replace(base, **{"name": f"{base.name}-changed", **changes})
+        values = {f.name: getattr(base, f.name) for f in fields(base)} | {"name": f"{base.name}-changed"} | changes
+        return validate.build(ModelSettings, values, file=file, key="runs.model")
 
     def all_runs(self, names: list[str] | tuple[str, ...]) -> dict[str, Run]:
         """run id → run over several experiments; a run that two of them need appears once."""
@@ -156,6 +196,25 @@ class Config:
                     (benchmark.corpus, benchmark.tokenizer, s.directory) for s in benchmark_stores(benchmark.settings)
                 }
         return sorted(found)
+
+    def relevant(self, name: str) -> dict[str, Any]:
+        """The configuration's values that an experiment's run table depends on, and no others."""
+        used = [(r.settings.corpus.name, r.settings.tokenizer) for r in self.runs(name)]
+        benchmark = self.experiment(name).data_benchmark
+        corpora = {c for c, _ in used} | {t.corpus for _, t in used if t.corpus}
+        tokenizers = {t.name for _, t in used}
+        if benchmark is not None:
+            corpora.add(benchmark.corpus)
+            tokenizers.add(benchmark.tokenizer)
+            corpora |= {c for c in [self.tokenizers[benchmark.tokenizer].corpus] if c}
+        return {
+            "scale": self.settings.scale,
+            "gpus_per_node": self.settings.gpus_per_node,
+            "experiments": [name],
+            "experiments_folder": self.settings.experiments_folder,
+            "corpora": {c: self.settings.corpora[c] for c in sorted(corpora)},
+            "tokenizers": {t: self.settings.tokenizers[t] for t in sorted(tokenizers)},
+        }
 
     def table(self, name: str) -> dict[str, Any]:
         """The run table as JSON values: what the analysis reads instead of the configuration."""

@@ -9,21 +9,6 @@ from tokenscale.settings.options import STRICT, option
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
-#: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
-SOURCES = {"docstrings": "tokenscale.corpus.docstrings"}
-#: tokenizer kind → the module that makes and loads it
-TOKENIZERS = {
-    "tekken": "tokenscale.tokenizer.tekken",
-    "huggingface": "tokenscale.tokenizer.huggingface",
-    "bpe": "tokenscale.tokenizer.bpe",
-}
-#: format → the module with its writer and its reader
-FORMATS = {
-    "padded": "tokenscale.formats.padded",
-    "token-list": "tokenscale.formats.token_list",
-    "packed": "tokenscale.formats.packed",
-}
-
 
 @dataclass(frozen=True)
 class SourceSettings:
@@ -75,7 +60,8 @@ class TokenizerSettings:
     revision: str | None = option(None, "huggingface: commit of the hub repository")
     bos: str | None = option(None, "huggingface: text of the begin-of-document token, where the file does not say")
     eos: str | None = option(None, "huggingface: text of the end-of-document token, where the file does not say")
-    corpus: str | None = option(None, "bpe: the corpus whose training split it learns from")
+    corpus: str | None = option(None, "bpe: the corpus whose training split it learns from", science=False)
+    learnt_from: CorpusSettings | None = option(None, "filled in: the settings of that corpus")
     vocabulary_size: int | None = option(None, "bpe: size, control tokens included", ge=260)
 
     def problems(self) -> list[tuple[str, str]]:
@@ -96,7 +82,7 @@ class StorageSettings:
     __pydantic_config__ = STRICT
 
     codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
-    codec_level: int | None = option(None, "level of zstd; 3 by default", ge=1, le=22)
+    codec_level: int = option(3, "level of zstd", ge=1, le=22, strict=True)
     dtype: Literal["int32", "int64", "uint32"] = option("int32", "integer type of token ids")
     row_group_rows: int = option(1000, "rows a Parquet row group", ge=1, strict=True)
 
@@ -110,7 +96,7 @@ class StoreSettings:
     sequence_length: int = 1024
     eos: bool = False
     codec: Literal["none", "snappy", "lz4", "zstd"] = "zstd"
-    codec_level: int | None = None
+    codec_level: int = 3
     dtype: Literal["int32", "int64", "uint32"] = "int32"
     row_group_rows: int = 1000
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tokenscale.settings.benchmark import DataBenchmarkSettings
@@ -48,7 +49,7 @@ class Run:
     repeat: int
     position: int
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """Identity of the run; the name of its folder."""
         return self.settings.identity

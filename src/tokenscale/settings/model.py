@@ -1,4 +1,4 @@
-"""Shapes of decoders, and the presets with the names users know."""
+"""Shapes of decoders."""
 
 from dataclasses import dataclass, replace
 
@@ -40,37 +40,3 @@ class ModelSettings:
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """The same shape with the tokenizer's vocabulary where none was stated."""
         return self if self.vocabulary_size is not None else replace(self, vocabulary_size=size)
-
-
-def _preset(name: str, **shape) -> ModelSettings:
-    return ModelSettings(name=name, **shape)
-
-
-#: Two CPU sizes, one for a workstation, and the two shapes of the source studies (vocabulary of Mistral-Nemo).
-PRESETS = {
-    m.name: m
-    for m in (
-        _preset("llama-micro", dimension=32, layers=2, heads=2, key_value_heads=1, hidden=96),
-        _preset("llama-tiny", dimension=64, layers=2, heads=4, key_value_heads=2, hidden=192),
-        _preset("llama-small", dimension=256, layers=4, heads=8, key_value_heads=4, hidden=768),
-        _preset("llama-150m", dimension=768, layers=12, heads=12, key_value_heads=4, hidden=2048),
-        _preset(
-            "llama-1.4b-nemo",
-            dimension=2048,
-            layers=16,
-            heads=16,
-            key_value_heads=4,
-            hidden=7168,
-            vocabulary_size=131_072,
-        ),
-        _preset(
-            "llama-8b-nemo",
-            dimension=4096,
-            layers=32,
-            heads=32,
-            key_value_heads=8,
-            hidden=14_336,
-            vocabulary_size=131_072,
-        ),
-    )
-}

@@ -50,7 +50,9 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
             continue
         if not dataclasses.is_dataclass(value):
             result[field.name] = _plain(value)
-        elif inner := to_dict(value, science_only=science_only):  # empty: only labels differ
+            continue
+        inner = to_dict(value, science_only=science_only)
+        if inner or field.default is None:  # empty: only labels differ from the default
             result[field.name] = inner
     return result
 

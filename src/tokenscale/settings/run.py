@@ -16,16 +16,6 @@ APPROACHES = {
     "token-list": "token-list",
     "packed": "packed",
 }
-#: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
-BATCHES = {
-    "padded": "tokenscale.batches.padded",
-    "padding-free": "tokenscale.batches.padding_free",
-    "pretokenized-padded": "tokenscale.batches.pretokenized_padded",
-    "token-list": "tokenscale.batches.token_list",
-    "packed": "tokenscale.batches.packed",
-}
-#: method of a layout → the module that applies it
-PARALLEL = {"single": "tokenscale.parallel.single", "ddp": "tokenscale.parallel.data"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,7 @@ class RunSettings:
             )
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
-        if self.storage.codec != "zstd" and self.storage.codec_level is not None:
+        if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found
 

@@ -11,7 +11,8 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import sha256_file, write_json
-from tokenscale.settings.data import TOKENIZERS, TokenizerSettings
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY
 from tokenscale.tokenizer.manifest import VERSION
 

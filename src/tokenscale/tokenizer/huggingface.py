@@ -79,14 +79,19 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
             raise UserError(
                 "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
             ) from None
+    if settings.revision is None:
+        raise UserError(
+            f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision.",
+            key="tokenizer.revision",
+            next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
+        )
     try:
-        revision = settings.revision or "main"
-        return tokenizers.Tokenizer.from_pretrained(settings.source, revision=revision), {}
+        return tokenizers.Tokenizer.from_pretrained(settings.source, revision=settings.revision), {}
     except Exception as error:  # network, name or file: the library tells them apart only in words
         raise UserError(
             f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
             key="tokenizer.source",
-            revision=settings.revision or "main",
+            revision=settings.revision,
             reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
             next="check the name and the network, or download it elsewhere and set `source` to its folder",
         ) from None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import sha256_file
-from tokenscale.settings.data import TOKENIZERS
+from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.tokenizer.base import Tokenizer
 from tokenscale.tokenizer.manifest import read_manifest, restore
 

@@ -69,7 +69,9 @@ class Tekken:
             import tiktoken
         except ImportError:
             raise UserError(
-                "the tokenizer tekken needs the package tiktoken.", file=path, next="install tiktoken (environment.yml)"
+                "the tokenizer tekken needs the package tiktoken.",
+                file=path,
+                next="install mistral-common, which brings it",
             ) from None
         self.name: str = manifest["name"]
         self.vocabulary_size: int = manifest["vocabulary_size"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokenscale.batches.held_out import read_slice
 from tokenscale.batches.open import open_batches
 from tokenscale.costs.flops import parameters
 from tokenscale.errors import UserError
@@ -23,7 +24,8 @@ from tokenscale.records import provenance
 from tokenscale.records.events import Writer
 from tokenscale.records.status import Status
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import PARALLEL, RunSettings
+from tokenscale.settings.registry import PARALLEL
+from tokenscale.settings.run import RunSettings
 from tokenscale.training.optimizer import adamw, clip
 from tokenscale.training.progress import Progress
 from tokenscale.training.schedule import learning_rate
@@ -43,7 +45,8 @@ class Inputs:
 def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attempt: int = 0) -> torch.nn.Module:
     """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
 
-    Returns the trained model (wrapped as its layout wraps it). Raises UserError when the loss is not finite.
+    Returns the trained model (wrapped as its layout wraps it). A loss that is not finite ends the run: the record is
+    sealed with that outcome, and the batch is named.
     """
     started = time.monotonic()
     torch.manual_seed(run.effective_seed)
@@ -74,7 +77,7 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     autocast = autocast_of(run.precision, world.device)
     held_out = None
     if run.validation.rows:
-        held_out = validation.read_slice(run, inputs.validation_store, batches.vocabulary_size, world)
+        held_out = read_slice(run, inputs.validation_store, batches.vocabulary_size, world.rank, world.size)
     record = _start_record(run, directory, attempt, world, parameters(shape)) if world.rank == 0 else {}
     status = Status(directory / "status.json")
     progress = Progress(run.budget.steps, enabled=world.rank == 0)
@@ -111,7 +114,7 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
         ).item()
         differentiated = time.monotonic()
         norm, clipped = clip(model, run.optimizer.clip_norm)
-        finite = math.isfinite(loss_sum) and math.isfinite(norm)
+        finite = math.isfinite(norm)  # of the exchanged gradient, so that every rank comes to the same answer
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -139,16 +142,7 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
             nonfinite=not finite,
         )
         if not finite:
-            writer.event("run_stop", status="nonfinite", step=step)
-            writer.close()
-            raise UserError(
-                "the loss or the gradient is not finite.",
-                run=run.identity,
-                step=step,
-                batch=f"order digest {batch.order_digest} on rank {world.rank}",
-                log=writer.directory,
-                next="lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32",
-            )
+            break
         mean = loss_sum / max(batch.useful_tokens, 1)
         progress.step(step + 1, mean, batch.useful_tokens * world.size / (ended - began))
         if world.rank == 0:
@@ -156,15 +150,25 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
         last = step + 1 == run.budget.steps
         if held_out and (last or (run.validation.every and (step + 1) % run.validation.every == 0)):
             validate(step + 1)
-        began = time.monotonic()
-    writer.event("run_stop", status="complete", step=run.budget.steps)
+            ended = time.monotonic()
+        began = ended
+    done = run.budget.steps if finite else step
+    state = "complete" if finite else "nonfinite"
+    writer.event("run_stop", status=state, step=done)
     writer.close()
     world.barrier()  # every rank's files are complete before the record that names their hashes
     if world.rank == 0:
-        outcome = {"status": "complete", "steps": run.budget.steps, "ended_unix_s": round(time.time(), 3)}
+        outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
+        if not finite:
+            outcome["stopped_at"] = {"step": step, "order_digest_of_rank_0": batch.order_digest}
         provenance.seal(directory, record, outcome | {"logs": _log_hashes(directory, attempt_directory)})
-        status.update(force=True, step=run.budget.steps, steps=run.budget.steps, state="complete")
-        progress.say(f"complete: {directory}/run.json")
+        status.update(force=True, step=done, steps=run.budget.steps, state=state)
+        progress.say(f"{state}: {directory}/run.json")
+        if not finite:
+            progress.say(
+                f"  the gradient is not finite at step {step} (order digest {batch.order_digest} on rank 0)\n"
+                "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"
+            )
     world.barrier()
     return model
 

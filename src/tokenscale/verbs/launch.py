@@ -16,14 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{role.replace('_', '-')}", type=Path, nargs="?", help=f"manifest of the {role.replace('_', ' ')}"
         )
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job that this runs in")
-    parser.add_argument("--code", type=Path, nargs="*", default=[], help="source files of the training")
+    parser.add_argument("--code", type=Path, nargs="*", help="source files of the training; found by default")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the attempt, run the ranks, finish."""
     from tokenscale.errors import UserError
-    from tokenscale.launch.attempts import finish, identity_of, prepare
-    from tokenscale.launch.ranks import run_ranks
+    from tokenscale.files import locked
+    from tokenscale.launch.attempts import identity_of
+    from tokenscale.settings.closure import training_code
     from tokenscale.settings.run import RunSettings
 
     settings = RunSettings.from_json(arguments.run)
@@ -35,10 +36,19 @@ def run(arguments: argparse.Namespace) -> int:
         )
     directory = arguments.output.parent
     manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-    identity = identity_of(arguments.code, manifests)
+    identity = identity_of(arguments.code or [Path(f) for f in training_code(settings)], manifests)
+    with locked(directory, settings.identity):
+        return _launch(arguments, settings, manifests, identity)
+
+
+def _launch(arguments, settings, manifests, identity) -> int:
+    from tokenscale.launch.attempts import finish, prepare
+    from tokenscale.launch.ranks import run_ranks
+
+    directory = arguments.output.parent
     attempt = prepare(directory, settings, identity)
     if attempt is None:
-        print(f"{settings.identity} is complete already, with this code and data; remove {directory} to train it again")
+        print(f"{settings.identity} has ended already, with this code and data; remove {directory} to train it again")
         finish(directory, arguments.output, identity, settings)
         return 0
     argv = [sys.executable, "-m", "tokenscale", "train", "--run", arguments.run, "--directory", str(directory)]
@@ -49,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if finish(directory, arguments.output, identity, settings):
         if code:
             print(
-                f"tokenscale: {settings.identity} is complete; its processes ended with code {code} after that.",
+                f"tokenscale: {settings.identity} is sealed; its processes ended with code {code} after that.",
                 file=sys.stderr,
             )
         return 0

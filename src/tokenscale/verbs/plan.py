@@ -11,6 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
+    parser.add_argument("--gpus-per-node", type=int, help="count nodes of so many GPUs")
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
 
 
@@ -20,7 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.files import write_json
     from tokenscale.settings import config as configuration
 
-    overrides = {"scale": arguments.scale} if arguments.scale else {}
+    stated = {"scale": arguments.scale, "gpus_per_node": arguments.gpus_per_node}
+    overrides = {key: value for key, value in stated.items() if value is not None}
     if arguments.config_json is not None:
         config = configuration.Config({**arguments.config_json, **overrides})
     else:
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines(config, names):
-    from tokenscale.launch.geometry import geometry
+    from tokenscale.settings.geometry import geometry
 
     yield f"scale {config.settings.scale}"
     for name in names:
@@ -47,7 +49,7 @@ def _lines(config, names):
         sizes = sorted({run.settings.layout.world_size for run in runs})
         for size in sizes:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
-            shape = geometry(size)
+            shape = geometry(size, config.settings.gpus_per_node)
             steps = sum(run.budget.steps for run in of_size)
             tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in of_size)
             yield (

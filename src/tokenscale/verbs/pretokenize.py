@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tokenscale.corpus.progress import Progress
 from tokenscale.corpus.reader import read_manifest
-from tokenscale.settings.data import FORMATS, StoreSettings
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", required=True, metavar="NAME", help="for example padded-sequence_length=2048")
     parser.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
     parser.add_argument(
-        "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+        "--tokenizer",
+        type=Path,
+        default=Path("results/tokenizers/tekken/manifest.json"),
+        metavar="FILE",
+        help="results/tokenizers/NAME/manifest.json; Tekken by default",
     )
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 

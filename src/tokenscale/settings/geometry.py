@@ -14,21 +14,24 @@ class Geometry:
     ranks_per_node: int
 
 
-def geometry(world_size: int, gpus_per_node: int = 4) -> Geometry:
-    """The fewest nodes that hold the ranks, filled evenly.
+def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
+    """The fewest nodes that hold the ranks, filled evenly; one node for any number where nodes are not counted.
 
     Raises UserError where that does not come out even, naming the nearest world sizes that do.
 
-    >>> [(g.nodes, g.ranks_per_node) for g in map(geometry, (1, 2, 4, 8, 12, 16))]
+    >>> [(g.nodes, g.ranks_per_node) for g in (geometry(n, 4) for n in (1, 2, 4, 8, 12, 16))]
     [(1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (4, 4)]
     """
+    if gpus_per_node is None:
+        return Geometry(world_size, 1, world_size)
     nodes = -(-world_size // gpus_per_node)
-    if world_size < 1 or world_size % nodes:
-        below = world_size // gpus_per_node * gpus_per_node
+    if world_size % nodes:
+        fitting = [n for n in range(1, 2 * world_size) if n % -(-n // gpus_per_node) == 0]
+        below, above = max(n for n in fitting if n < world_size), min(n for n in fitting if n > world_size)
         raise UserError(
             "the world size does not fill its nodes evenly.",
             world_size=world_size,
             gpus_per_node=gpus_per_node,
-            next=f"use {below} or {below + gpus_per_node}" if below else f"use 1 to {gpus_per_node}",
+            next=f"use {below} or {above}",
         )
     return Geometry(world_size, nodes, world_size // nodes)

@@ -1,0 +1,38 @@
+"""Names in settings → dotted names of modules. Strings, so that nothing is imported until it is asked for.
+
+This file is left out of every job's code: a job counts the modules that it uses, which are passed by name. A new entry
+therefore reruns nothing.
+"""
+
+#: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
+SOURCES = {"docstrings": "tokenscale.corpus.docstrings"}
+#: tokenizer kind → the module that makes and loads it
+TOKENIZERS = {
+    "tekken": "tokenscale.tokenizer.tekken",
+    "huggingface": "tokenscale.tokenizer.huggingface",
+    "bpe": "tokenscale.tokenizer.bpe",
+}
+#: format → the module with its writer and its reader
+FORMATS = {
+    "padded": "tokenscale.formats.padded",
+    "token-list": "tokenscale.formats.token_list",
+    "packed": "tokenscale.formats.packed",
+}
+#: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
+BATCHES = {
+    "padded": "tokenscale.batches.padded",
+    "padding-free": "tokenscale.batches.padding_free",
+    "pretokenized-padded": "tokenscale.batches.pretokenized_padded",
+    "token-list": "tokenscale.batches.token_list",
+    "packed": "tokenscale.batches.packed",
+}
+#: method of a layout → the module that applies it
+PARALLEL = {"single": "tokenscale.parallel.single", "ddp": "tokenscale.parallel.data"}
+#: figure → the module that draws it (see report/registry.py)
+FIGURES = {
+    "tokens_per_second_comparison": "tokenscale.report.figures.tokens_per_second_comparison",
+    "data_stall_share": "tokenscale.report.figures.data_stall_share",
+    "tokenization_benchmark": "tokenscale.report.figures.tokenization_benchmark",
+    "loss_over_time": "tokenscale.report.figures.loss_over_time",
+    "scaling_throughput": "tokenscale.report.figures.scaling_throughput",
+}
