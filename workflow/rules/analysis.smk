@@ -1,7 +1,5 @@
 rule run_table:
-    """The design of an experiment as a file: which runs belong to which cell."""
-    input:
-        code=lambda w: code_of("plan"),
+    """The design of an experiment as a file: which runs belong to which cell. Its content is a parameter, by hash."""
     output:
         "results/experiments/{experiment}/runs.json",
     log:
