@@ -61,7 +61,7 @@ def test_all_extras_resolve_together():
             ["tokenscale.training.loop", "tokenscale.batches.packed", "tokenscale.batches.token_list"],
             ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
         ),
-        (["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.verbs.launch"], ["torch", "pandas"]),
+        (["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.launch.start"], ["torch", "pandas"]),
         (
             ["tokenscale.analysis.ingest", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save"],
             ["torch", "transformers", "snakemake", "tokenizers"],

@@ -1,0 +1,51 @@
+"""One run from its settings to `done.json`: make room, start the ranks, seal."""
+
+import sys
+from pathlib import Path
+
+from tokenscale.errors import UserError
+from tokenscale.files import locked
+from tokenscale.launch.attempts import finish, identity_of, prepare
+from tokenscale.launch.ranks import run_ranks
+from tokenscale.settings.closure import training_code
+from tokenscale.settings.run import RunSettings
+
+
+def start(
+    run: RunSettings, output: Path, manifests: dict[str, Path], *, code: list[Path] | None = None, nodes: int = 1
+) -> int:
+    """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
+
+    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store); `code` are its source files,
+    found by default. Raises UserError for a missing manifest, for a folder that another process writes, and for several
+    nodes, which are not started yet.
+    """
+    if nodes > 1:
+        raise UserError(
+            "a run over several nodes cannot be started yet.",
+            run=f"{run.identity} needs {nodes} nodes",
+            next="use layouts that fit one node",
+        )
+    for role, path in manifests.items():
+        if not path.is_file():
+            raise UserError(
+                f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
+            )
+    identity = identity_of(code or [Path(file) for file in training_code(run)], manifests)
+    directory = output.parent
+    with locked(directory, run.identity):
+        attempt = prepare(directory, run, identity)
+        if attempt is None:
+            print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
+            finish(directory, output, identity, run)
+            return 0
+        argv = [sys.executable, "-m", "tokenscale", "train", "--run", run.to_json(), "--directory", str(directory)]
+        argv += ["--attempt", str(attempt)]
+        for role, path in manifests.items():
+            argv += [f"--{role.replace('_', '-')}", str(path)]
+        exit_code = run_ranks(argv, run.layout.world_size)
+        if not finish(directory, output, identity, run):
+            return exit_code or 1
+        if exit_code:  # what counts was on disk before the processes were torn down
+            print(f"tokenscale: {run.identity} is sealed; its processes then ended with {exit_code}.", file=sys.stderr)
+        return 0
