@@ -1,6 +1,7 @@
 """Synthetic logs of runs, written the way a training writes them; for tests of everything after a training."""
 
 import math
+from functools import reduce
 from pathlib import Path
 
 from tokenscale.files import write_json
@@ -41,10 +42,13 @@ def digest(run: RunSettings, step: int, rank: int) -> int:
     return (share if rank else whole - (world - 1) * share) % MODULUS
 
 
-def write_attempt(folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9) -> None:
-    """Event files of all ranks of one attempt: steps start … stop - 1."""
+def write_attempt(
+    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None
+) -> None:
+    """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive."""
     world = run.layout.world_size
     stop = run.budget.steps if stop is None else stop
+    stop = stop if diverges is None else diverges + 1
     step_s, wait_s, useful_share = SHAPES[run.approach]
     step_s *= 1 + 0.01 * run.repeat
     for rank in range(world):
@@ -64,20 +68,27 @@ def write_attempt(folder: Path, run: RunSettings, attempt=0, start=0, stop=None,
         for step in range(start, stop):
             useful = int(total * useful_share)
             loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.repeat)
+            bad = step == diverges
+            loss_sum = math.nan if bad else loss * useful
             writer.step(
                 step=step, t_unix_s=t0 + step, t_mono_s=100.0 + step * step_s, step_s=step_s * (1 if step else 5),
-                data_wait_s=wait_s, forward_backward_s=0.7 * step_s, optimizer_s=0.1 * step_s, loss_sum=loss * useful,
+                data_wait_s=wait_s, forward_backward_s=0.7 * step_s, optimizer_s=0.1 * step_s, loss_sum=loss_sum,
                 useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1, learning_rate=1e-3, grad_norm=1.5,
-                grad_norm_clipped=1.0, order_digest=digest(run, step, rank), memory_peak_bytes=10**8, nonfinite=False,
+                grad_norm_clipped=1.0, order_digest=digest(run, step, rank), memory_peak_bytes=10**8, nonfinite=bad,
             )  # fmt: skip
-        if stopped:
+        if diverges is not None:
+            writer.event("run_stop", status="nonfinite", step=diverges)
+        elif stopped:
             validate(stop)
             writer.event("run_stop", status="complete", step=stop)
         writer.close()
 
 
 def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields) -> Path:
-    """A whole run with its sealed run.json. `attempts`: options of `write_attempt`, one mapping an attempt."""
+    """A whole run with its sealed run.json. `attempts`: options of `write_attempt`, one mapping an attempt.
+
+    Where the last of them `diverges`, the run is sealed as a training seals it whose loss is not finite.
+    """
     folder = runs / run.identity
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
@@ -94,16 +105,20 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
         "hardware": hardware,
         **fields,
     }
-    provenance.seal(folder, record, {"status": status, "steps": run.budget.steps})
+    diverges = (attempts or [{}])[-1].get("diverges")
+    outcome = {"status": status, "steps": run.budget.steps}
+    provenance.seal(folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges})
+    write_json(folder / "done.json", {"run_id": run.identity})
     return folder
 
 
-def write_table(path: Path, runs: list[RunSettings], **fields) -> Path:
-    """The run table of an experiment."""
+def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Path:
+    """The run table of an experiment with the factors approach, data-parallel degree and the dotted keys `further`."""
     entries = [
         {
             "run_id": run.identity,
-            "cell": {"approach": run.approach, "layout.data": run.layout.data},
+            "cell": {"approach": run.approach, "layout.data": run.layout.data}
+            | {key: reduce(getattr, key.split("."), run) for key in further},
             "repeat": run.repeat,
             "position": position,
             "run": to_dict(run),

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect
-from tokenscale.report import registry, save
+from tokenscale.files import read_json, write_json
+from tokenscale.report import registry, save, summary
 from tokenscale.report.svg import inline
 from tokenscale.report.words import OVERSUBSCRIBED, SHARED_CORES
 
@@ -76,6 +77,19 @@ def test_one_gone_cell_leaves_the_others(tmp_path):
     assert "no data" in texts(module.draw(*rows))
 
 
+@pytest.mark.parametrize("name", ["loss_over_time", "scaling_throughput"])
+def test_legends_with_long_names_stay_inside_the_figure(tmp_path, name):
+    runs = [logs.settings(a, sequence_length=n) for a in logs.APPROACHES for n in (512, 1024)]
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run)
+    table = logs.write_table(tmp_path / "runs.json", runs, further=("sequence_length",))
+    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts(name, tmp_path / "tables")
+    figure = module.draw(*rows)
+    figure.canvas.draw()
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_every_run_is_drawn(tables):
     module, rows = parts("tokens_per_second_comparison", tables)
     left = module.draw(*rows).axes[0]
@@ -84,17 +98,90 @@ def test_every_run_is_drawn(tables):
 
 
 @pytest.mark.parametrize(
-    ("threads", "said"),
-    [({1: 2, 2: 2}, OVERSUBSCRIBED), ({1: 2, 2: 1}, SHARED_CORES), ({1: 1, 2: 1}, None)],
+    ("threads", "device", "said"),
+    [
+        ({1: 2, 2: 2}, {}, OVERSUBSCRIBED),
+        ({1: 2, 2: 1}, {}, SHARED_CORES),
+        ({1: 1, 2: 1}, {}, None),
+        ({1: 2, 2: 1}, {"device": "A test GPU", "device_kind": "cuda"}, None),
+        ({1: 2, 2: 2}, {"device": "A test GPU", "device_kind": "cuda"}, None),
+        ({1: 2, 2: 1}, {"device": "A test GPU", "device_kind": None}, None),
+    ],
 )
-def test_a_cpu_whose_cores_are_shared_is_no_scaling_measurement(tmp_path, threads, said):
+def test_a_cpu_whose_cores_are_shared_is_no_scaling_measurement(tmp_path, threads, device, said):
     runs = [logs.settings(world_size=w) for w in threads]
     for run in runs:
-        logs.write_run(tmp_path / "runs", run, hardware=logs.HARDWARE | {"threads_per_rank": threads[run.layout.data]})
+        hardware = logs.HARDWARE | device | {"threads_per_rank": threads[run.layout.data]}
+        logs.write_run(tmp_path / "runs", run, hardware=hardware)
     ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
     module, rows = parts("scaling_throughput", tmp_path / "tables")
     shown = [t for t in texts(module.draw(*rows)) if t in (OVERSUBSCRIBED, SHARED_CORES)]
     assert shown == ([said] if said else [])
+    assert summary.experiment("tables", tmp_path)["caution"] == (said or "")
+
+
+def benchmarked(tmp_path, records):
+    """The benchmark figure's module and rows, from (arm, opening in s, ms a batch)."""
+    path = logs.write_benchmark(tmp_path / "bench.json", rounds=1)
+    content = read_json(path)
+    one = content["records"][0]
+    content["records"] = [
+        one | {"arm": arm, "open_s": open_s, "seconds": 1e-3 * ms * one["batches"]} for arm, open_s, ms in records
+    ]
+    write_json(path, content)
+    ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
+    return parts("tokenization_benchmark", tmp_path / "tables")
+
+
+def test_opening_a_store_is_shown_beside_its_batches(tmp_path):
+    module, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", 0.9, 1.0), ("memcpy", 0, 0.1)])
+    panels = module.draw(*rows).axes
+    assert [axes.get_xscale() for axes in panels] == ["log"] * 3
+    assert "to open" in panels[2].get_xlabel()
+    assert sorted(x for line in panels[2].lines for x in line.get_xdata()) == [0.1] * 3 + [0.9] * 3
+    assert "decode a store" in module.caption(*rows)
+
+
+@pytest.mark.parametrize(
+    ("open_s", "ms", "said"),
+    [
+        (0.9, 1.0, "from 401 batches on"),  # 0.8 s later, 2 ms a batch saved: equal after 400
+        (0.05, 1.0, "from the first batch on"),
+        (0.05, 4.0, None),
+    ],
+)
+def test_the_break_even_of_a_pair_is_told_where_there_is_one(tmp_path, open_s, ms, said):
+    module, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)])
+    caption = module.caption(*rows)
+    assert (f"pretokenized-padded needs less time than padded {said}" in caption) if said else (" on;" not in caption)
+
+
+def test_a_stopped_run_is_drawn_to_its_stop_and_counts_for_nothing(tmp_path):
+    runs = [logs.settings("packed", repeat=r) for r in range(3)]
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}] if run.repeat == 1 else None)
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts("loss_over_time", tmp_path / "tables")
+    loss = rows[0]
+    last = loss[loss["stopped"]].iloc[-1]
+    left = module.draw(*rows).axes[0]
+    crosses = [line for line in left.lines if line.get_marker() == "x"]
+    assert [line.get_xydata().tolist() for line in crosses] == [[[last["useful_tokens_seen"], last["loss"]]]]
+    assert "2 of 3 runs (1 invalid)" in module.caption(*rows)
+    assert "A cross ends 1 run " in module.caption(*rows)
+    middle = next(line for line in left.lines if line.get_label() == "packed").get_ydata()
+    assert middle == pytest.approx(loss[~loss["stopped"]].groupby("step")["loss"].median().tolist())
+    assert loss["stopped"].sum() == 5
+
+
+def test_nothing_but_stopped_runs_is_drawn_as_such(tmp_path):
+    run = logs.settings("packed")
+    logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}])
+    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts("loss_over_time", tmp_path / "tables")
+    assert any(line.get_marker() == "x" for line in module.draw(*rows).axes[0].lines)
+    assert "0 of 1 run (1 invalid)" in module.caption(*rows)
+    assert "no data" in module.alt(*rows)
 
 
 def test_equal_tables_give_equal_files(tables, tmp_path):

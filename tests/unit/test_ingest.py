@@ -12,6 +12,7 @@ from tokenscale.analysis.ingest import ingest, merge
 from tokenscale.analysis.tables import TABLES, schema
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
+from tokenscale.settings.data import StorageSettings
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
 LINES = b"".join(GOOD % i + b"\n" for i in range(99))
@@ -158,7 +159,52 @@ def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
     assert found[0]["approach"] == "packed"
     assert "has not ended" in found[1]["reasons"]
     assert "not readable JSON" in found[2]["reasons"]
-    assert "status nonfinite" in found[3]["reasons"]
+    assert "training stopped: loss or gradient not finite" in found[3]["reasons"]
+
+
+def test_a_run_that_stopped_at_a_loss_that_is_not_finite_says_so_and_keeps_its_steps(tmp_path):
+    run = logs.settings(world_size=2, steps=12)
+    logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}])
+    tables = tables_of(tmp_path, [run])
+    (row,) = rows(tables, "runs")
+    assert (row["status"], row["validity"], row["sealed"], row["steps_seen"]) == ("nonfinite", "invalid", True, 6)
+    assert row["reasons"] == "training stopped: loss or gradient not finite at step 5 of 12"
+    assert len(rows(tables, "steps")) == 12
+
+
+def test_what_else_is_wrong_with_a_stopped_run_is_said_too(tmp_path):
+    run = logs.settings()
+    edited(logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}]), change(rows=7))
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert "at step 5 of 12; ranks hold 7 rows at step 3" in row["reasons"]
+
+
+def test_factors_beside_the_approach_are_told_apart(tmp_path):
+    storages = [StorageSettings(dtype=d) for d in ("int32", "int64")]
+    runs = [logs.settings("token-list", storage=s) for s in storages] + [logs.settings("padding-free")]
+    table = logs.write_table(tmp_path / "runs.json", runs, further=("sequence_length", "storage.dtype"))
+    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    found = sorted((r["series"], r["factors"], r["storage"], r["layout"]) for r in rows(tmp_path / "tables", "runs"))
+    assert found == [
+        ("padding-free, sequence_length=1024", "sequence_length=1024", "", ""),
+        *(
+            (
+                f"token-list, sequence_length=1024, storage.dtype={d}",
+                "sequence_length=1024",
+                f"storage.dtype={d}",
+                "",
+            )
+            for d in ("int32", "int64")
+        ),
+    ]
+
+
+def test_two_runs_that_would_be_one_repeat_of_one_cell_are_refused(tmp_path):
+    runs = [logs.settings(sequence_length=length) for length in (512, 1024)]
+    with pytest.raises(UserError, match="same repeat of the same cell") as told:
+        tables_of(tmp_path, runs)
+    assert all(run.identity in str(told.value) for run in runs)
+    assert "world size 1, repeat 0" in str(told.value)
 
 
 @pytest.mark.parametrize(

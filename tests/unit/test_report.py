@@ -1,18 +1,28 @@
 """The page and the PDF: self-contained, escaped, honest about few runs, rebuilt with equal bytes."""
 
+import ast
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests import logs
+from tokenscale.analysis import queries
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.queries import connect
+from tokenscale.analysis.queries import connect, query
 from tokenscale.cli import main
+from tokenscale.errors import UserError
 from tokenscale.report import page, pdf, registry, save, summary
+from tokenscale.report.words import SHARED_CORES
+from tokenscale.settings.data import StorageSettings
 
+#: what `queries.connect` itself reads
+VIEWS = {"steps_global"}
 EVIL = "<script>alert('x')</script> & \"co\""
 
 
@@ -115,6 +125,180 @@ def test_the_same_data_is_proven_or_not(site, tmp_path):
     (proof, _) = summary.experiment("demo", tmp_path)["proof"]["parts"]
     assert proof["state"] == "broken"
     assert "14 of 15 pairs" in proof["text"]
+
+
+def proof_of(runs, tmp_path, edit, approach="token-list", **written):
+    """The two parts of the proof, after the first file of `approach` has been edited."""
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run, **written)
+    path = sorted((tmp_path / "runs").glob(f"{approach}-*/attempt=00/rank=00000/steps.jsonl"))[0]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[4] |= edit(lines[4])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "demo")
+    return summary.experiment("demo", tmp_path)["proof"]["parts"]
+
+
+TWINS = [logs.settings(a, repeat=r) for a in ("padding-free", "token-list") for r in range(2)]
+
+
+def test_online_and_offline_are_proven_by_bit_identical_losses(tmp_path):
+    _, part = proof_of(TWINS, tmp_path, lambda line: {})
+    assert part["state"] == "proven"
+    assert "All 2 pairs have the same samples, the same useful tokens, and bit-identical losses" in part["text"]
+
+
+def test_equal_digests_alone_prove_nothing_about_a_store(tmp_path):
+    _, part = proof_of(TWINS, tmp_path, lambda line: {"loss_sum": line["loss_sum"] * (1 + 1e-15)})
+    assert part["state"] == "broken"
+    assert "1 of 2 pairs" in part["text"]
+    assert "1 pair: same order, losses differ: not proven" in part["text"]
+    assert [row[-1] for row in part["table"].rows] == ["same order, losses differ: not proven; proven"]
+
+
+def test_identical_losses_of_other_samples_prove_nothing(tmp_path):
+    _, part = proof_of(TWINS, tmp_path, lambda line: {"order_digest": line["order_digest"] ^ 1})
+    assert part["state"] == "broken"
+    assert "other samples or another order: not proven" in part["text"]
+
+
+def test_other_useful_tokens_are_other_data(tmp_path):
+    _, part = proof_of(TWINS, tmp_path, lambda line: {"useful_tokens": line["useful_tokens"] - 1})
+    assert part["state"] == "broken"
+    assert "useful tokens differ" in part["text"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "state", "said"),
+    [
+        (lambda line: {"loss_sum": line["loss_sum"] + 1}, "proven", "differ by at most 0.0"),
+        (lambda line: {"useful_tokens": line["useful_tokens"] - 1}, "broken", "useful tokens differ: not proven"),
+    ],
+)
+def test_across_world_sizes_losses_may_differ_and_useful_tokens_may_not(tmp_path, edit, state, said):
+    runs = [logs.settings("packed", w) for w in (1, 2)]
+    part, _ = proof_of(runs, tmp_path, edit, approach="packed-*-w2")
+    assert part["state"] == state
+    assert said in part["text"]
+
+
+def compared(tmp_path, runs, further):
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run)
+    table = logs.write_table(tmp_path / "runs.json", runs, further=further)
+    ingest(table, tmp_path / "runs", tmp_path / "demo")
+    return summary.experiment("demo", tmp_path)
+
+
+def test_levels_of_a_second_factor_are_compared_apart(tmp_path):
+    runs = [
+        logs.settings(a, repeat=r, sequence_length=length)
+        for a in ("padded", "pretokenized-padded")
+        for length in (512, 1024)
+        for r in range(3)
+    ]
+    part = compared(tmp_path, runs, ("sequence_length",))
+    columns = [name for name, _ in part["comparisons"].columns]
+    found = [dict(zip(columns, row, strict=True)) for row in part["comparisons"].rows]
+    assert [(row["at"], row["pairs"]) for row in found] == [("sequence_length=1024", "3"), ("sequence_length=512", "3")]
+    assert part["answers"][1]["text"].startswith("sequence_length=512: pretokenized-padded trains on")
+
+
+def test_two_storages_of_one_approach_are_two_comparisons(tmp_path):
+    runs = [logs.settings("padding-free", repeat=r) for r in range(3)] + [
+        logs.settings("token-list", repeat=r, storage=StorageSettings(dtype=d))
+        for d in ("int32", "int64")
+        for r in range(3)
+    ]
+    part = compared(tmp_path, runs, ("storage.dtype",))
+    assert [row[:4] for row in part["comparisons"].rows] == [
+        ["token-list", "padding-free", "storage.dtype=int32", "3"],
+        ["token-list", "padding-free", "storage.dtype=int64", "3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"approach": "packed", "run_id": "another"}, "same repeat of the same cell"),
+        ({"science": "another"}, "more than their cells say"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused_in_words(site, changes, said):
+    with connect(site[0] / "tables" / "demo") as connection:
+        rows = query("throughput", connection)
+    rows = rows[rows["approach"].isin(["packed", "padded"])].copy()
+    row = rows[rows["approach"] == "padded"].iloc[:1].assign(**changes)
+    rest = rows if "run_id" in changes else rows.drop(row.index)
+    with pytest.raises(UserError, match=said):
+        summary.comparisons(pd.concat([rest, row]))
+
+
+@pytest.mark.parametrize(("device", "told"), [({}, True), ({"device": "A test GPU", "device_kind": "cuda"}, False)])
+def test_page_cover_and_figure_caution_alike(tmp_path, device, told):
+    runs = [logs.settings(world_size=w) for w in (1, 2)]
+    for run in runs:
+        hardware = logs.HARDWARE | device | {"threads_per_rank": 2 // run.layout.data}
+        logs.write_run(tmp_path / "runs", run, hardware=hardware)
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables" / "demo")
+    page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
+    part = summary.experiment("demo", tmp_path / "tables")
+    cover = " ".join(text.get_text() for text in pdf.cover(part).texts)
+    with connect(tmp_path / "tables" / "demo") as connection:
+        figure = registry.module("scaling_throughput").caption(*save.frames("scaling_throughput", connection))
+    for text in ((tmp_path / "index.html").read_text(), cover, figure):
+        assert (SHARED_CORES[1:] in text) is told
+
+
+def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
+    runs = [logs.settings(a, repeat=r) for a in ("padded", "packed") for r in range(3)]
+    for run in runs:
+        bad = run.approach == "packed" and run.repeat == 1
+        logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 8}] if bad else None)
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables" / "demo")
+    part = summary.experiment("demo", tmp_path / "tables")
+    assert part["validity"] == {"valid": 5, "suspect": 0, "invalid": 1, "missing": 0}
+    assert part["design"].rows[0][1:] == ["valid", "nonfinite", "valid", "2 of 3"]
+    (row,) = [row for row in part["inventory"].rows if row[2] == "nonfinite"]
+    assert row[1] == "invalid"
+    assert "training stopped: loss or gradient not finite at step 8 of 12" in row[3]
+    assert [row[2] for row in part["throughput"].rows] == ["3", "2"]
+    assert [row[2] for row in part["comparisons"].rows] == ["2"]
+    assert "Left out: 1 invalid run of 6." in part["throughput"].caption
+    page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
+    assert '<span class="badge nonfinite">nonfinite</span>' in (tmp_path / "index.html").read_text()
+
+
+def test_the_page_says_what_its_numbers_come_from(site):
+    text = " ".join("".join(Reader(site[1]).text).split())
+    assert "computed from the logs of the runs and benchmarks" in text
+
+
+def literal(module, name):
+    """A module's tuple, as those read it that do not import it."""
+    body = ast.parse(Path(module.__file__).read_text()).body
+    (value,) = [n.value for n in body if isinstance(n, ast.Assign) and n.targets[0].id == name]
+    assert isinstance(value, ast.Tuple)
+    return set(ast.literal_eval(value))
+
+
+def test_modules_name_the_queries_and_files_that_they_use(site, tmp_path, monkeypatch):
+    folder = site[0]
+    asked, opened = set(), set()
+    sql, read = queries.sql, page._read
+    monkeypatch.setattr(queries, "sql", lambda name: asked.add(name) or sql(name))
+    monkeypatch.setattr(page, "_read", lambda name: opened.add(name) or read(name))
+    summary.experiment("demo", folder / "tables")
+    assert asked == literal(summary, "QUERIES") | VIEWS
+    asked.clear()
+    page.write(["demo"], folder / "tables", folder / "figures", tmp_path / "index.html")
+    assert asked == literal(page, "QUERIES") == set(queries.PARAMETERS)
+    assert opened == literal(page, "FILES")
+    assert all((Path(page.__file__).parent / name).is_file() for name in opened)
+    asked.clear()
+    pdf.write(["demo"], folder / "tables", tmp_path / "report.pdf")
+    drawn = {name for figure in registry.FIGURES for name in literal(registry.module(figure), "QUERIES")}
+    assert asked == literal(summary, "QUERIES") | drawn | VIEWS
 
 
 def test_page_and_pdf_are_rebuilt_with_equal_bytes(site):

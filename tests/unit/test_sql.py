@@ -6,6 +6,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import PARAMETERS, connect, definition, query
 from tokenscale.errors import UserError
+from tokenscale.settings.data import StorageSettings
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,61 @@ def test_equal_digests_prove_the_same_data_and_one_other_row_refutes_it(tmp_path
     order = query("order", tmp_path / "tables")
     assert order["same_data"].tolist() == [True, False]
     assert order["steps_equal"].tolist() == [5, 4]
+
+
+def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs(tmp_path):
+    runs = [
+        logs.settings("token-list", world, storage=StorageSettings(dtype=dtype))
+        for world in (1, 2)
+        for dtype in ("int32", "int64")
+    ] + [logs.settings("padding-free", world) for world in (1, 2)]
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run)
+    table = logs.write_table(tmp_path / "runs.json", runs, further=("storage.dtype",))
+    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    scaling = query("scaling", tmp_path / "tables")
+    assert len(scaling) == 6
+    assert scaling["efficiency"].round(3).tolist() == [1.0, 0.5] * 3
+    order = query("order", tmp_path / "tables")
+    assert (order["kind"] == "world sizes").sum() == 3  # never one storage against the other
+    assert (order["kind"] == "online and offline").sum() == 4
+
+
+def test_a_run_without_a_partner_at_world_size_one_has_no_efficiency(tmp_path):
+    runs = [logs.settings("packed", 2), logs.settings("padded", 1)]
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run)
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    scaling = query("scaling", tmp_path / "tables")
+    assert scaling.set_index("approach")["efficiency"].isna().to_dict() == {"packed": True, "padded": False}
+
+
+@pytest.mark.parametrize("name", ["throughput", "scaling", "stalls", "validation", "order", "steps_global"])
+def test_runs_that_stopped_or_are_invalid_count_for_nothing(tmp_path, name):
+    runs = [logs.settings(a, w) for a in ("padded", "pretokenized-padded") for w in (1, 2)]
+    for run in runs:
+        logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 8}])
+    edited = logs.write_run(tmp_path / "runs", logs.settings("packed")) / "attempt=00" / "rank=00000" / "steps.jsonl"
+    edited.write_text(edited.read_text().replace('"rows":8', '"rows":7'))
+    table = logs.write_table(tmp_path / "runs.json", [*runs, logs.settings("packed")])
+    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    assert len(query(name, tmp_path / "tables")) == 0
+
+
+def test_the_loss_of_a_stopped_run_is_listed_up_to_its_stop(tmp_path):
+    runs = [logs.settings(world_size=2, repeat=r) for r in (0, 1, 2)]
+    logs.write_run(tmp_path / "runs", runs[0])
+    logs.write_run(tmp_path / "runs", runs[1], attempts=[{"diverges": 5}])
+    broken = logs.write_run(tmp_path / "runs", runs[2]) / "attempt=00" / "rank=00000" / "steps.jsonl"
+    broken.write_text(broken.read_text().replace('"rows":4', '"rows":3'))
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    loss = query("loss", tmp_path / "tables")
+    assert loss.groupby(["repeat", "stopped"])["step"].max().to_dict() == {(0, False): 11, (1, True): 4}
+    assert loss["loss"].notna().all()
+
+
+def test_a_digest_is_defined_as_what_it_is():
+    assert "names the samples, not their content" in definition("order")
 
 
 def test_online_and_offline_twins_are_paired(tables):

@@ -38,11 +38,15 @@ def check(
         (suspect if ended else invalid).append(
             "run.json does not match its seal" if ended else "the run has not ended (run.json is not sealed)"
         )
-    if run["status"] not in ("complete", "running", "unreadable"):
+    diverged = run["status"] == "nonfinite"
+    if diverged:
+        invalid.append(_stop(run, steps))
+    elif run["status"] not in ("complete", "running", "unreadable"):
         invalid.append(f"status {run['status']}")
     if changed:
         suspect.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
     if not trouble and run.get("steps_asked") is not None:
+        invalid += [] if diverged else _whole(run, steps)
         invalid += _content(run, steps)
     invalid += _world(run, events)
     suspect += _monotone(raw)
@@ -54,16 +58,32 @@ def check(
     return validity, "; ".join(invalid + suspect)
 
 
+def _first_nonfinite(steps: list[Row]) -> int | None:
+    return min(
+        (r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0)),
+        default=None,
+    )
+
+
+def _stop(run: Row, steps: list[Row]) -> str:
+    """Why a run ended early whose training ran into a number that is not finite."""
+    first = _first_nonfinite(steps)
+    where = "" if first is None else f" at step {first} of {run.get('steps_asked') or 'an unknown number'}"
+    return f"training stopped: loss or gradient not finite{where}"
+
+
+def _whole(run: Row, steps: list[Row]) -> list[str]:
+    """What a run that was not stopped must have: all of its steps, all of them finite."""
+    found = []
+    if run["steps_seen"] != run["steps_asked"]:
+        found.append(f"{run['steps_seen']} of {run['steps_asked']} steps are in the logs of all ranks")
+    if (first := _first_nonfinite(steps)) is not None:
+        found.append(f"loss or gradient not finite at step {first}")
+    return found
+
+
 def _content(run: Row, steps: list[Row]) -> list[str]:
     found = []
-    asked = run["steps_asked"]
-    if run["steps_seen"] != asked:
-        found.append(f"{run['steps_seen']} of {asked} steps are in the logs of all ranks")
-    if any(r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0) for r in steps):
-        first = min(
-            r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0)
-        )
-        found.append(f"loss or gradient not finite at step {first}")
     if any((r["useful_tokens"] or 0) > (r["total_tokens"] or 0) for r in steps):
         found.append("more useful tokens than tokens")
     if any(r["step_s"] is not None and r["step_s"] <= 0 for r in steps):

@@ -12,7 +12,7 @@ from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
 from tokenscale.records import provenance
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import LayoutSettings, RunSettings
+from tokenscale.settings.run import APPROACHES, LayoutSettings, RunSettings
 
 Row = dict[str, Any]
 
@@ -21,7 +21,7 @@ def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = 
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; returns row counts.
 
     A run without logs is listed as missing; a broken line goes to quarantine. Raises UserError only where the
-    experiment's own table or a benchmark file cannot be read.
+    experiment's own table or a benchmark file cannot be read, or where the table lists two runs as the same repeat.
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
@@ -34,10 +34,12 @@ def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = 
         raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice))
     benchmark_rows = [row for path in sorted(benchmarks, key=lambda p: p.name) for row in read_benchmark(path)]
     counts: Counter[str] = Counter()
+    places: dict[tuple, str] = {}
     with ExitStack() as stack:
         add = {t: stack.enter_context(tables.writer(output / f"{t}.parquet", t)) for t in tables.TABLES}
         for entry in listed:
             rows = one_run(entry, table["experiment"], runs)
+            _own_place(rows["runs"][0], places, experiment)
             for name, values in rows.items():
                 add[name](values)
                 counts[name] += len(values)
@@ -66,7 +68,7 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
                 quarantine += [{"run_id": run_id, "file": file, **broken} for broken in lines.broken]
     steps, overlap = merge(read["steps"], read["events"])
     row = _run_row(entry, experiment, record)
-    row["series"] = series(row.get("approach"), entry.get("cell") or {})
+    row |= grouping(row.get("approach"), entry.get("cell") or {})
     stops = [e["status"] for e in read["events"] if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
@@ -93,6 +95,20 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
         row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], changed, trouble)
     spans = sorted(read["spans"], key=lambda r: (r["attempt"], r["rank"], r["start_mono_s"] or 0.0))
     return {"runs": [row], "steps": steps, "spans": spans, "events": read["events"], "quarantine": quarantine}
+
+
+def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:
+    """Everything is grouped by series, world size and repeat: two runs there would count as one, or as two repeats."""
+    place = (row["series"], row["world_size"], row["repeat"])
+    other = places.setdefault(place, row["run_id"])
+    if other != row["run_id"]:
+        raise UserError(
+            "two runs of the table are the same repeat of the same cell.",
+            path=experiment,
+            cell=f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}",
+            runs=f"{other}, {row['run_id']}",
+            next="name what tells them apart as a factor, or as repeats",
+        )
 
 
 def merge(rows: list[Row], events: list[Row]) -> tuple[list[Row], int]:
@@ -161,6 +177,7 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     row |= {
         "status": outcome.get("status", "unknown"),
         "device": hardware.get("device") or "cpu",
+        "device_kind": _device_kind(hardware),
         "cpu": hardware.get("cpu"),
         "cores": hardware.get("cores"),
         "threads_per_rank": _threads(record),
@@ -202,14 +219,26 @@ def _settings(values: Row | None) -> Row:
     }
 
 
-def series(approach: str | None, cell: Row) -> str:
-    """The approach and every further factor but the layout.
+def grouping(approach: str | None, cell: Row) -> Row:
+    """What runs are grouped by beside world size and repeat: the approach and the other factors of their cell.
 
-    >>> series("packed", {"approach": "packed", "layout.data": 2, "sequence_length": 512})
-    'packed, sequence_length=512'
+    Factors of the Parquet store belong to approaches that read one; all other approaches have no `storage`.
+
+    >>> cell = {"approach": "token-list", "layout.data": 2, "storage.dtype": "int64", "sequence_length": 512}
+    >>> grouping("token-list", cell)["series"]
+    'token-list, sequence_length=512, storage.dtype=int64'
+    >>> grouping("padding-free", cell)
+    {'series': 'padding-free, sequence_length=512', 'factors': 'sequence_length=512', 'storage': '', 'layout': ''}
     """
-    others = [f"{k}={_text(v)}" for k, v in cell.items() if k != "approach" and not k.startswith("layout.")]
-    return ", ".join([approach or "(unknown)", *others])
+    parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
+    for key, value in cell.items():
+        part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
+        if key not in ("approach", "layout.data"):
+            parts[part].append(f"{key}={_text(value)}")
+    if approach in APPROACHES and APPROACHES[approach] not in ("padded", "token-list"):
+        parts["storage"] = []
+    named = {part: ", ".join(texts) for part, texts in parts.items()}
+    return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 
 def science(run: RunSettings) -> str:
@@ -223,9 +252,14 @@ def science(run: RunSettings) -> str:
 
 def oversubscribed(row: Row) -> bool:
     """Do the ranks of a CPU run want more cores than there are? Unknown threads count as all cores a rank."""
-    if not str(row["device"]).startswith("cpu") or not row["cores"] or row["world_size"] == 1:
+    if row["device_kind"] != "cpu" or not row["cores"] or row["world_size"] == 1:
         return False
     return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
+
+
+def _device_kind(hardware: Row) -> str:
+    """`cpu` or `cuda`; an older record says only the device's name."""
+    return hardware.get("device_kind") or ("cpu" if (hardware.get("device") or "cpu").startswith("cpu") else "cuda")
 
 
 def _threads(record: Row) -> int | None:

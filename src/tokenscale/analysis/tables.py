@@ -29,7 +29,10 @@ TABLES: dict[str, dict[str, str]] = {
         "repeat": "INTEGER",
         "position": "INTEGER",  # place in the randomised order
         "approach": "VARCHAR",
-        "series": "VARCHAR",  # the approach and every further factor but the layout: what figures show as one line
+        "series": "VARCHAR",  # the approach and the three below: what figures show as one line
+        "factors": "VARCHAR",  # further factors and their levels, as text
+        "storage": "VARCHAR",  # those of the Parquet store, where the approach reads one
+        "layout": "VARCHAR",  # those of the layout, but the data-parallel degree
         "model": "VARCHAR",
         "world_size": "INTEGER",
         "method": "VARCHAR",
@@ -52,6 +55,7 @@ TABLES: dict[str, dict[str, str]] = {
         "quarantined": "BIGINT",
         "quarantined_benign": "BIGINT",
         "device": "VARCHAR",
+        "device_kind": "VARCHAR",  # cpu, cuda
         "cpu": "VARCHAR",
         "cores": "INTEGER",
         "threads_per_rank": "INTEGER",

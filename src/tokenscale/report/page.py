@@ -13,6 +13,19 @@ from tokenscale.analysis import queries
 from tokenscale.files import canonical_json, read_json, sha256_text, write_text
 from tokenscale.report import registry, summary, svg
 
+#: SQL whose definitions the page prints, beside what `summary` asks; files of this folder that it is made of
+QUERIES = (
+    "steps_global",
+    "throughput",
+    "loss",
+    "validation",
+    "stalls",
+    "benchmark",
+    "scaling",
+    "order",
+    "inventory",
+)
+FILES = ("page.html.j2", "page.css")
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
 
@@ -41,7 +54,7 @@ def render(parts: list[dict[str, Any]]) -> str:
         machines=_distinct(p["machines"] for p in parts),
         commits=_distinct(p["commits"] for p in parts),
         versions=_versions(parts),
-        definitions=[(name, queries.definition(name)) for name in queries.PARAMETERS],
+        definitions=[(name, queries.definition(name)) for name in QUERIES],
     )
     return text.rstrip("\n") + "\n"
 

@@ -49,7 +49,7 @@ def cover(part: dict) -> Figure:
         facts.append("Demo scale: conclusions not transferable.")
     facts += [
         part["note"],
-        part["oversubscribed"] and f"{part['oversubscribed'].capitalize()} (world sizes above one).",
+        part["caution"] and f"{_sentence(part['caution'])} (world sizes above one).",
     ]
     facts.append(f"Data from {part['data_from']} (UTC)." if part["data_from"] else "")
     facts.append(f"Machine: {'; '.join(part['machines']) or 'not recorded'}.")
@@ -59,6 +59,11 @@ def cover(part: dict) -> Figure:
     for fact in filter(None, facts):
         y = _lines(made, y - 0.006, fact, size=10)
     return made
+
+
+def _sentence(text: str) -> str:
+    """With a capital first letter, and the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def page(figure: Figure, title: str, caption: str, place: str) -> Figure:

@@ -138,6 +138,16 @@ def jitter(n: int, width: float = 0.28) -> list[float]:
     return [0.0] if n == 1 else [width * (i / (n - 1) - 0.5) for i in range(n)]
 
 
+def legend_columns(names: Sequence[str], most: int) -> int:
+    """As many columns, up to `most`, as 8 inches hold of a legend with these names (filled column by column)."""
+    for columns in range(min(most, len(names)), 1, -1):
+        rows = -(-len(names) // columns)
+        parts = [names[i : i + rows] for i in range(0, len(names), rows)]
+        if sum(0.6 + 0.075 * max(map(len, part)) for part in parts) <= 8:
+            return columns
+    return 1
+
+
 def plain(axis, log: bool = False) -> None:
     """Numbers as people write them (20 000; 0.5), on linear and on logarithmic axes."""
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))

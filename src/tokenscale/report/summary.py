@@ -1,7 +1,7 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ import pandas as pd
 from tokenscale.analysis import statistics
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.tables import TABLES
+from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
-from tokenscale.report.words import OVERSUBSCRIBED, kinds, spread
+from tokenscale.report.words import caution, kinds, left_out, spread
 
+#: all that is asked here
+QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation")
 #: what is compared, offline over online and ours over both: (approach, baseline)
 COMPARISONS = (
     ("pretokenized-padded", "padded"),
@@ -58,10 +61,10 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "commits": _commits(runs),
             "data_from": _dates(runs),
             "digest": digest(folder),
-            "oversubscribed": OVERSUBSCRIBED if runs["oversubscribed"].fillna(False).astype(bool).any() else "",
+            "caution": caution(query("scaling", connection)),
             "answers": answers(compared),
             "design": design(runs, head.get("repeats")),
-            "throughput": throughput_table(throughput, query("stalls", connection)),
+            "throughput": throughput_table(throughput, query("stalls", connection), runs),
             "comparisons": comparison_table(compared),
             "validation": validation_table(query("validation", connection)),
             "proof": proof(order),
@@ -78,34 +81,97 @@ def digest(folder: Path) -> str:
 
 
 def comparisons(throughput: pd.DataFrame) -> list[dict[str, Any]]:
-    """The pairs of `COMPARISONS` at the smallest world size, paired by settings and repeat, p after Holm."""
-    if throughput.empty:
-        return []
-    rows = throughput[throughput["world_size"] == throughput["world_size"].min()]
-    cells = {
-        name: {(r.science, r.repeat): r.useful_tokens_per_s for r in group.itertuples()}
-        for name, group in rows.groupby("approach")
-    }
-    family = [
-        (a, b, statistics.ratio_of_medians(cells[a], cells[b]))
-        for a, b in COMPARISONS
-        if a in cells and b in cells and cells[a].keys() & cells[b].keys()
-    ]
+    """The pairs of `COMPARISONS`, one comparison a group, paired by repeat, p after Holm over all of them.
+
+    A group is what both have in common: all factors but the approach, at the smallest world size that both have.
+    Factors of the Parquet store are those of the approach that is compared; its baseline reads none. Raises UserError
+    where two runs are the same repeat of a cell, or where the runs of a pair differ in more than their cells say.
+    """
+    cells = _cells(throughput)
+    family = []
+    for approach, baseline in COMPARISONS:
+        groups = {(c.factors, c.storage, c.layout) for c in cells if c.approach == approach}
+        for factors, storage, layout in sorted(groups):
+            of = _Cell(approach, factors, storage, layout, 0)
+            over = _Cell(baseline, factors, "", layout, 0)
+            worlds = [c.world_size for c in cells if c == replace(of, world_size=c.world_size)]
+            shared = [w for w in worlds if replace(over, world_size=w) in cells]
+            if not shared:
+                continue
+            of, over = (replace(cell, world_size=min(shared)) for cell in (of, over))
+            values, bases = cells[of], cells[over]
+            if values.keys() & bases.keys():
+                _same_science(values, bases)
+                compared = statistics.ratio_of_medians(_rates(values), _rates(bases))
+                family.append((of, baseline, compared))
     corrected = statistics.holm([c.p for _, _, c in family])
     reachable = statistics.holm([c.smallest_p for _, _, c in family])
+    sizes = {of.world_size for of, _, _ in family}
     found = []
-    for (a, b, c), p, smallest in zip(family, corrected, reachable, strict=True):
+    for (of, baseline, c), p, smallest in zip(family, corrected, reachable, strict=True):
         spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
-        word = statistics.verdict(spread, p, smallest)
-        found.append({"approach": a, "baseline": b, "result": c, "p": p, "smallest_p": smallest, "verdict": word})
+        group = [of.factors, of.storage, of.layout, f"world size {of.world_size}" if len(sizes) > 1 else ""]
+        found.append(
+            {
+                "approach": of.approach,
+                "baseline": baseline,
+                "group": ", ".join(filter(None, group)),
+                "result": c,
+                "p": p,
+                "smallest_p": smallest,
+                "verdict": statistics.verdict(spread, p, smallest),
+            }
+        )
     return found
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What the repeats of a cell share; see `analysis/tables.py`."""
+
+    approach: str
+    factors: str
+    storage: str
+    layout: str
+    world_size: int
+
+
+def _cells(throughput: pd.DataFrame) -> dict[_Cell, dict[Any, Any]]:
+    """Cell → repeat → row of `throughput.sql`."""
+    cells: dict[_Cell, dict[Any, Any]] = {}
+    for row in throughput.itertuples():
+        cell = _Cell(row.approach, row.factors, row.storage, row.layout, row.world_size)
+        other = cells.setdefault(cell, {}).setdefault(row.repeat, row)
+        if other is not row:
+            raise UserError(
+                "two runs are the same repeat of the same cell.",
+                cell=f"{row.series}, world size {row.world_size}, repeat {row.repeat}",
+                runs=f"{other.run_id}, {row.run_id}",
+                next="name what tells them apart as a factor of the experiment",
+            )
+    return cells
+
+
+def _same_science(values: dict[Any, Any], bases: dict[Any, Any]) -> None:
+    for repeat in values.keys() & bases.keys():
+        if values[repeat].science != bases[repeat].science:
+            raise UserError(
+                "two runs of one group and repeat differ in more than their cells say.",
+                runs=f"{values[repeat].run_id}, {bases[repeat].run_id}",
+                next="name what tells them apart as a factor of the experiment",
+            )
+
+
+def _rates(rows: dict[Any, Any]) -> dict[Any, float]:
+    return {repeat: row.useful_tokens_per_s for repeat, row in rows.items()}
 
 
 def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
     """One line a comparison: effect, spread, word."""
     return [
         {
-            "text": f"{c['approach']} trains on {number(c['result'].paired)} × as many useful tokens a second "
+            "text": (f"{c['group']}: " if c["group"] else "")
+            + f"{c['approach']} trains on {number(c['result'].paired)} × as many useful tokens a second "
             f"as {c['baseline']}",
             "spread": f"{number(c['result'].low)}–{number(c['result'].high)}, {_pairs(c['result'].n)}, "
             f"{c['result'].kind}",
@@ -120,10 +186,12 @@ def _pairs(n: int) -> str:
 
 
 def comparison_table(compared: list[dict[str, Any]]) -> Table:
-    """Online against offline: ratios, test and verdict."""
+    """Online against offline: ratios, test and verdict. Groups are named where there are any."""
+    grouped = any(c["group"] for c in compared)
     columns = [
         ("approach", False),
         ("against", False),
+        *([("at", False)] if grouped else []),
         ("pairs", True),
         ("ratio of medians", True),
         ("median of paired ratios", True),
@@ -142,6 +210,7 @@ def comparison_table(compared: list[dict[str, Any]]) -> Table:
             [
                 c["approach"],
                 c["baseline"],
+                *([c["group"]] if grouped else []),
                 str(r.n),
                 number(r.ratio),
                 number(r.paired),
@@ -152,12 +221,13 @@ def comparison_table(compared: list[dict[str, Any]]) -> Table:
     return Table(
         columns,
         rows,
-        "Useful tokens per second at the smallest world size, paired by repeat. Exact sign-flip test on log ratios, "
-        "Holm-corrected over the rows; “too few runs” means that no data from so many pairs could reach p < 0.05.",
+        "Useful tokens per second at the smallest world size that both have, paired by repeat, all other factors "
+        "equal. Exact sign-flip test on log ratios, Holm-corrected over the rows; “too few runs” means that no data "
+        "from so many pairs could reach p < 0.05.",
     )
 
 
-def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame) -> Table:
+def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame) -> Table:
     """A row a series and world size: medians with their spread."""
     columns = [
         ("approach", False),
@@ -186,7 +256,11 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame) -> Table:
                 ]
             )
     kind = kinds([group for _, group in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]])
-    return Table(columns, rows, f"Medians over runs, their spread in brackets; after warm-up, sum over sum. {kind}")
+    return Table(
+        columns,
+        rows,
+        f"Medians over runs, their spread in brackets; after warm-up, sum over sum. {kind} {left_out(runs)}".strip(),
+    )
 
 
 def validation_table(validation: pd.DataFrame) -> Table:
@@ -223,55 +297,97 @@ def validation_table(validation: pd.DataFrame) -> Table:
     return Table(columns, rows, f"{text} {kind}")
 
 
+#: kind of pair → (what the sentence is about, what is true of a proven pair)
+_PROOFS = {
+    "world sizes": ("across world sizes", "the same samples and the same useful tokens at every step"),
+    "online and offline": (
+        "online against offline",
+        "the same samples, the same useful tokens, and bit-identical losses at every step",
+    ),
+}
+
+
 def proof(order: pd.DataFrame) -> dict[str, Any]:
-    """Do the runs of a pair train on the same batches? A sentence and a table for each kind of pair."""
+    """Do the runs of a pair train on the same batches? A sentence and a table for each kind of pair.
+
+    The digest names samples, not their content. Across world sizes that is enough, as both read the same store; online
+    against offline the losses must be bit-identical, too.
+    """
     parts = []
-    for kind, what in (("world sizes", "across world sizes"), ("online and offline", "online against offline")):
+    for kind, (what, true) in _PROOFS.items():
         pairs = order[order["kind"] == kind]
-        same = int(pairs["same_data"].sum())
+        pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
+        proven = int((pairs["finding"] == "proven").sum())
         if pairs.empty:
             state, text = "none", f"Same data {what}: no pair of runs to compare."
-        elif same == len(pairs):
-            state, text = (
-                "proven",
-                f"Same data {what}: proven. All {_pairs(same)} have equal order digests at every step.",
-            )
-        elif kind == "online and offline" and (pairs["same_data"] | pairs["losses_identical"]).all():
-            text = f"Same data {what}: all {_pairs(len(pairs))} have bit-identical losses at every step."
-            state = "proven"
+        elif proven == len(pairs):
+            state, text = "proven", f"Same data {what}: proven. {_all(proven)} {true}."
         else:
-            text = (
-                f"Same data {what}: not proven. {same} of {_pairs(len(pairs))} have equal order digests at every step."
-            )
+            why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
+            others = "; ".join(f"{_pairs(n)}: {finding}" for finding, n in why.items())
             state = "broken"
-        columns = [
-            ("approach", False),
-            ("against", False),
-            ("world sizes", False),
-            ("pairs", True),
-            ("steps equal", True),
-        ]
-        columns += [("same data", False), ("losses bit-identical", False), ("largest loss difference (nats)", True)]
-        rows = []
-        keys = ["approach", "other_approach", "world_size", "other_world_size"]
-        for (a, b, w, v), group in pairs.groupby(keys):
-            rows.append(
-                [
-                    a,
-                    b,
-                    str(w) if w == v else f"{w} and {v}",
-                    str(len(group)),
-                    f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
-                ]
-                + ["yes" if group["same_data"].all() else "no", "yes" if group["losses_identical"].all() else "no"]
-                + [f"{group['largest_loss_difference'].max():.2g}"]
+            text = f"Same data {what}: not proven. {proven} of {_pairs(len(pairs))} have {true}; {others}."
+        if kind == "world sizes" and len(pairs):
+            text += (
+                " The sums of a step are in another order there; the losses differ by at most "
+                f"{pairs['largest_loss_difference'].max():.2g} nats a useful token."
             )
-        parts.append({"kind": kind, "state": state, "text": text, "table": Table(columns, rows)})
+        parts.append({"kind": kind, "state": state, "text": text, "table": _proof_table(pairs)})
     return {"parts": parts}
 
 
+def _finding(kind: str, pair: Any) -> str:
+    """What a pair shows, in words: `proven`, or what is missing."""
+    if not pair.same_data:
+        return "other samples or another order: not proven"
+    if not pair.same_useful_tokens:
+        return "same order, useful tokens differ: not proven"
+    if kind == "online and offline" and not pair.losses_identical:
+        return "same order, losses differ: not proven"
+    return "proven"
+
+
+def _all(n: int) -> str:
+    return f"All {_pairs(n)} have" if n > 1 else "The one pair has"
+
+
+def _proof_table(pairs: pd.DataFrame) -> Table:
+    """A row for the pairs of two series and two world sizes."""
+    columns = [
+        ("approach", False),
+        ("against", False),
+        ("world sizes", False),
+        ("pairs", True),
+        ("steps with equal digests", True),
+        ("same useful tokens", False),
+        ("losses bit-identical", False),
+        ("largest loss difference (nats)", True),
+        ("finding", False),
+    ]
+    rows = []
+    for (a, b, w, v), group in pairs.groupby(["series", "other_series", "world_size", "other_world_size"]):
+        rows.append(
+            [
+                a,
+                b,
+                str(w) if w == v else f"{w} and {v}",
+                str(len(group)),
+                f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
+                "yes" if group["same_useful_tokens"].all() else "no",
+                "yes" if group["losses_identical"].all() else "no",
+                f"{group['largest_loss_difference'].max():.2g}",
+                "; ".join(dict.fromkeys(group["finding"])),
+            ]
+        )
+    return Table(
+        columns,
+        rows,
+        "Digests name the samples of a step by their numbers, not their content.",
+    )
+
+
 def design(runs: pd.DataFrame, repeats: Any) -> Table:
-    """The grid of the experiment: a row a cell, repeats by validity."""
+    """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so."""
     columns = [
         ("cell", False),
         *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())),
@@ -279,7 +395,7 @@ def design(runs: pd.DataFrame, repeats: Any) -> Table:
     ]
     rows = []
     for cell, group in runs.groupby("cell", sort=False):
-        by_repeat = {r.repeat: r.validity for r in group.itertuples()}
+        by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
         done = int(group["validity"].isin(["valid", "suspect"]).sum())
         marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
         rows.append([cell or "(one cell)", *marks, f"{done} of {repeats or len(group)}"])

@@ -9,6 +9,19 @@ OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measureme
 SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
 
 
+def caution(scaling: pd.DataFrame) -> str:
+    """Why the rows of `scaling.sql` are no scaling measurement, or nothing.
+
+    It is about shared cores, and so about CPUs alone: ranks on devices of their own share none.
+    """
+    several = scaling[(scaling["world_size"] > 1) & (scaling["device_kind"] == "cpu")]
+    if several["oversubscribed"].fillna(False).astype(bool).any():
+        return OVERSUBSCRIBED
+    if (several["threads_per_rank"].fillna(0) < several["single_threads_per_rank"].fillna(0)).any():
+        return SHARED_CORES
+    return ""
+
+
 def used(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs that figures may show."""
     return runs[runs["validity"].isin(["valid", "suspect"])]
@@ -26,6 +39,13 @@ def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
     if suspect:
         out.append(f"{suspect} suspect, shown")
     return text + (f" ({', '.join(out)})" if out else "")
+
+
+def left_out(runs: pd.DataFrame) -> str:
+    """A sentence on the runs that no number counts, or nothing."""
+    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
+    several = len(out) > 1 or not out or not out[0].startswith("1 ")
+    return f"Left out: {listing(out)} run{'s' * several} of {len(runs)}." if out else ""
 
 
 def kinds(groups: list[pd.Series]) -> str:

@@ -1,5 +1,6 @@
 -- Strong scaling at a fixed global batch: useful tokens per second T(N) at world size N, and efficiency T(N) / (N × T(1)),
--- each run against the run at world size 1 of the same approach, the same settings and the same repeat.
+-- each run against the run at world size 1 of the same series (the approach and all other factors), the same settings and
+-- the same repeat. A run without such a partner has no efficiency.
 WITH throughput AS (
     SELECT
         g.run_id,
@@ -11,14 +12,6 @@ WITH throughput AS (
 ),
 measured AS (
     SELECT r.*, t.useful_tokens_per_s FROM throughput AS t JOIN runs AS r USING (run_id)
-),
-single AS (
-    SELECT approach, science, micro_batch, repeat, min(useful_tokens_per_s) AS useful_tokens_per_s,
-        min(threads_per_rank) AS threads_per_rank
-    FROM measured
-    WHERE world_size = 1
-    GROUP BY approach, science, micro_batch, repeat
-    HAVING count(*) = 1
 )
 SELECT
     m.run_id,
@@ -27,6 +20,7 @@ SELECT
     m.world_size,
     m.repeat,
     m.device,
+    m.device_kind,
     m.oversubscribed,
     m.threads_per_rank,
     s.threads_per_rank AS single_threads_per_rank,
@@ -35,5 +29,7 @@ SELECT
     m.useful_tokens_per_s / s.useful_tokens_per_s AS speed_up,
     m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency
 FROM measured AS m
-LEFT JOIN single AS s USING (approach, science, micro_batch, repeat)
+LEFT JOIN measured AS s                                -- one row at most: ingest refuses a repeat that is there twice
+    ON s.world_size = 1 AND s.series = m.series AND s.science = m.science AND s.micro_batch = m.micro_batch
+    AND s.repeat = m.repeat
 ORDER BY m.series, m.world_size, m.repeat, m.run_id;

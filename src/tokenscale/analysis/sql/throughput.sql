@@ -7,6 +7,9 @@ SELECT
     r.series,
     r.world_size,
     r.repeat,
+    r.factors,
+    r.storage,
+    r.layout,
     r.science,
     r.oversubscribed,
     count(*) AS steps,
@@ -20,6 +23,6 @@ SELECT
 FROM steps_global AS g
 JOIN runs AS r USING (run_id)
 WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
-GROUP BY r.run_id, r.approach, r.series, r.world_size, r.repeat, r.science, r.oversubscribed
+GROUP BY ALL
 HAVING sum(g.step_s) > 0
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.report import words
-from tokenscale.report.style import figure, look, no_data, number, online, ordered, plain, style
+from tokenscale.report.style import figure, legend_columns, look, no_data, number, online, ordered, plain, style
 
 TITLE = "Loss by useful tokens trained on"
 QUERIES = ("loss", "validation", "inventory")
@@ -12,8 +12,11 @@ QUERIES = ("loss", "validation", "inventory")
 
 def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """Training and validation points of the drawn runs, one below the other."""
-    columns = ["split", "series", "world_size", "repeat", "run_id", "step", "useful_tokens_seen", "loss"]
-    parts = [_drawn(loss).assign(split="training"), _drawn(validation).assign(split="validation")]
+    columns = ["split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"]
+    parts = [
+        pd.concat([_drawn(_counted(loss)), _stopped(loss)]).assign(split="training"),
+        _drawn(validation).assign(split="validation", stopped=False),
+    ]
     return pd.concat(parts, ignore_index=True)[columns]
 
 
@@ -23,10 +26,23 @@ def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
+def _counted(loss: pd.DataFrame) -> pd.DataFrame:
+    """Rows of runs that count: medians and numbers come from these alone."""
+    return loss[~loss["stopped"].astype(bool)]
+
+
+def _stopped(loss: pd.DataFrame) -> pd.DataFrame:
+    """Rows of runs whose training stopped at a loss that was not finite, at the smallest world size of their series."""
+    return _drawn(loss[loss["stopped"].astype(bool)])
+
+
 def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """Left: training loss, repeats thin, their median by step bold. Right: validation loss, a point a run and time."""
-    train, held_out = _drawn(loss), _drawn(validation)
-    names = ordered(pd.concat([train["series"], held_out["series"]]))
+    """Left: training loss, repeats thin, their median by step bold, a cross where one stopped.
+
+    Right: validation loss, a point a run and time.
+    """
+    train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)
+    names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
     with style():
         made, (left, right) = figure(2, height=4.0, sharey=True, width_ratios=(1.6, 1))
         left.set_xlabel("useful tokens trained on")
@@ -34,7 +50,7 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
         right.set_xlabel("useful tokens trained on")
         right.set_ylabel("validation loss (nats / useful token)")
         for axes, rows in ((left, train), (right, held_out)):
-            if rows.empty:
+            if rows.empty and (axes is right or stopped.empty):
                 no_data(axes, f"no data: {words.counted(0, inventory)}")
                 continue
             for name in sorted(names, key=online):  # the thin dashed lines on top
@@ -61,6 +77,10 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
                         markersize=5,
                         markevery=_sparse(middle),
                     )
+            for _, run in stopped.groupby("run_id") if axes is left else ():
+                colour = look(run["series"].iloc[0])["color"]
+                axes.plot(run["useful_tokens_seen"], run["loss"], color=colour, linewidth=0.7, alpha=0.45)
+                axes.plot(run["useful_tokens_seen"].iloc[-1:], run["loss"].iloc[-1:], "x", color=colour, markersize=9)
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(_ticks())
             plain(axes.xaxis)
@@ -69,7 +89,11 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
             handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
             shown = [name for name in names if name in handles]
             made.legend(
-                [handles[n] for n in shown], shown, loc="outside upper left", ncols=min(len(names), 5), handlelength=3
+                [handles[n] for n in shown],
+                shown,
+                loc="outside upper left",
+                ncols=legend_columns(shown, 5),
+                handlelength=3,
             )
         return made
 
@@ -86,7 +110,7 @@ def _ticks():
 
 def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the lines are, and how many runs carry them."""
-    train, held_out = _drawn(loss), _drawn(validation)
+    train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)["run_id"].nunique()
     listed = inventory.dropna(subset=["series", "world_size"])
     smallest = listed.groupby("series")["world_size"].transform("min")
     asked = listed[listed["world_size"] == smallest]
@@ -96,6 +120,11 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
     )
     if train["run_id"].nunique() > train["series"].nunique():
         text += "Thin lines are repeats, bold ones their median by step. "
+    if stopped:
+        text += (
+            f"A cross ends {stopped} run{'s' * (stopped != 1)} whose training stopped there, at a loss that was not "
+            "finite; no median counts them. "
+        )
     final = held_out[held_out["last"].astype(bool)] if len(held_out) else held_out
     if len(final):
         low, high = final["loss"].min(), final["loss"].max()
@@ -111,7 +140,7 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
 
 def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """First and last losses, read aloud."""
-    train = _drawn(loss)
+    train = _drawn(_counted(loss))
     texts = []
     for name in ordered(train["series"]):
         middle = train[train["series"] == name].groupby("step")["loss"].median()

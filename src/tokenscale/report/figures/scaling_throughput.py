@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.report import words
-from tokenscale.report.style import GREY, dots, figure, look, no_data, number, ordered, plain, style
+from tokenscale.report.style import GREY, dots, figure, legend_columns, look, no_data, number, ordered, plain, style
 
 TITLE = "Throughput and efficiency by world size"
 QUERIES = ("scaling", "inventory")
@@ -13,16 +13,6 @@ QUERIES = ("scaling", "inventory")
 def data(scaling: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """One row a run."""
     return scaling.copy()
-
-
-def _warning(scaling: pd.DataFrame) -> str:
-    """Why the figure is no scaling measurement, or nothing."""
-    several = scaling[scaling["world_size"] > 1]
-    if several["oversubscribed"].fillna(False).astype(bool).any():
-        return words.OVERSUBSCRIBED
-    if (several["threads_per_rank"].fillna(0) < several["single_threads_per_rank"].fillna(0)).any():
-        return words.SHARED_CORES
-    return ""
 
 
 def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
@@ -77,8 +67,9 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
                 ha="center",
                 style="italic",
             )
-        made.legend(loc="outside upper left", ncols=3, handlelength=3)
-        if warning := _warning(scaling):
+        labels = left.get_legend_handles_labels()[1]
+        made.legend(loc="outside upper left", ncols=legend_columns(labels, 3), handlelength=3)
+        if warning := words.caution(scaling):
             left.set_title(warning, fontsize=9)
         return made
 
@@ -97,7 +88,9 @@ def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     ]
     if base:
         text += f"T(1) in useful tokens / s: {words.listing(base)}. "
-    if warning := _warning(scaling):
+    if alone := int(scaling["efficiency"].isna().sum()):
+        text += f"{alone} run{'s' * (alone != 1)} of them have no such partner, and so no efficiency. "
+    if warning := words.caution(scaling):
         text = f"{warning[0].upper()}{warning[1:]}. " + text
     return text + words.kinds([g for _, g in scaling.groupby(["series", "world_size"])["useful_tokens_per_s"]])
 
@@ -107,4 +100,6 @@ def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     medians = scaling.groupby(["series", "world_size"])["useful_tokens_per_s"].median()
     texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
     medians_read = words.listing(texts) or "No data"
-    return f"Throughput by world size, median useful tokens per second. {medians_read}. {_warning(scaling)}".strip()
+    return (
+        f"Throughput by world size, median useful tokens per second. {medians_read}. {words.caution(scaling)}".strip()
+    )
