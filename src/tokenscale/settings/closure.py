@@ -47,11 +47,11 @@ def closure_of(*modules: str) -> list[str]:
     files: set[Path] = set()
     for module in modules:
         files |= _closure(module)
-    named = {file: _named(file) for file in files}
-    queries = {query for names, _ in named.values() for query in names}
+    queries = {query for file in files for query in _read(file)[1].get("QUERIES", ())}
+    named = {file.parent / name for file in files for name in _read(file)[1].get("FILES", ())}
     if queries:
-        files |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
-    files |= {file.parent / name for file, (_, names) in named.items() for name in names}
+        named |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
+    files |= named
     root = Path.cwd().resolve()
     return sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files)
 
@@ -68,7 +68,7 @@ def _closure(module: str) -> frozenset[Path]:
         if path is None:
             raise ModuleNotFoundError(name)
         seen[name] = path
-        todo += _imports(name, path)
+        todo += _read(path)[0]
     return frozenset(seen.values())
 
 
@@ -82,22 +82,20 @@ def _file(module: str) -> Path | None:
 
 
 @cache
-def _named(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a module names in literal assignments: (QUERIES, FILES)."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMED:
-            found[node.targets[0].id] = tuple(ast.literal_eval(node.value))
-    return tuple(found.get(name, ()) for name in NAMED)
-
-
-def _imports(module: str, path: Path) -> list[str]:
+def _read(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """(modules of ours that a file imports anywhere, what it names in literal assignments to NAMED)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                raise ValueError(f"{module}: relative imports are not followed; write the full name")
+                raise ValueError(f"{path}: relative imports are not followed; write the full name")
             found += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return [name for name in found if name.split(".")[0] == "tokenscale" and _file(name) is not None]
+    named = {
+        node.targets[0].id: tuple(ast.literal_eval(node.value))
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMED
+    }
+    return tuple(name for name in dict.fromkeys(found) if _file(name) is not None), named
