@@ -124,7 +124,8 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
     """Ranks that outlive their launcher go on writing beside the next attempt."""
     write = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {write}; time.sleep(99)"
-    code = f"import sys; from tokenscale.launch.ranks import run_ranks; run_ranks([sys.executable, '-c', {rank!r}], 2)"
+    call = f"sys.exit(run_ranks([sys.executable, '-c', {rank!r}], 2))"
+    code = f"import sys; from tokenscale.launch.ranks import run_ranks; {call}"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:

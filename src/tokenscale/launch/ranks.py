@@ -11,15 +11,20 @@ from tokenscale.errors import UserError
 from tokenscale.records.hardware import cores
 
 
+#: what ends a launcher: a terminal, a scheduler, a closed session
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s: float = 5.0) -> int:
     """Run `argv` once a rank, with the environment torchrun would set. Returns 0, or the code of the first that failed.
 
     When a rank fails, the others are ended within `grace_s` seconds and the first one's number and exit code are
     printed: what the others say afterwards is only its echo.
     """
-    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write.
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, lambda number, frame: sys.exit(128 + number))
+    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
+    # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
+    told: list[int] = []
+    before = {name: signal.signal(name, lambda number, frame: told.append(number)) for name in SIGNALS}
     base = dict(os.environ)
     # torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
     # encode while training count by the last
@@ -43,10 +48,11 @@ def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s
             for r in range(world_size)
         ]
     try:
-        return _wait(ranks, poll_s, grace_s)
-    except BaseException:
+        return _wait(ranks, told, poll_s, grace_s)
+    finally:
         _end(ranks, grace_s)
-        raise
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def threads_per_rank(world_size: int) -> int:
@@ -59,8 +65,10 @@ def threads_per_rank(world_size: int) -> int:
     return max(1, job // world_size)
 
 
-def _wait(ranks: list[subprocess.Popen], poll_s: float, grace_s: float) -> int:
+def _wait(ranks: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> int:
     while True:
+        if told:
+            return 128 + told[0]
         codes = [r.poll() for r in ranks]
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
@@ -71,7 +79,6 @@ def _wait(ranks: list[subprocess.Popen], poll_s: float, grace_s: float) -> int:
                 print(
                     f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s).", file=sys.stderr
                 )
-            _end(ranks, grace_s)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
