@@ -102,7 +102,8 @@ def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
     monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
     script = (
         "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64;"
-        "print('I am', e['RANK'], 'of', e['WORLD_SIZE'], e['MASTER_ADDR'])"
+        # one write: unbuffered prints of two ranks would mix
+        "os.write(1, f\"I am {e['RANK']} of {e['WORLD_SIZE']} {e['MASTER_ADDR']}\\n\".encode())"
     )
     assert run_ranks([sys.executable, "-c", script], 2) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]
