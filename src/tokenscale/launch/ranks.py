@@ -10,7 +10,6 @@ import time
 from tokenscale.errors import UserError
 from tokenscale.records.hardware import cores
 
-
 #: what ends a launcher: a terminal, a scheduler, a closed session
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
