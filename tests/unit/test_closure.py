@@ -12,7 +12,7 @@ def names(files):
 
 
 def training(approach):
-    return names(code_of("train", BATCHES[approach], PARALLEL["single"]))
+    return names(code_of("rank", BATCHES[approach], PARALLEL["single"]))
 
 
 def test_a_run_depends_on_its_own_approach_only():
@@ -59,16 +59,16 @@ for n, m in sys.modules.items():
 @pytest.mark.parametrize("approach", BATCHES)
 def test_what_a_training_imports_is_its_code(approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
-    modules = ["tokenscale.verbs.train", "tokenscale.training.loop", BATCHES[approach], PARALLEL["ddp"]]
+    modules = ["tokenscale.verbs.rank", "tokenscale.training.loop", BATCHES[approach], PARALLEL["ddp"]]
     done = subprocess.run([sys.executable, "-c", LOADED.format(modules=modules)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = names(f for f in done.stdout.split() if not f.endswith("__init__.py"))
-    code = names(code_of("train", BATCHES[approach], PARALLEL["ddp"], TOKENIZERS["bpe"]))
+    code = names(code_of("rank", BATCHES[approach], PARALLEL["ddp"], TOKENIZERS["bpe"]))
     assert loaded and loaded - code <= {"errors.py", "settings/registry.py"}
 
 
 def test_a_new_registry_entry_or_preset_is_nobodys_code():
-    for verb in ("train", "corpus", "tokenizer", "pretokenize"):
+    for verb in ("rank", "corpus", "tokenizer", "pretokenize"):
         assert not names(code_of(verb)) & {"settings/registry.py", "settings/presets.py"}
 
 

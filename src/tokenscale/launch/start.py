@@ -39,7 +39,7 @@ def start(
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             finish(directory, output, identity, run)
             return 0
-        argv = [sys.executable, "-m", "tokenscale", "train", "--run", run.to_json(), "--directory", str(directory)]
+        argv = [sys.executable, "-m", "tokenscale", "rank", "--run", run.to_json(), "--directory", str(directory)]
         argv += ["--attempt", str(attempt)]
         for role, path in manifests.items():
             argv += [f"--{role.replace('_', '-')}", str(path)]

@@ -35,7 +35,7 @@ def code_of(verb: str, *variants: str) -> list[str]:
 def training_code(run: RunSettings) -> list[str]:
     """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
     variants = ["tokenscale.launch.ranks", BATCHES[run.approach], PARALLEL[run.layout.method]]
-    return code_of("train", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
+    return code_of("rank", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
 
 
 def closure_of(*modules: str) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.settings import validate
-from tokenscale.settings.data import NAME, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment, Run, cells, merge, order, set_dotted
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
@@ -53,6 +53,8 @@ class Config:
         self.corpora = {
             name: self._named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
         }
+        for name, corpus in self.corpora.items():
+            validate.check_problems(corpus.source.problems(), file=file, key=f"corpora.{name}.source")
         self.tokenizers = {
             name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
         }
@@ -83,6 +85,10 @@ class Config:
             raise UserError(
                 "this is filled in, not written.", file=self.file, key=f"{section}.{name}.{key}", next="remove it"
             )
+        source = values.get("source")
+        if cls is CorpusSettings and isinstance(source, dict):
+            lists = {k: [v] for k, v in source.items() if k in ("files", "validation_files") and isinstance(v, str)}
+            values = {**values, "source": {"kind": SourceSettings.implied_kind(source), **source, **lists}}
         return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
 
     def experiment(self, name: str) -> Experiment:
@@ -309,8 +315,12 @@ def schemas() -> dict[str, dict[str, Any]]:
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
     for section, cls in (("corpora", CorpusSettings), ("tokenizers", TokenizerSettings)):
         inner = pydantic.TypeAdapter(cls).json_schema()
-        config.setdefault("$defs", {}).update(inner.pop("$defs", {}))
         inner["properties"].pop("name")
+        if section == "corpora":  # one file need not be a list
+            for key in ("files", "validation_files"):
+                listed = inner["$defs"]["SourceSettings"]["properties"][key]
+                listed["anyOf"] = [{"type": "string"}, {"type": listed.pop("type"), "items": listed.pop("items")}]
+        config.setdefault("$defs", {}).update(inner.pop("$defs", {}))
         config["$defs"][cls.__name__] = inner
         config["properties"][section] = {
             "type": "object",

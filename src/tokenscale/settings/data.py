@@ -1,26 +1,126 @@
 """What text, which tokenizer, which store: the settings of everything before a step."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from tokenscale.errors import UserError, unknown
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import STRICT, default_of, option
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 @dataclass(frozen=True)
-class SourceSettings:
-    """Where text comes from."""
+class LengthSettings:
+    """Distribution of document lengths of the dummy source, in numbers (with the tokenizer `numbers`: in tokens)."""
 
     __pydantic_config__ = STRICT
 
-    kind: Literal["docstrings"] = option("docstrings", "docstrings: one docstring a document, from installed packages")
+    distribution: Literal["constant", "uniform", "lognormal"] = option(
+        "lognormal", "constant: `mean`; uniform: minimum to maximum; lognormal: of that mean and sigma"
+    )
+    mean: float = option(512.0, "mean of the constant and of the lognormal, before the bounds", gt=0)
+    sigma: float = option(1.0, "standard deviation of the logarithm", ge=0)
+    minimum: int = option(1, "shorter lengths become this", ge=1, strict=True)
+    maximum: int = option(8192, "longer lengths become this", ge=1, strict=True)
+
+
+#: kind of a source → (options that it needs, options that it may have)
+SOURCE_OPTIONS = {
+    "docstrings": ((), ("packages",)),
+    "files": (("files",), ("validation_files", "format", "text_column", "separator")),
+    "url": (("files",), ("validation_files", "format", "text_column", "separator", "downloaded")),
+    "hub": (
+        ("repository", "revision", "files"),
+        ("validation_files", "format", "text_column", "separator", "downloaded"),
+    ),
+    "dummy": (("documents",), ("vocabulary_size", "lengths", "seed")),
+}
+#: kinds whose files come over the network, by a rule of their own
+DOWNLOADED = ("url", "hub")
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """Where text comes from. In config.yaml `kind` may be left out: the other keys say it."""
+
+    __pydantic_config__ = STRICT
+
+    kind: Literal["docstrings", "files", "url", "hub", "dummy"] = option(
+        "docstrings",
+        "docstrings: one docstring a document, from installed packages; files: Parquet, JSONL or text; url: such files "
+        "from the web; hub: from a Hugging Face dataset; dummy: random numbers. By default what the other keys imply",
+    )
     packages: tuple[str, ...] = option(
         ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"), "docstrings: packages to read (never imported)"
     )
-    maximum_documents: int | None = option(None, "stop after so many documents", ge=1)
+    files: tuple[str, ...] = option(
+        (),
+        "files: paths and globs; url: addresses; hub: paths and globs in the repository. `#sha256=…` after an address "
+        "or a path of the hub declares its content; where it is not declared, the first download records it",
+    )
+    validation_files: tuple[str, ...] = option(
+        (), "the source's own validation documents, in place of a share of `files`"
+    )
+    format: Literal["auto", "parquet", "jsonl", "text"] = option(
+        "auto", "auto: by the files' endings (.parquet, .jsonl, .txt, … each also .gz or .zst, but for Parquet)"
+    )
+    text_column: str = option("text", "Parquet and JSONL: the column, or key, that holds a document's text")
+    separator: str | None = option(
+        None, 'text: what stands between documents, such as "<|endoftext|>" or "\\n"; null: a file is one document'
+    )
+    repository: str | None = option(None, "hub: name of the dataset, such as roneneldan/TinyStories")
+    revision: str | None = option(
+        None, "hub: commit of the dataset (40 hex digits), so that the name stays the same data"
+    )
+    downloaded: bool | None = option(
+        None, "false: nobody has downloaded it with this configuration yet; said by `plan`", science=False
+    )
+    documents: int | None = option(None, "dummy: how many", ge=1)
+    vocabulary_size: int = option(50_257, "dummy: numbers are below this", ge=2, strict=True)
+    lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
+    seed: int = option(0, "dummy: of lengths and numbers", ge=0, strict=True)
+    maximum_documents: int | None = option(None, "stop after so many training documents", ge=1)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for options that do not fit the kind."""
+        needed, known = SOURCE_OPTIONS[self.kind]
+        found = [(name, f"kind {self.kind} needs it") for name in needed if not getattr(self, name)]
+        fields = {f.name: f for f in dataclasses.fields(self)}
+        for name in fields.keys() - {"kind", "maximum_documents", *needed, *known}:
+            if getattr(self, name) != default_of(fields[name]):
+                found.append((name, f"has no meaning for kind {self.kind}"))
+        if self.kind == "hub" and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            found.append(("revision", f"{self.revision!r} is no commit (40 hex digits); a branch can move"))
+        if self.kind == "url":
+            for name in ("files", "validation_files"):
+                found += [(name, f"{f!r} is no http address") for f in getattr(self, name) if not is_address(f)]
+        if self.lengths.minimum > self.lengths.maximum:
+            found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
+        return sorted(found)
+
+    @staticmethod
+    def implied_kind(values: dict[str, object]) -> str:
+        """The kind that the keys of a source imply.
+
+        >>> SourceSettings.implied_kind({"files": ["data/*.parquet"], "text_column": "body"})
+        'files'
+        """
+        files = values.get("files")
+        files = [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
+        if "repository" in values:
+            return "hub"
+        if any(is_address(str(f)) for f in files):
+            return "url"
+        if "files" in values:
+            return "files"
+        return "dummy" if "documents" in values else "docstrings"
+
+
+def is_address(file: str) -> bool:
+    """Whether a file is named by a web address."""
+    return file.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)
@@ -29,6 +129,10 @@ class CleaningSettings:
 
     __pydantic_config__ = STRICT
 
+    nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
+    collapse: bool = option(
+        False, "one space for each run of spaces and tabs, at most one empty line between lines, no space at their ends"
+    )
     strip: bool = option(True, "remove white space at both ends")
     minimum_characters: int = option(1, "drop shorter documents", ge=0, strict=True)
     maximum_characters: int | None = option(None, "drop longer documents (never cut)", ge=1)
@@ -44,7 +148,12 @@ class CorpusSettings:
     name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME)
     source: SourceSettings = option(SourceSettings, "where the text comes from")
     cleaning: CleaningSettings = option(CleaningSettings, "what is dropped and changed")
-    validation_share: float = option(0.05, "share of documents held out, by document hash", gt=0, lt=1)
+    validation_share: float = option(
+        0.05,
+        "share of documents held out, by document hash; unused where the source has validation files",
+        ge=0,
+        lt=1,
+    )
     row_group_rows: int = option(1000, "documents a Parquet row group", ge=1, strict=True)
 
 
@@ -55,23 +164,28 @@ class TokenizerSettings:
     __pydantic_config__ = STRICT
 
     name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME)
-    kind: Literal["tekken", "huggingface", "bpe"] = option("tekken", "which family")
+    kind: Literal["tekken", "huggingface", "bpe", "numbers"] = option("tekken", "which family")
     source: str | None = option(None, "huggingface: hub name, or a folder that holds tokenizer.json")
     revision: str | None = option(None, "huggingface: commit of the hub repository")
     bos: str | None = option(None, "huggingface: text of the begin-of-document token, where the file does not say")
     eos: str | None = option(None, "huggingface: text of the end-of-document token, where the file does not say")
     corpus: str | None = option(None, "bpe: the corpus whose training split it learns from", science=False)
     learnt_from: CorpusSettings | None = option(None, "filled in: the settings of that corpus")
-    vocabulary_size: int | None = option(None, "bpe: size, control tokens included", ge=260)
+    vocabulary_size: int | None = option(
+        None, "bpe: size, control tokens included; numbers: control tokens and numbers", ge=5
+    )
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for options that do not fit the kind."""
-        wanted = {"tekken": (), "huggingface": ("source",), "bpe": ("corpus", "vocabulary_size")}[self.kind]
-        known = {"tekken": (), "huggingface": ("source", "revision", "bos", "eos"), "bpe": wanted}[self.kind]
+        needs = {"tekken": (), "huggingface": ("source",), "bpe": ("corpus", "vocabulary_size")}
+        wanted = needs.get(self.kind, ("vocabulary_size",))
+        known = ("source", "revision", "bos", "eos") if self.kind == "huggingface" else wanted
         found = [(name, f"kind {self.kind} needs it") for name in wanted if getattr(self, name) is None]
         for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size"):
             if getattr(self, name) is not None and name not in known:
                 found.append((name, f"has no meaning for kind {self.kind}"))
+        if self.kind == "bpe" and self.vocabulary_size is not None and self.vocabulary_size < 259:
+            found.append(("vocabulary_size", "256 bytes and 3 control tokens need at least 259"))
         return found
 
 

@@ -29,7 +29,8 @@ def option(default: Any = dataclasses.MISSING, description: str = "", *, science
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _default(field: dataclasses.Field) -> Any:
+def default_of(field: dataclasses.Field) -> Any:
+    """What a field holds where nothing is stated; dataclasses.MISSING for a field that must be."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -46,7 +47,7 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
         value = getattr(settings, field.name)
         if science_only and not field.metadata.get("science", True):
             continue
-        if value == _default(field):
+        if value == default_of(field):
             continue
         if not dataclasses.is_dataclass(value):
             result[field.name] = _plain(value)

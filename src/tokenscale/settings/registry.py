@@ -5,12 +5,19 @@ therefore reruns nothing.
 """
 
 #: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
-SOURCES = {"docstrings": "tokenscale.corpus.docstrings"}
+SOURCES = {
+    "docstrings": "tokenscale.corpus.docstrings",
+    "files": "tokenscale.corpus.files",
+    "url": "tokenscale.corpus.url",
+    "hub": "tokenscale.corpus.hub",
+    "dummy": "tokenscale.corpus.dummy",
+}
 #: tokenizer kind → the module that makes and loads it
 TOKENIZERS = {
     "tekken": "tokenscale.tokenizer.tekken",
     "huggingface": "tokenscale.tokenizer.huggingface",
     "bpe": "tokenscale.tokenizer.bpe",
+    "numbers": "tokenscale.tokenizer.numbers",
 }
 #: format → the module with its writer and its reader
 FORMATS = {

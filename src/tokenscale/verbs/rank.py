@@ -1,4 +1,4 @@
-"""Train one run: one process is one rank, as torchrun, srun or `launch` starts it."""
+"""One rank of a run, as torchrun, srun or our own launcher starts it. What this imports is a training's code."""
 
 import argparse
 from pathlib import Path
