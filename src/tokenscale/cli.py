@@ -10,6 +10,7 @@ from tokenscale.errors import UserError, unknown
 
 #: verb → what it does. Each is a file in `verbs/`, imported only when asked for.
 VERBS = {
+    "download": "files of a corpus that lies elsewhere, held by hash",
     "corpus": "raw text → raw Parquet with train and validation splits",
     "tokenizer": "make or fetch a tokenizer, with its manifest",
     "pretokenize": "raw Parquet → one token store",

@@ -62,7 +62,8 @@ def test_cleaning_counts_every_fate(tmp_path):
     corpus = make_corpus(tmp_path, texts, cleaning=cleaning)
     manifest = json.loads((corpus / "manifest.json").read_text())
     assert manifest["cleaning"]["documents"] == {
-        "read": 7, "stripped": 1, "not_unicode": 1, "too_short": 1, "too_long": 1, "duplicates": 2, "kept": 2,
+        "read": 7, "no_text": 0, "composed": 0, "collapsed": 0,
+        "stripped": 1, "not_unicode": 1, "too_short": 1, "too_long": 1, "duplicates": 2, "kept": 2,
     }  # fmt: skip
     assert list(texts_of(RawText(corpus))) == ["spaced", "kept it"]
 

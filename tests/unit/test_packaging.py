@@ -16,6 +16,7 @@ CONDA = {
     "torch": "pytorch",
     "duckdb": "python-duckdb",
     "matplotlib": "matplotlib-base",
+    "huggingface-hub": "huggingface_hub",
 }
 
 

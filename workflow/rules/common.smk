@@ -3,7 +3,9 @@
 import os
 import re
 import sys
+from pathlib import Path
 
+from tokenscale.corpus import fingerprint
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.path import use_this_python
@@ -12,14 +14,24 @@ from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.registry import BATCHES, FIGURES, FORMATS, SOURCES, TOKENIZERS
+from tokenscale.settings.registry import (
+    BATCHES,
+    DOWNLOADS,
+    FIGURES,
+    FORMATS,
+    SOURCES,
+    TOKENIZERS,
+)
 
 use_this_python()
+
 
 try:
     settings = Config(config)
     EXPERIMENTS = list(settings.settings.experiments)
     RUNS = settings.all_runs(list(settings.available))
+    for name in settings.corpora_of(EXPERIMENTS):
+        fingerprint.check(settings.corpora[name], Path("results/corpus"))
 except UserError as error:
     # Not a bug: the message says it all, and a stack trace would hide it.
     print(error.render(), file=sys.stderr, flush=True)
@@ -50,6 +62,19 @@ def corpus_manifest(name):
     return f"results/corpus/{name}/manifest.json"
 
 
+def content_of(corpus):
+    """The content of a corpus' own files: what Snakemake cannot see in large files, it sees in this parameter."""
+    return fingerprint.of(settings.corpora[corpus], Path("results/corpus"))
+
+
+def downloads_of(corpus):
+    return (
+        [f"results/downloads/{corpus}/manifest.json"]
+        if settings.corpora[corpus].source.kind in DOWNLOADS
+        else []
+    )
+
+
 def tokenizer_manifest(name):
     return f"results/tokenizers/{name}/manifest.json"
 
@@ -70,11 +95,7 @@ def store_manifest(corpus, tokenizer, store):
 
 
 def corpus_files():
-    names = {run.settings.corpus.name for e in EXPERIMENTS for run in settings.runs(e)}
-    names |= {
-        b.corpus for e in EXPERIMENTS if (b := settings.experiment(e).data_benchmark)
-    }
-    return [corpus_manifest(name) for name in sorted(names)]
+    return [corpus_manifest(name) for name in settings.corpora_of(EXPERIMENTS)]
 
 
 def token_files():

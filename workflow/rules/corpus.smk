@@ -1,6 +1,30 @@
+rule download:
+    """Files of a corpus that lies elsewhere, by hash. Needs a network: a local rule, whatever the profile."""
+    input:
+        code=lambda w: code_of(
+            "download", DOWNLOADS[settings.corpora[w.corpus].source.kind]
+        ),
+    output:
+        "results/downloads/{corpus}/manifest.json",
+    log:
+        "results/logs/download/{corpus}.log",
+    wildcard_constraints:
+        corpus=one_of(
+            n for n, c in settings.corpora.items() if c.source.kind in DOWNLOADS
+        ),
+    localrule: True
+    params:
+        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus].download)),
+    message:
+        "download of {wildcards.corpus}"
+    shell:
+        "python -m tokenscale download --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
+
+
 rule build_corpus:
     """Text of a source → raw Parquet with train and validation splits. Declares only the manifest."""
     input:
+        downloads=lambda w: downloads_of(w.corpus),
         code=lambda w: code_of(
             "corpus", SOURCES[settings.corpora[w.corpus].source.kind]
         ),
@@ -10,10 +34,15 @@ rule build_corpus:
         "results/logs/corpus/{corpus}.log",
     benchmark:
         "results/logs/corpus/{corpus}.tsv"
-    localrule: True
+    threads: 1
+    resources:
+        mem_mb=8000,
+        runtime=240,
     params:
         settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+        content=lambda w: content_of(w.corpus),
     message:
         "corpus {wildcards.corpus}"
     shell:
-        "python -m tokenscale corpus --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q} --output {output:q}"
+        " > {log:q} 2>&1"

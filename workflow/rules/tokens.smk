@@ -12,6 +12,8 @@ rule build_tokenizer:
         "results/tokenizers/{tokenizer}/manifest.json",
     log:
         "results/logs/tokenizer/{tokenizer}.log",
+    wildcard_constraints:
+        tokenizer=one_of(n for n, t in settings.tokenizers.items() if not t.from_hub),
     threads: 2
     resources:
         mem_mb=4000,
@@ -22,6 +24,13 @@ rule build_tokenizer:
     shell:
         "python -m tokenscale tokenizer --settings {params.settings:q} --corpus {input.corpus:q}"
         " --output {output:q} > {log:q} 2>&1"
+
+
+# From the hub it needs a network: a local rule, whatever the profile.
+use rule build_tokenizer as fetch_tokenizer with:
+    wildcard_constraints:
+        tokenizer=one_of(n for n, t in settings.tokenizers.items() if t.from_hub),
+    localrule: True
 
 
 rule pretokenize:

@@ -4,6 +4,7 @@ Equal documents and settings give equal bytes: no time, host or path is in the s
 in `build.json` beside it. A corpus that was built before never changes silently.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import platform
@@ -28,35 +29,50 @@ from tokenscale.settings.registry import SOURCES
 
 VERSION = 1
 SPLITS = ("train", "validation")
+SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
+OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
 SHARD_DOCUMENTS = 100_000
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
 
 def build(
-    settings: CorpusSettings, directory: Path, report: Callable[[int, int], None] | None = None
+    settings: CorpusSettings,
+    directory: Path,
+    report: Callable[[int, int], None] | None = None,
+    downloads: Path | None = None,
 ) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
-    `report(documents, utf8_bytes)` hears of each document read. Raises UserError for an unknown source, a missing
-    package, an empty split, or an earlier build that differs.
+    Each source's module offers `describe(source, downloads)` and `documents(source, downloads)`, and
+    `validation_documents` where it may bring its own; `downloads` is the folder that the verb `download` filled.
+    `report(documents, utf8_bytes)` hears of each document read. Raises UserError for an unknown source, files or
+    packages that are missing or unreadable, an empty split, or an earlier build that differs.
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
     source = importlib.import_module(SOURCES[settings.source.kind])
-    description = source.describe(settings.source)
-    return build_from(source.documents(settings.source), settings, directory, description, report)
+    description = source.describe(settings.source, downloads)
+    own = source.validation_documents(settings.source, downloads) if settings.source.validation_files else None
+    documents = source.documents(settings.source, downloads)
+    return build_from(
+        documents, settings, directory, description, report, validation=own, keep_earlier=source.KEEP_EARLIER
+    )
 
 
 def build_from(
-    documents: Iterable[tuple[str, str]],
+    documents: Iterable[tuple[str | None, str]],
     settings: CorpusSettings,
     directory: Path,
     description: dict[str, Any],
     report: Callable[[int, int], None] | None = None,
+    *,
+    validation: Iterable[tuple[str | None, str]] | None = None,
+    keep_earlier: bool = True,
 ) -> dict[str, Any]:
     """Build a corpus from any (text, origin) pairs; `description` says what they are and holds `source_date`.
 
-    The shards are written to a folder of their own first. Where `build.json` tells of an earlier build with these
+    `validation` are the source's own held-out documents; without them a share is held out by hash. The shards are
+    written to a folder of their own first. With `keep_earlier`, where `build.json` tells of an earlier build with these
     settings and other content (a package was upgraded), the earlier corpus is kept as long as its shards are there, and
     its manifest is written again; where they are not, UserError is raised and nothing is touched.
     """
@@ -69,25 +85,25 @@ def build_from(
     try:
         counts: dict[str, int] = {}
         splits = {name: _Split(building, name, settings.row_group_rows) for name in SPLITS}
-        for text, origin in clean(documents, settings.cleaning, counts):
-            encoded = text.encode("utf-8")
-            splits[split_of(encoded, settings.validation_share)].add(text, origin, encoded)
-            if report is not None:
-                report(1, len(encoded))
+        seen: set[bytes] = set()
+        for part, stream in (("train", documents), ("validation", validation or ())):
+            for text, origin in clean(stream, settings.cleaning, counts, seen):
+                encoded = text.encode("utf-8")
+                split = split_of(encoded, settings.validation_share) if validation is None else part
+                splits[split].add(text, origin, encoded)
+                if report is not None:
+                    report(1, len(encoded))
         manifest = {
             "schema_version": VERSION,
             "name": settings.name,
             "source": {k: v for k, v in description.items() if k != "source_date"},
             "source_date": description["source_date"],
             "cleaning": {
-                "strip": settings.cleaning.strip,
-                "minimum_characters": settings.cleaning.minimum_characters,
-                "maximum_characters": settings.cleaning.maximum_characters,
-                "deduplicate": settings.cleaning.deduplicate,
+                **dataclasses.asdict(settings.cleaning),
                 "documents": counts,
             },
-            "split_rule": "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share",
-            "validation_share": settings.validation_share,
+            "split_rule": SPLIT_RULE if validation is None else OWN_SPLIT_RULE,
+            "validation_share": settings.validation_share if validation is None else None,
             "row_group_rows": settings.row_group_rows,
             "splits": {name: split.close() for name, split in splits.items()},
         }
@@ -99,7 +115,7 @@ def build_from(
                 next="check corpus.source and corpus.cleaning",
             )
         manifest_sha256 = _sha256_of(manifest)
-        earlier = _earlier(directory, settings, manifest, manifest_sha256)
+        earlier = _earlier(directory, settings, manifest, manifest_sha256) if keep_earlier else None
         if earlier is not None:
             write_json(directory / "manifest.json", earlier)
             return earlier

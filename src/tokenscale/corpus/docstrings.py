@@ -21,6 +21,8 @@ from tokenscale.settings.data import SourceSettings
 
 #: declared, not measured: the date that everything made from this source carries in place of a clock's
 SOURCE_DATE = "2025-01-01"
+#: an upgrade of a package must not change a corpus unasked (see build.py)
+KEEP_EARLIER = True
 
 #: SPDX; what is not listed is asked of the package's metadata
 LICENCES = {
@@ -39,7 +41,7 @@ NOT_STDLIB = {
 NOT_TEXT = {"test", "tests", "idle_test", "__pycache__"}
 
 
-def describe(source: SourceSettings) -> dict[str, Any]:
+def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """What this source is, for the manifest: packages with versions and licences, and its declared date."""
     packages = [
         {"name": name, "version": _version(name), "licence": LICENCES.get(name) or _licence(name)}
@@ -48,7 +50,7 @@ def describe(source: SourceSettings) -> dict[str, Any]:
     return {"kind": "docstrings", "packages": packages, "source_date": SOURCE_DATE}
 
 
-def documents(source: SourceSettings) -> Iterator[tuple[str, str]]:
+def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
     """(text, origin) of every docstring, package by package, file by file, from the top of a file down.
 
     The origin names the object below its package: `numpy/linalg/_linalg.py::norm`. Raises UserError for a package

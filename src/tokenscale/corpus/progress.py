@@ -8,8 +8,15 @@ from typing import TextIO
 class Progress:
     """Counts documents and bytes of text, and says so now and then. Costs a clock reading an update."""
 
-    def __init__(self, what: str, total: int | None = None, stream: TextIO | None = None, every_s: float = 5.0):
-        self.what, self.total, self.every_s = what, total, every_s
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        stream: TextIO | None = None,
+        every_s: float = 5.0,
+        total_bytes: int | None = None,
+    ):
+        self.what, self.total, self.every_s, self.total_bytes = what, total, every_s, total_bytes
         self.stream = stream if stream is not None else sys.stderr
         self.live = self.stream.isatty()
         self.documents = self.bytes = 0
@@ -31,10 +38,12 @@ class Progress:
         return time.monotonic() - self.start
 
     def line(self) -> str:
-        """Documents (of how many), megabytes, megabytes a second, seconds."""
+        """Documents (of how many) where there are any, megabytes (of how many), megabytes a second, seconds."""
         of = f" of {self.total:,}" if self.total else ""
         speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
-        amount = f"{self.documents:,}{of} documents, {self.bytes / 1e6:.1f} MB"
+        amount = f"{self.bytes / 1e6:.1f}" + (f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else "") + " MB"
+        if self.documents:
+            amount = f"{self.documents:,}{of} documents, {amount}"
         return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s"
 
     def close(self) -> None:

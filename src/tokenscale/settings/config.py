@@ -188,6 +188,12 @@ class Config:
         """run id → run over several experiments; a run that two of them need appears once."""
         return {run.run_id: run for name in names for run in reversed(self.runs(name))}
 
+    def corpora_of(self, names: list[str] | tuple[str, ...]) -> list[str]:
+        """Names of the corpora that the experiments read, sorted."""
+        benchmarks = [self.experiment(name).data_benchmark for name in names]
+        found = {run.settings.corpus.name for name in names for run in self.runs(name)}
+        return sorted(found | {b.corpus for b in benchmarks if b is not None})
+
     def stores(self, names: list[str] | tuple[str, ...]) -> list[tuple[str, str, str]]:
         """(corpus, tokenizer, store directory) of every token store that the experiments need, sorted."""
         found = set()

@@ -1,6 +1,7 @@
 """What text, which tokenizer, which store: the settings of everything before a step."""
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +9,7 @@ from typing import Literal
 from tokenscale.errors import UserError, unknown
 from tokenscale.settings.options import STRICT, default_of, option
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -96,6 +98,10 @@ class SourceSettings:
         if self.kind == "url":
             for name in ("files", "validation_files"):
                 found += [(name, f"{f!r} is no http address") for f in getattr(self, name) if not is_address(f)]
+        if self.kind in DOWNLOADED:
+            for name in ("files", "validation_files"):
+                hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
+                found += [(name, f"{h!r} is no SHA-256 (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)]
         if self.lengths.minimum > self.lengths.maximum:
             found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
         return sorted(found)
@@ -156,6 +162,13 @@ class CorpusSettings:
     )
     row_group_rows: int = option(1000, "documents a Parquet row group", ge=1, strict=True)
 
+    @property
+    def download(self) -> "CorpusSettings":
+        """What a download depends on: how its text is read, cleaned and split later is not of it."""
+        wanted = ("kind", "files", "validation_files", "repository", "revision")
+        source = SourceSettings(**{name: getattr(self.source, name) for name in wanted})
+        return CorpusSettings(name=self.name, source=source)
+
 
 @dataclass(frozen=True)
 class TokenizerSettings:
@@ -174,6 +187,11 @@ class TokenizerSettings:
     vocabulary_size: int | None = option(
         None, "bpe: size, control tokens included; numbers: control tokens and numbers", ge=5
     )
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether making it needs the network: a Hugging Face name that is no folder here."""
+        return self.kind == "huggingface" and not os.path.isdir(self.source or "")
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for options that do not fit the kind."""

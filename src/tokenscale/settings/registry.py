@@ -8,10 +8,12 @@ therefore reruns nothing.
 SOURCES = {
     "docstrings": "tokenscale.corpus.docstrings",
     "files": "tokenscale.corpus.files",
-    "url": "tokenscale.corpus.url",
-    "hub": "tokenscale.corpus.hub",
+    "url": "tokenscale.corpus.fetched",
+    "hub": "tokenscale.corpus.fetched",
     "dummy": "tokenscale.corpus.dummy",
 }
+#: source kind → the module that brings its files (apart, so that a corpus does not depend on how they came)
+DOWNLOADS = {"url": "tokenscale.corpus.url", "hub": "tokenscale.corpus.hub"}
 #: tokenizer kind → the module that makes and loads it
 TOKENIZERS = {
     "tekken": "tokenscale.tokenizer.tekken",

@@ -12,6 +12,9 @@ from tokenscale.settings.options import from_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
+    parser.add_argument(
+        "--downloads", nargs="?", type=Path, metavar="FILE", help="kinds url, hub: results/downloads/NAME/manifest.json"
+    )
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
 
 
@@ -19,7 +22,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Build the corpus and say what it holds."""
     settings = from_json(CorpusSettings, arguments.settings)
     progress = Progress(f"corpus {settings.name}")
-    splits = build(settings, arguments.output.parent, progress)["splits"]
+    downloads = arguments.downloads.parent if arguments.downloads else None
+    splits = build(settings, arguments.output.parent, progress, downloads)["splits"]
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())
     print(f"{progress.line()}; {rows}")

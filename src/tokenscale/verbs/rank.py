@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Paths are those of manifests; their folders are read."""
+    """Paths are those of manifests; what lies beside them is read."""
     parser.add_argument("--run", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = Inputs(
         corpus=folder(arguments.corpus),
         tokenizer=folder(arguments.tokenizer),
-        store=folder(arguments.store),
-        validation_store=folder(arguments.validation_store),
+        store=arguments.store,  # the manifest: a store may be one file among others of its folder
+        validation_store=arguments.validation_store,
     )
     world = join(settings.layout.world_size)
     train(settings, inputs, arguments.directory, world, arguments.attempt)

@@ -1,0 +1,264 @@
+"""Downloads against a server on the loopback interface: cut, busy, changed, wrong; and the hub through its client."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tests.web import Server
+from tokenscale.corpus import url
+from tokenscale.corpus.build import build
+from tokenscale.corpus.download import fetch_corpus
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.settings.data import CorpusSettings, SourceSettings
+from tokenscale.settings.options import to_dict
+
+CONTENT = "<|endoftext|>".join(f"Story {i}: " + "once upon a time " * 40 for i in range(200)).encode()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def web():
+    with Server() as web:
+        web.files["/a/stories.txt"] = CONTENT
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setitem(url.fetch.__kwdefaults__, "wait", lambda seconds: None)
+
+
+def corpus_of(*files, **more) -> CorpusSettings:
+    return CorpusSettings(name="web", source=SourceSettings(kind="url", files=files, separator="<|endoftext|>", **more))
+
+
+def ranges(web):
+    return [r for method, path, r in web.requests if method == "GET"]
+
+
+def test_a_download_becomes_a_corpus(web, tmp_path):
+    settings = corpus_of(f"{web.address}/a/stories.txt#sha256={SHA256}")
+    manifest = fetch_corpus(settings, tmp_path / "d")
+    assert manifest["files"] == [
+        {"name": "stories.txt", "from": f"{web.address}/a/stories.txt", "bytes": len(CONTENT), "sha256": SHA256}
+    ]
+    built = build(settings, tmp_path / "c", downloads=tmp_path / "d")
+    assert built["cleaning"]["documents"]["kept"] == 200
+    assert RawText(tmp_path / "c").text(0).startswith("Story 0: once")
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
+        ".lock",
+        "hashes.json",
+        "manifest.json",
+        "stories.txt",
+    ]
+
+
+def test_a_second_download_asks_for_nothing_and_writes_the_same_manifest(web, tmp_path):
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    before, asked = (tmp_path / "manifest.json").read_bytes(), len(web.requests)
+    (tmp_path / "manifest.json").unlink()
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "manifest.json").read_bytes() == before and len(web.requests) == asked
+
+
+def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
+    web.cut["/a/stories.txt"] = [1000, 50_000, 0]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+    first, second, third, fourth = ranges(web)
+    assert first is None and second == "bytes=1000-" and third == "bytes=51000-" and fourth == "bytes=51000-"
+
+
+def test_what_came_before_the_end_is_kept_for_a_later_call(web, tmp_path):
+    web.cut["/a/stories.txt"] = [70_000] + [0] * 20
+    with pytest.raises(UserError, match="does not come through") as error:
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert "70,000 bytes" in error.value.facts["kept"] and not (tmp_path / "manifest.json").exists()
+    web.cut.clear()
+    web.requests.clear()
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert ranges(web) == ["bytes=70000-"] and (tmp_path / "stories.txt").read_bytes() == CONTENT
+
+
+def test_a_file_that_changed_meanwhile_is_begun_anew(web, tmp_path):
+    web.cut["/a/stories.txt"] = [70_000] + [0] * 20
+    with pytest.raises(UserError):
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    web.cut.clear()
+    web.files["/a/stories.txt"] = CONTENT[::-1]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("ranges_, etags", [(False, True), (True, False), (False, False)])
+def test_servers_that_cannot_continue_are_asked_for_the_whole(web, tmp_path, ranges_, etags):
+    web.ranges, web.etags = ranges_, etags
+    web.cut["/a/stories.txt"] = [9000]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+
+
+def test_a_part_longer_than_the_file_is_begun_anew(web, tmp_path):
+    (tmp_path / "stories.txt.arriving.part").write_bytes(b"x" * (len(CONTENT) + 5))
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt#sha256={SHA256}"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+
+
+def test_a_busy_server_is_asked_again(web, tmp_path):
+    web.answers["/a/stories.txt"] = [503, 429, 500]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert len(ranges(web)) == 4
+
+
+def test_redirects_are_followed(web, tmp_path):
+    web.redirects["/moved.txt"] = "/a/stories.txt"
+    assert fetch_corpus(corpus_of(f"{web.address}/moved.txt"), tmp_path)["files"][0]["name"] == "moved.txt"
+
+
+def test_a_wrong_hash_is_refused_and_nothing_is_kept(web, tmp_path):
+    with pytest.raises(UserError, match="declared") as error:
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt#sha256={'0' * 64}"), tmp_path)
+    assert SHA256 in error.value.facts["found"] and "0" * 64 in error.value.facts["expected"]
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+
+
+def test_the_first_hash_is_recorded_and_later_ones_must_match(web, tmp_path):
+    settings = corpus_of(f"{web.address}/a/stories.txt")
+    fetch_corpus(settings, tmp_path)
+    assert json.loads((tmp_path / "hashes.json").read_text()) == {f"{web.address}/a/stories.txt": SHA256}
+    (tmp_path / "stories.txt").unlink()
+    (tmp_path / "manifest.json").unlink()
+    web.files["/a/stories.txt"] = CONTENT[:-1] + b"?"
+    with pytest.raises(UserError, match="downloaded first") as error:
+        fetch_corpus(settings, tmp_path)
+    assert "hashes.json" in error.value.facts["next"] and not (tmp_path / "stories.txt").exists()
+    web.files["/a/stories.txt"] = CONTENT
+    fetch_corpus(settings, tmp_path)
+
+
+def test_a_damaged_file_is_downloaded_again(web, tmp_path):
+    settings = corpus_of(f"{web.address}/a/stories.txt")
+    fetch_corpus(settings, tmp_path)
+    (tmp_path / "stories.txt").write_bytes(b"half")
+    with pytest.raises(UserError, match="has changed"):
+        build(settings, tmp_path / "c", downloads=tmp_path)
+    fetch_corpus(settings, tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "prepare, what",
+    [
+        (lambda web: web.files.clear(), "does not give a file"),
+        (lambda web: web.content_types.update({"/a/stories.txt": "text/html; charset=utf-8"}), "web page"),
+    ],
+)
+def test_what_is_no_file_is_told_at_once(web, tmp_path, prepare, what):
+    prepare(web)
+    with pytest.raises(UserError, match=what):
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert len(web.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_told_with_the_address(tmp_path):
+    with pytest.raises(UserError, match="does not come through") as error:
+        fetch_corpus(corpus_of("http://127.0.0.1:9/x.txt"), tmp_path)
+    assert error.value.facts["address"] == "http://127.0.0.1:9/x.txt"
+
+
+def test_a_source_brings_its_own_validation_file(web, tmp_path):
+    web.files["/b/stories.txt"] = b"Held out.<|endoftext|>Story 0: " + b"once upon a time " * 39 + b"once upon a time"
+    settings = corpus_of(f"{web.address}/a/stories.txt", validation_files=(f"{web.address}/b/stories.txt",))
+    assert [f["name"] for f in fetch_corpus(settings, tmp_path / "d")["validation_files"]] == [
+        "validation_files-stories.txt"
+    ]
+    manifest = build(settings, tmp_path / "c", downloads=tmp_path / "d")
+    assert manifest["splits"]["train"]["rows"] == 200
+    validation = RawText(tmp_path / "c", "validation")
+    assert [validation.text(i) for i in range(len(validation))] == ["Held out."]  # the other one is trained on
+    assert manifest["cleaning"]["documents"]["duplicates"] == 1
+
+
+def test_random_cuts_never_give_another_file(web, tmp_path):
+    draw = random.Random(5)
+    for n in range(8):
+        web.cut["/a/stories.txt"] = [draw.randrange(0, 60_000) for _ in range(4)]
+        web.etags, web.ranges = draw.random() < 0.7, draw.random() < 0.7
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path / str(n))
+        assert (tmp_path / str(n) / "stories.txt").read_bytes() == CONTENT
+
+
+# --- the hub
+
+
+def hub(*files, **more) -> CorpusSettings:
+    source = SourceSettings(kind="hub", repository="people/tales", revision=COMMIT, files=files, **more)
+    return CorpusSettings(name="tales", source=source)
+
+
+def download(settings, folder, **environment) -> subprocess.CompletedProcess:
+    """The verb in a process of its own: the hub's client reads its environment when it is imported."""
+    command = [sys.executable, "-m", "tokenscale", "download", "--settings", json.dumps(to_dict(settings))]
+    return subprocess.run(
+        [*command, "--output", str(folder / "manifest.json")],
+        env=os.environ | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def dataset(web, tmp_path):
+    files = {"train/0.txt": b"zero", "train/1.txt": b"one", "valid.txt": b"held out", "README.md": b"about"}
+    web.add_dataset("people/tales", COMMIT, files)
+    return {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub")}
+
+
+def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
+    settings = hub("train/*.txt", validation_files=("valid.txt",))
+    done = download(settings, tmp_path / "d", **dataset)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "d/manifest.json").read_text())
+    assert manifest["revision"] == COMMIT and [f["name"] for f in manifest["files"]] == ["train/0.txt", "train/1.txt"]
+    build(settings, tmp_path / "c", downloads=tmp_path / "d")
+    assert [RawText(tmp_path / "c").text(i) for i in range(2)] == ["zero", "one"]
+
+
+def test_the_hubs_cache_serves_without_a_network(dataset, web, tmp_path):
+    assert download(hub("train/1.txt"), tmp_path / "d", **dataset).returncode == 0
+    before, asked = (tmp_path / "d/manifest.json").read_bytes(), len(web.requests)
+    done = download(hub("train/1.txt"), tmp_path / "e", **dataset | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "e/manifest.json").read_bytes() == before and len(web.requests) == asked
+
+
+def test_a_pattern_offline_means_the_files_of_the_earlier_download(dataset, tmp_path):
+    assert download(hub("train/*.txt"), tmp_path / "d", **dataset).returncode == 0
+    before = (tmp_path / "d/manifest.json").read_bytes()
+    done = download(hub("train/*.txt"), tmp_path / "d", **dataset | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0 and (tmp_path / "d/manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "settings, environment, words",
+    [
+        (hub("no.txt"), {}, ["no.txt", "people/tales", COMMIT]),
+        (hub("trian/*.txt"), {}, ["trian/*.txt", "train/0.txt"]),
+        (hub("train/0.txt"), {"HF_HUB_OFFLINE": "1"}, ["HF_HUB_OFFLINE", "HF_HOME"]),
+        (hub(f"train/0.txt#sha256={'1' * 64}"), {}, ["1" * 64, hashlib.sha256(b"zero").hexdigest()]),
+    ],
+)
+def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path, settings, environment, words):
+    done = download(settings, tmp_path / "d", **dataset | environment)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (tmp_path / "d/manifest.json").exists()

@@ -1,0 +1,361 @@
+"""The user's own files, in every shape they come in, and the dummy source."""
+
+import gzip
+import json
+import os
+import shutil
+import statistics
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import HOSTILE
+from tokenscale.corpus import dummy, files, fingerprint, read
+from tokenscale.corpus.build import build
+from tokenscale.corpus.clean import clean
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    LengthSettings,
+    SourceSettings,
+    TokenizerSettings,
+)
+from tokenscale.tokenizer.build import build as build_tokenizer
+from tokenscale.tokenizer.load import load
+
+AS_IS = CleaningSettings(strip=False, minimum_characters=0, deduplicate=False)
+#: what any text file can hold; line ends only where a test puts them
+TEXTS = [text.replace("\x00", "").replace("\n", " ") for text in HOSTILE if text and not text.startswith("\ufeff")]
+
+
+def source(*names, **more) -> SourceSettings:
+    return SourceSettings(kind="files", files=tuple(map(str, names)), **more)
+
+
+def texts_of(settings: SourceSettings) -> list[str | None]:
+    return [text for text, _ in files.documents(settings)]
+
+
+def write_parquet(path, texts, column="text", type_=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"n": list(range(len(texts))), column: pa.array(texts, type=type_)}), path)
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+PACK = {"": lambda data: data, ".gz": gzip.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_text_between_separators_lines_and_whole_files(tmp_path, ending):
+    for name, text, separator, expected in [
+        ("a.txt", "<|endoftext|>".join(TEXTS), "<|endoftext|>", TEXTS),
+        ("b.txt", "\n".join(TEXTS) + "\n", "\n", TEXTS),
+        ("c.txt", "one\n\ntwo", None, ["one\n\ntwo"]),
+        ("d.txt", "", "\n", []),
+        ("e.txt", "a||b||", "||", ["a", "b"]),
+    ]:
+        path = tmp_path / (name + ending)
+        path.write_bytes(PACK[ending](text.encode()))
+        assert texts_of(source(path, separator=separator)) == expected
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_packed_parts_one_after_the_other(tmp_path, ending):
+    """`cat a.gz b.gz > c.gz` is a valid file, and tools that pack in parallel write such."""
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(PACK[ending](b"one\ntw") + PACK[ending](b"o\nthree\n"))
+    assert texts_of(source(path, separator="\n")) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_json_lines(tmp_path, ending):
+    path = tmp_path / f"a.jsonl{ending}"
+    rows = [{"body": text, "n": 1} for text in HOSTILE] + [{"body": None}]
+    path.write_bytes(PACK[ending]("\n".join(map(json.dumps, rows)).encode() + b"\n\n"))
+    assert texts_of(source(path, text_column="body")) == [*HOSTILE, None]
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_any_text_column_of_parquet(tmp_path, type_):
+    write_parquet(tmp_path / "a.parquet", [*HOSTILE, None], "body", type_)
+    assert texts_of(source(tmp_path / "a.parquet", text_column="body")) == [*HOSTILE, None]
+
+
+@given(
+    st.lists(st.text("ab<|>\n", max_size=9), max_size=12), st.sampled_from(["<|>", "\n", "ab", "<<"]), st.integers(1, 7)
+)
+def test_separators_across_any_chunk(tmp_path_factory, texts, separator, chunk):
+    joined = separator.join(texts)
+    path = tmp_path_factory.mktemp("chunks") / "a.txt"
+    path.write_text(joined, newline="")
+    expected = joined.split(separator)
+    expected = expected if expected[-1] else expected[:-1]
+    before, read.CHUNK_BYTES = read.CHUNK_BYTES, chunk
+    try:
+        assert list(read.read(path, SourceSettings(kind="files", separator=separator))) == expected
+    finally:
+        read.CHUNK_BYTES = before
+
+
+def test_characters_across_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "CHUNK_BYTES", 3)
+    path = tmp_path / "a.txt"
+    path.write_text("\ufeff" + "日本👩‍👩‍👧‍👦é\n" * 5, newline="")
+    assert texts_of(source(path, separator="\n")) == ["日本👩‍👩‍👧‍👦é"] * 5
+
+
+def test_globs_are_sorted_and_no_file_is_read_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.parquet", "b/10.parquet", "a.parquet", "b/deep/x.parquet"):
+        write_parquet(tmp_path / "data" / name, [name])
+    found = list(files.documents(source("data/b/2.parquet", "data/**/*.parquet")))
+    assert [t for t, _ in found] == ["b/2.parquet", "a.parquet", "b/10.parquet", "b/deep/x.parquet"]
+    assert found[0] == ("b/2.parquet", "b/2.parquet::0")
+
+
+def test_two_keys_make_a_corpus_and_no_path_is_in_its_manifest(tmp_path):
+    write_parquet(tmp_path / "in" / "mine.parquet", [f"document {i}" for i in range(50)] + ["document 1", None], "body")
+    settings = CorpusSettings(name="mine", source=source(tmp_path / "in" / "*.parquet", text_column="body"))
+    manifest = build(settings, tmp_path / "c")
+    counts = manifest["cleaning"]["documents"]
+    assert (counts["read"], counts["duplicates"], counts["no_text"], counts["kept"]) == (52, 1, 1, 50)
+    assert str(tmp_path) not in (tmp_path / "c/manifest.json").read_text()
+    before = (tmp_path / "c/manifest.json").read_bytes()
+    shutil.copytree(tmp_path / "in", tmp_path / "elsewhere")
+    moved = CorpusSettings(name="mine", source=source(tmp_path / "elsewhere" / "mine.parquet", text_column="body"))
+    build(moved, tmp_path / "d")
+    assert (tmp_path / "d/manifest.json").read_bytes() == before
+
+
+def test_a_changed_file_makes_another_corpus_without_asking(tmp_path):
+    settings = CorpusSettings(source=source(tmp_path / "a.parquet"), validation_share=0)
+    write_parquet(tmp_path / "a.parquet", ["one", "two"])
+    build(settings, tmp_path / "c")
+    write_parquet(tmp_path / "a.parquet", ["one", "two", "three"])
+    assert build(settings, tmp_path / "c")["splits"]["train"]["rows"] == 3
+
+
+def test_documents_can_be_limited(tmp_path):
+    write_parquet(tmp_path / "a.parquet", list("abcdef"))
+    assert texts_of(source(tmp_path / "a.parquet", maximum_documents=4)) == list("abcd")
+
+
+def broken(path, kind):
+    if kind == "html":
+        path.write_text("<!doctype html><title>404</title>")
+    elif kind == "half":
+        write_parquet(path, ["x" * 50] * 5000)
+        path.write_bytes(path.read_bytes()[:-1000])
+    elif kind == "half gzip":
+        path.write_bytes(gzip.compress(os.urandom(90_000).hex().encode())[:-5000])
+    elif kind == "half zstd":
+        path.write_bytes(zstd(os.urandom(90_000).hex().encode())[:-5000])
+    elif kind == "latin":
+        path.write_bytes(b"gut\n" * 9 + "schön".encode("latin-1"))
+    elif kind == "json":
+        path.write_text('{"text": "a"}\n{"text": "b"\n')
+    elif kind == "no key":
+        path.write_text('{"text": "a"}\n{"txet": "b"}\n')
+    elif kind == "number":
+        path.write_text('{"text": 5}\n')
+    elif kind == "column":
+        write_parquet(path, ["a"], "body")
+    elif kind == "type":
+        pq.write_table(pa.table({"text": [1, 2]}), path)
+    else:
+        path.write_text("a,b\n")
+
+
+@pytest.mark.parametrize(
+    "name, kind, words",
+    [
+        ("a.parquet", "html", ["not readable Parquet", "<!doctype"]),
+        ("a.parquet", "half", ["not readable Parquet"]),
+        ("a.txt.gz", "half gzip", ["breaks off", "(unpacked)"]),
+        ("a.txt.zst", "half zstd", ["breaks off"]),
+        ("a.txt", "latin", ["not UTF-8", "byte", "39"]),
+        ("a.jsonl", "json", ["not JSON", "line 2"]),
+        ("a.jsonl", "no key", ["'text'", "line 2", "txet"]),
+        ("a.jsonl", "number", ["does not hold text", "int"]),
+        ("a.parquet", "column", ["'text'", "n, body"]),
+        ("a.parquet", "type", ["int64", "string"]),
+        ("a.csv", "csv", ["ending", ".parquet", "format"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_place(tmp_path, name, kind, words):
+    path = tmp_path / name
+    broken(path, kind)
+    with pytest.raises(UserError) as error:
+        build(CorpusSettings(source=source(path)), tmp_path / "c")
+    text = error.value.render()
+    assert str(path) in text and "next" in text or "expected" in text
+    for word in words:
+        assert word in text
+    assert not (tmp_path / "c/manifest.json").exists()
+
+
+def test_a_bad_rebuild_leaves_the_corpus_as_it_was(tmp_path):
+    settings = CorpusSettings(source=source(tmp_path / "a.parquet"))
+    write_parquet(tmp_path / "a.parquet", [f"t{i}" for i in range(99)])
+    build(settings, tmp_path / "c")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "c").iterdir()}
+    broken(tmp_path / "a.parquet", "html")
+    with pytest.raises(UserError):
+        build(settings, tmp_path / "c")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "c").iterdir()} == before
+
+
+def test_missing_files_are_named_with_the_nearest(tmp_path):
+    write_parquet(tmp_path / "train.parquet", ["a"])
+    for pattern, words in [
+        (tmp_path / "trian.parquet", ["missing", "did you mean 'train.parquet'"]),
+        (tmp_path / "*.txt", ["pattern", "holds 1 file"]),
+        (tmp_path / "no" / "a.txt", ["does not exist"]),
+        (tmp_path, ["folder", "*.parquet"]),
+    ]:
+        with pytest.raises(UserError) as error:
+            files.describe(source(pattern))
+        for word in words:
+            assert word in error.value.render()
+
+
+@pytest.mark.parametrize(
+    "settings, field",
+    [
+        (SourceSettings(kind="files"), "files"),
+        (SourceSettings(kind="files", files=("a",), revision="x"), "revision"),
+        (SourceSettings(kind="hub", repository="a/b", files=("x",)), "revision"),
+        (SourceSettings(kind="hub", repository="a/b", files=("x",), revision="main"), "revision"),
+        (SourceSettings(kind="url", files=("a.txt",)), "files"),
+        (SourceSettings(kind="url", files=("http://h/a.txt#sha256=beef",)), "files"),
+        (SourceSettings(kind="dummy"), "documents"),
+        (SourceSettings(kind="dummy", documents=1, lengths=LengthSettings(minimum=5, maximum=4)), "lengths.minimum"),
+        (SourceSettings(files=("a.parquet",)), "files"),
+    ],
+)
+def test_options_that_do_not_fit_the_kind_are_told(settings, field):
+    assert [f for f, _ in settings.problems()] == [field]
+
+
+def test_the_keys_say_the_kind():
+    kind = SourceSettings.implied_kind
+    assert kind({}) == "docstrings" and kind({"files": "a.parquet"}) == "files" and kind({"documents": 4}) == "dummy"
+    assert kind({"files": "https://h/a.txt"}) == "url" and kind({"repository": "a/b", "files": "x"}) == "hub"
+
+
+# --- cleaning
+
+
+def cleaned(texts, **options):
+    counts: dict[str, int] = {}
+    kept = [t for t, _ in clean(((t, "") for t in texts), CleaningSettings(**options), counts)]
+    return kept, counts
+
+
+def test_composed_forms_and_white_space_are_counted():
+    kept, counts = cleaned(["e\u0301", "é", "a  b\t\n\n\n\nc", "fine"], nfc=True, collapse=True)
+    assert kept == ["é", "a b\n\nc", "fine"]
+    assert (counts["composed"], counts["collapsed"], counts["duplicates"]) == (1, 1, 1)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20), st.booleans(), st.booleans())
+def test_every_document_has_one_fate_and_cleaning_twice_changes_nothing(texts, nfc, collapse):
+    options = {"nfc": nfc, "collapse": collapse, "maximum_characters": 15}
+    kept, counts = cleaned(texts, **options)
+    gone = sum(counts[name] for name in ("no_text", "not_unicode", "too_short", "too_long", "duplicates"))
+    assert counts["read"] == len(texts) == gone + counts["kept"] and len(kept) == counts["kept"]
+    again, counts = cleaned(kept, **options)
+    assert again == kept and counts["collapsed"] == counts["composed"] == counts["stripped"] == 0
+
+
+# --- contents as a parameter of the workflow
+
+
+def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path, monkeypatch):
+    path, memory = tmp_path / "a.parquet", tmp_path / "memory.json"
+    write_parquet(path, ["one", "two"])
+    corpus = CorpusSettings(name="c", source=source(tmp_path / "*.parquet"))
+
+    def now():
+        return fingerprint.of(corpus, tmp_path / "corpus", memory)
+
+    first = now()
+    read_files = []
+    monkeypatch.setattr(fingerprint, "sha256_file", lambda p: read_files.append(p) or files.sha256_file(p))
+    assert now() == first and read_files == []
+    os.utime(path, (1, 1))
+    assert now() == first and read_files == [path]
+    memory.unlink()
+    assert now() == first
+    build(corpus, tmp_path / "corpus" / "c")
+    before = path.read_bytes()
+    path.unlink()
+    assert now() == first  # from the manifest: results were copied without their text
+    write_parquet(path, ["one", "too"])
+    assert now() != first
+    path.write_bytes(before)
+    assert now() == first
+    write_parquet(tmp_path / "b.parquet", ["three"])
+    assert now() != first
+
+
+# --- dummy
+
+
+def test_dummy_documents_are_random_numbers_of_the_stated_lengths(tmp_path):
+    settings = SourceSettings(
+        kind="dummy", documents=3000, vocabulary_size=97, lengths=LengthSettings(mean=60, sigma=0.5)
+    )
+    texts = [text for text, _ in dummy.documents(settings)]
+    lengths = [len(text.split()) for text in texts]
+    assert texts == [text for text, _ in dummy.documents(settings)] and len(set(texts)) == 3000
+    assert 57 < statistics.mean(lengths) < 63 and 27 < statistics.stdev(lengths) < 37  # sqrt(e^0.25 - 1) * 60 = 32.0
+    counts = np.bincount([int(n) for text in texts for n in text.split()], minlength=97)
+    assert len(counts) == 97 and counts.min() > 0.9 * counts.mean()
+
+
+def test_dummy_numbers_never_change():
+    """The bits are PCG64's, which NumPy keeps; written down here so that a new version that does not is found."""
+    settings = SourceSettings(
+        kind="dummy", documents=2, lengths=LengthSettings("uniform", minimum=3, maximum=5), seed=7
+    )
+    assert [text for text, _ in dummy.documents(settings)] == GOLDEN
+
+
+GOLDEN = ["48457 8141 11293 11813", "48917 12425 31060 38146 8833"]
+
+
+@pytest.mark.parametrize("distribution", ["constant", "uniform", "lognormal"])
+def test_lengths_keep_their_bounds(distribution):
+    lengths = LengthSettings(distribution, mean=10, sigma=3, minimum=4, maximum=12)
+    found = {dummy.length_at(u, lengths) for u in np.linspace(0, 1 - 2**-53, 500)}
+    assert found <= set(range(4, 13)) and (distribution == "constant" or found == set(range(4, 13)))
+
+
+def test_a_number_is_a_token(tmp_path):
+    settings = CorpusSettings(
+        source=SourceSettings(kind="dummy", documents=20, vocabulary_size=50), cleaning=AS_IS, validation_share=0
+    )
+    build(settings, tmp_path / "c")
+    build_tokenizer(TokenizerSettings(name="n", kind="numbers", vocabulary_size=53), tmp_path / "t")
+    tokenizer, text = load(tmp_path / "t"), RawText(tmp_path / "c")
+    for i in range(20):
+        ids = tokenizer.encode_batch([text.text(i)])[0]
+        assert ids.dtype == np.int32 and len(ids) == len(text.text(i).split()) and 3 <= ids.min() <= ids.max() < 53
+        assert tokenizer.decode(ids) == text.text(i)
+    assert tokenizer.encode_batch([""])[0].shape == (0,)
+    for text in ("ten", "50", "-1", "1.5", "９"):
+        with pytest.raises(UserError, match="numbers only"):
+            tokenizer.encode_batch([text])
