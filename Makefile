@@ -1,19 +1,22 @@
 # make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.
+# make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
 PYTHON ?= python3
 PIP_ARGS ?=
+CONFIG ?=
 VENV := .venv
 # the list of dependencies by content: touching a file installs nothing
 READY := $(VENV)/.ready-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
+YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
 .PHONY: run test setup lint clean
 
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
-	@if $(SNAKEMAKE) --dry-run 2>&1 | grep "Nothing to be done"; then :; \
-	else $(SNAKEMAKE) corpus tokens && $(SNAKEMAKE); fi
+	@if $(SNAKEMAKE) --dry-run $(YOURS) 2>&1 | grep "Nothing to be done"; then :; \
+	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 	@echo "report: $(REPORT)"
 
 test: $(READY)

@@ -35,6 +35,7 @@ class ConfigFile:
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
     gpus_per_node: int | None = option(None, "said by cluster profiles; by default one machine holds a whole run", ge=1)
+    corpus: str | None = option(None, "every experiment reads this corpus in place of its own")
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
 
@@ -64,6 +65,8 @@ class Config:
                 if tokenizer.corpus not in self.corpora:
                     raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")
                 self.tokenizers[name] = replace(tokenizer, learnt_from=self.corpora[tokenizer.corpus])
+        if self.settings.corpus is not None and self.settings.corpus not in self.corpora:
+            raise unknown("corpus", self.settings.corpus, self.corpora, file=file, key="corpus")
         folder = Path(root) / self.settings.experiments_folder
         self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         for name in self.settings.experiments:
@@ -103,11 +106,27 @@ class Config:
                 if scale not in SCALES:
                     raise unknown("scale", scale, SCALES, file=file, key="scales")
             overlay = stated.scales.get(self.settings.scale, {})
-            base = {k: v for k, v in raw.items() if k != "scales"}
-            merged = validate.build(Experiment, merge(base, overlay), file=file, key="")
+            values = merge({k: v for k, v in raw.items() if k != "scales"}, overlay)
+            if self.settings.corpus is not None:
+                values = self._on_another_corpus(values, file)
+            merged = validate.build(Experiment, values, file=file, key="")
             self._check(merged, file)
             self._experiments[name] = merged
         return self._experiments[name]
+
+    def _on_another_corpus(self, values: dict[str, Any], file: str) -> dict[str, Any]:
+        """An experiment with the corpus that the configuration says for all; tokenizers stay what they are."""
+        if "corpus" in values.get("factors", {}):
+            raise UserError(
+                "the experiment compares corpora, and the configuration says one for all.",
+                file=file,
+                key="factors.corpus",
+                next="leave `corpus` out of the configuration for this experiment",
+            )
+        changed = {"runs": {"corpus": self.settings.corpus}}
+        if values.get("data_benchmark") is not None:
+            changed["data_benchmark"] = {"corpus": self.settings.corpus}
+        return merge(values, changed)
 
     def _check(self, experiment: Experiment, file: str) -> None:
         """What the fields of an experiment must be beside their types."""
@@ -222,6 +241,7 @@ class Config:
         return {
             "scale": self.settings.scale,
             "gpus_per_node": self.settings.gpus_per_node,
+            "corpus": self.settings.corpus,
             "experiments": [name],
             "experiments_folder": self.settings.experiments_folder,
             "corpora": {c: self.settings.corpora[c] for c in sorted(corpora)},
