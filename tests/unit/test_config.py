@@ -196,3 +196,14 @@ def test_world_sizes_are_held_against_the_nodes_of_the_machine(tmp_path):
     assert project(tmp_path / "a", experiment).runs("e")
     with pytest.raises(UserError, match="use 4 or 6"):
         project(tmp_path / "b", experiment, gpus_per_node=4).runs("e")
+
+
+def test_one_corpus_for_all_experiments_leaves_tokenizers_as_they_are(tmp_path):
+    values = configuration.read_yaml(ROOT / "config/config.yaml") | {"corpus": "dummy"}
+    config = Config(values, root=ROOT)
+    plain = Config(configuration.read_yaml(ROOT / "config/config.yaml"), root=ROOT)
+    assert config.corpora_of(["demo"]) == ["dummy"] and config.experiment("demo").data_benchmark.corpus == "dummy"
+    assert {r.settings.tokenizer for r in config.runs("demo")} == {r.settings.tokenizer for r in plain.runs("demo")}
+    assert not {r.run_id for r in config.runs("demo")} & {r.run_id for r in plain.runs("demo")}
+    with pytest.raises(UserError, match="unknown corpus 'dumy'"):
+        Config(values | {"corpus": "dumy"}, root=ROOT)

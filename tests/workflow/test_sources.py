@@ -1,0 +1,90 @@
+"""A user's own data through the workflow: what rebuilds a corpus, what does not, what is told before anything runs."""
+
+import json
+import os
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.web import Server
+from tests.workflow.conftest import CONFIG
+
+pytestmark = pytest.mark.workflow
+#: large enough that Snakemake judges it by its time
+DOCUMENTS = [f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) for i in range(6000)]
+
+
+def configure(project, **source):
+    """The project's corpus is this source."""
+    config = CONFIG | {"corpora": {"small": {"source": source}}}
+    (project.root / "config/config.yaml").write_text(json.dumps(config))
+
+
+def write_parquet(path, texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"body": texts}), path, compression="none")
+
+
+def test_own_files_rebuild_the_corpus_when_their_content_changes_and_only_then(fresh):
+    path = fresh.root / "data/mine.parquet"
+    write_parquet(path, DOCUMENTS)
+    assert path.stat().st_size > 1_500_000
+    configure(fresh, files="data/*.parquet", text_column="body")
+    fresh.snakemake("--cores", "1", "corpus")
+    manifest = (fresh.root / "results/corpus/small/manifest.json").read_bytes()
+    os.utime(path)
+    assert fresh.planned("corpus") == {}, "touched"
+    shutil.copy(path, fresh.root / "copied")
+    path.unlink()
+    assert fresh.planned("corpus") == {}, "gone: results were brought here without their text"
+    os.replace(fresh.root / "copied", path)
+    (fresh.root / ".snakemake/tokenscale-files.json").unlink()
+    assert fresh.planned("corpus") == {}, "copied, and never hashed here"
+    write_parquet(path, [*DOCUMENTS[:-1], "another end"])
+    assert fresh.planned("corpus") == {"build_corpus": 1}, "edited"
+    write_parquet(path, DOCUMENTS)
+    assert fresh.planned("corpus") == {}, "put back"
+    write_parquet(fresh.root / "data/more.parquet", ["one more"])
+    assert fresh.planned("corpus") == {"build_corpus": 1}, "one more file for the pattern"
+    fresh.snakemake("--cores", "1", "corpus")
+    assert (fresh.root / "results/corpus/small/manifest.json").read_bytes() != manifest
+    assert fresh.planned("corpus") == {}
+
+
+def test_files_that_are_not_there_are_told_before_anything_runs(fresh):
+    write_parquet(fresh.root / "data/mine.parquet", ["a"])
+    configure(fresh, files="data/mein.parquet", text_column="body")
+    done = fresh.snakemake("-n", check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout
+    assert "did you mean 'mine.parquet'" in done.stdout
+
+
+def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
+    with Server() as web:
+        web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
+        configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
+        assert fresh.planned("tokens") == {"download": 1, "build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4}
+        fresh.snakemake("--cores", "1", "corpus")
+    shutil.rmtree(fresh.root / "results/downloads")
+    assert fresh.planned("corpus") == {}, "a purged download is not needed any more"
+    fresh.snakemake("--cores", "2", "tokens")  # the server is gone
+
+
+def test_another_way_to_read_or_clean_downloads_nothing(fresh):
+    with Server() as web:
+        web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
+        configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
+        fresh.snakemake("--cores", "1", "corpus")
+        configure(fresh, files=f"{web.address}/tales.txt", separator="\n")
+        assert fresh.planned("corpus") == {"build_corpus": 1}
+
+
+def test_one_key_puts_every_experiment_on_another_corpus(fresh):
+    write_parquet(fresh.root / "data/mine.parquet", DOCUMENTS[:300])
+    mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "data/mine.parquet", "text_column": "body"}}}}
+    (fresh.root / "mine.yaml").write_text(json.dumps(mine))
+    text = fresh.snakemake("-n", "tokens", "--configfile", "mine.yaml").stdout
+    assert "corpus mine" in text and "tokens mine / bpe / packed-sequence_length=32" in text
+    assert "tokens small" not in text
