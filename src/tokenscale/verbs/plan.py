@@ -42,6 +42,9 @@ def _lines(config, names):
     from tokenscale.settings.geometry import geometry
 
     yield f"scale {config.settings.scale}"
+    for name in config.corpora_of(names):
+        if config.corpora[name].source.downloaded is False:
+            yield f"corpus {name}: not yet downloaded by anybody with this configuration; its hashes are not known here"
     for name in names:
         runs = config.runs(name)
         experiment = config.experiment(name)
