@@ -39,6 +39,11 @@ class Web:
             self.files[f"/api/datasets/{repository}/{path}"] = json.dumps(value).encode()
             self.content_types[f"/api/datasets/{repository}/{path}"] = "application/json"
 
+    def add_model(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
+        """Files of a model, such as its tokenizer, at one commit."""
+        for name, content in files.items():
+            self.files[f"/{repository}/resolve/{commit}/{name}"] = content
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -58,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         if web.answers.get(path):
             return self._empty(web.answers[path].pop(0))
         if path not in web.files:
-            return self._empty(404)
+            return self._empty(404, **({"X-Error-Code": "EntryNotFound"} if "/resolve/" in path else {}))
         content = web.files[path]
         tag = f'"{hashlib.sha256(content).hexdigest()}"'
         start = self._start(content, tag)

@@ -1,6 +1,7 @@
 """Tokenizers: exact, deterministic, special-token text stays text, files held against their hashes."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
+from tests.web import Server
 from tokenscale.errors import UserError
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.tokenizer.build import build
@@ -177,17 +179,39 @@ def test_a_tokenizer_without_bos_says_to_set_one(tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
-    import tokenizers
+    import huggingface_hub
 
     def refuse(*args, **kwargs):
-        raise Exception("no route to host")
+        raise OSError("no route to host")
 
-    class Offline:
-        from_pretrained = refuse
-
-    monkeypatch.setattr(tokenizers, "Tokenizer", Offline)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
     with pytest.raises(UserError, match="no route to host"):
         settings = TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing", revision="a" * 40)
         build(settings, tmp_path / "out")
     with pytest.raises(UserError, match="pinned revision"):
         build(TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing"), tmp_path / "out")
+
+
+def test_a_tokenizer_of_the_hub_is_read_through_its_client_with_what_its_files_name(tmp_path):
+    """In a process of its own: the client reads its environment when it is imported."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    corpus = make_corpus(tmp_path / "c", ["one two three"] * 3)
+    file = (make_tokenizer(tmp_path / "bpe", corpus) / "tokenizer.json").read_bytes()
+    named = json.dumps({"bos_token": {"content": "</s>"}, "eos_token": "<pad>"}).encode()
+    stated = {"name": "hf", "kind": "huggingface", "source": "people/words", "revision": commit}
+    command = [sys.executable, "-m", "tokenscale", "tokenizer", "--settings", json.dumps(stated), "--output"]
+    with Server() as web:
+        web.add_model("people/words", commit, {"tokenizer.json": file, "tokenizer_config.json": named})
+        environment = os.environ | {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub")}
+        for folder, offline in (("a", "0"), ("b", "1")):  # the second time from the client's cache
+            done = subprocess.run(
+                [*command, str(tmp_path / folder / "manifest.json")],
+                env=environment | {"HF_HUB_OFFLINE": offline, "HF_HUB_DISABLE_XET": "1"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "a/manifest.json").read_text())
+    assert (manifest["bos_id"], manifest["eos_id"], manifest["revision"]) == (1, 2, commit)
+    assert (tmp_path / "b/manifest.json").read_bytes() == (tmp_path / "a/manifest.json").read_bytes()

@@ -85,16 +85,34 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
             key="tokenizer.revision",
             next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
         )
-    try:
-        return tokenizers.Tokenizer.from_pretrained(settings.source, revision=settings.revision), {}
-    except Exception as error:  # network, name or file: the library tells them apart only in words
-        raise UserError(
-            f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
-            key="tokenizer.source",
-            revision=settings.revision,
-            reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            next="check the name and the network, or download it elsewhere and set `source` to its folder",
-        ) from None
+    folder = _from_hub(settings)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), _named(folder)
+
+
+def _from_hub(settings: TokenizerSettings) -> Path:
+    """The folder of the hub's cache that holds the tokenizer's files at its revision."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for name in ("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json"):
+        try:
+            path = hf_hub_download(settings.source, name, revision=settings.revision)
+        except EntryNotFoundError as error:
+            if name == "tokenizer.json":
+                raise _refused(settings, error) from None
+        except Exception as error:  # network or name: the client's errors share no other base
+            raise _refused(settings, error) from None
+    return Path(path).parent
+
+
+def _refused(settings: TokenizerSettings, error: Exception) -> UserError:
+    return UserError(
+        f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
+        key="tokenizer.source",
+        revision=settings.revision,
+        reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        next="check the name and the network, or download it elsewhere and set `source` to its folder",
+    )
 
 
 def _named(folder: Path) -> dict[str, str]:
