@@ -107,12 +107,17 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        """A client that went away, after a connection was cut on purpose."""
+
+
 class Server:
     """`with Server() as web:` serves `web.files` below `web.address`."""
 
     def __enter__(self) -> Web:
         web = Web()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": web}))
+        self._server = _Quiet(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": web}))
         web.address = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return web

@@ -42,13 +42,20 @@ def locked(directory: Path, what: str) -> Iterator[None]:
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise UserError(
                 f"{what} is being written by another process.",
                 lock=path,
                 owner=file.read().strip() or "unknown",
                 next="wait for it, or end it",
+            ) from None
+        except OSError as error:  # Lustre mounted without -o flock, for one
+            raise UserError(
+                f"{what} cannot be locked here.",
+                lock=path,
+                reason=error.strerror,
+                next="use a file system with locks (`python -m tokenscale doctor` tries them)",
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")

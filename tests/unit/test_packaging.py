@@ -1,4 +1,4 @@
-"""One list of dependencies, import groups, and nothing of one machine in the project."""
+"""One list of dependencies, import groups, nothing of one machine in the project; and what others read about it."""
 
 import re
 import subprocess
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+import tokenscale
+from tests.conftest import ROOMS, rooms_of
 
 ROOT = Path(__file__).parents[2]
 #: conda's names where they differ from pip's
@@ -97,3 +100,101 @@ def test_no_file_names_a_path_of_this_machine():
         if path.is_file() and path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".smk", ".sql", ".j2", ""}:
             text = path.read_text(errors="ignore")
             assert f"{ROOT}/" not in text and f"{Path.home()}/" not in text, name
+
+
+# -- what others read: the workflow catalog, a citation, GitHub
+
+
+def test_the_workflow_catalog_finds_what_it_needs():
+    """Its rules (README of snakemake/snakemake-workflow-catalog) for a workflow with standardized usage."""
+    for name in ("workflow/Snakefile", "config/README.md", "LICENSE"):
+        assert (ROOT / name).is_file(), name
+    assert list((ROOT / "workflow/rules").glob("*.smk"))
+    readme = (ROOT / "README.md").read_text().lower()
+    assert "snakemake" in readme and "workflow" in readme
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert set(usage) == {"mandatory-flags", "software-stack-deployment", "report"}
+    assert set(usage["mandatory-flags"]) == {"desc", "flags"}
+    assert all(isinstance(text, str) for text in usage["mandatory-flags"].values())
+    deployment = usage["software-stack-deployment"]
+    assert set(deployment) <= {"conda", "apptainer", "apptainer+conda"}
+    files = [ROOT / "workflow/Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
+    rules = "".join(path.read_text() for path in files)
+    assert deployment["conda"] is bool(re.search(r"^\s+conda:", rules, re.M))
+    assert usage["report"] is ("report(" in rules)
+
+
+def test_the_citation_is_of_this_version_and_licence():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what the format requires
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
+    assert cited["authors"] and all({"name", "family-names"} & set(author) for author in cited["authors"])
+    assert cited["version"] == tokenscale.__version__
+    assert cited["license"] == project()["license"] == "Apache-2.0"
+    assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
+
+
+def commands_of_ci():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    return workflow, job, [line.strip() for step in job["steps"] for line in step.get("run", "").splitlines()]
+
+
+def test_github_runs_the_commands_of_ci_and_of_the_readme():
+    _, _, found = commands_of_ci()
+    ours = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
+    first_block = re.search(r"(?m)^(    .*\n)+", (ROOT / "README.md").read_text())[0]
+    wanted = [line for line in ours if line.startswith(("make ", "test "))]
+    wanted += [line.split("#")[0].strip() for line in first_block.splitlines()]
+    assert "make run" in wanted and "make test" in wanted
+    assert [line for line in wanted if line not in found] == []
+    order = [found.index(line) for line in ours if line in found]
+    assert order == sorted(order)
+
+
+def test_github_runs_them_on_each_supported_python_and_may_only_read():
+    workflow, job, commands = commands_of_ci()
+    assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads the key `on` as true
+    low, high = re.findall(r"3\.(\d+)", project()["requires-python"])
+    assert job["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
+    assert workflow["permissions"] == {"contents": "read"} and workflow["concurrency"]["cancel-in-progress"]
+    assert 0 < job["timeout-minutes"] <= 60
+    assert commands[0].startswith("make setup") and "whl/cpu" in commands[0]
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", name) for name in used)
+    # a pipe hides what fails in it, unless this shell is asked for
+    assert workflow["defaults"]["run"]["shell"] == "bash" or not any("|" in line for line in commands)
+
+
+# -- rooms
+
+
+def test_every_test_file_has_a_room_and_every_room_a_test():
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    examples = [path for path in (ROOT / "src/tokenscale").rglob("*.py") if ">>> " in path.read_text()]
+    lost = [str(path.relative_to(ROOT)) for path in files if not rooms_of(path)]
+    assert not lost, f"{lost}: begin the name with a room ({', '.join(ROOMS)}), or name it in tests/conftest.py"
+    assert {room for path in [*files, *examples] for room in rooms_of(path)} == set(ROOMS)
+
+
+def test_every_room_is_a_marker():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "--strict-markers" in options["addopts"]
+    assert {marker.split(":")[0] for marker in options["markers"]} == {*ROOMS, "distributed", "experiment"}
+
+
+def test_a_room_can_be_tested_by_its_name():
+    """Tests and the examples of docstrings alike, and those of no other room."""
+    places = [
+        "tests/unit/test_packing.py",
+        "tests/unit/test_records.py",
+        "src/tokenscale/order",
+        "src/tokenscale/costs",
+    ]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "order", *places]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    passed = {line.split("::")[0] for line in done.stdout.splitlines() if " PASSED" in line}
+    assert "tests/unit/test_packing.py" in passed
+    assert any(name.startswith("src/tokenscale/order/") for name in passed)
+    assert not [name for name in passed if "records" in name or "costs" in name]

@@ -12,6 +12,8 @@ from tokenscale.records.hardware import cores
 
 #: what ends a launcher: a terminal, a scheduler, a closed session
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: what says to a process which rank of which world it is
+WORLD = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s: float = 5.0) -> int:
@@ -24,7 +26,8 @@ def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s
     # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
     told: list[int] = []
     before = {name: signal.signal(name, lambda number, frame: told.append(number)) for name in SIGNALS}
-    base = dict(os.environ)
+    # what a launcher around this one may have left: these ranks are a world of their own
+    base = {name: value for name, value in os.environ.items() if name not in WORLD}
     # torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
     # encode while training count by the last
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):

@@ -5,9 +5,16 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from tokenscale.records.control_groups import cgroup_limits, usable_cores
+
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Cores that this process can keep busy: those it may use, no more than its control groups pay for."""
+    return usable_cores(affinity(), cgroup_limits()[0])
+
+
+def affinity() -> int:
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

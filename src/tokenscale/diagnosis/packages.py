@@ -1,0 +1,143 @@
+"""The packages of each import group: which ones there are, what is asked of them, and whether Python finds them."""
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: import group → what it enables
+GROUPS = {"host": "the workflow", "trainer": "training", "report": "the report", "test": "the tests"}
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, the module it is imported as, its import group, and what alone needs it ("": everything)."""
+
+    distribution: str
+    module: str
+    group: str
+    only: str = ""
+
+
+PACKAGES = (
+    Package("snakemake", "snakemake", "host"),
+    Package("snakemake-executor-plugin-slurm", "snakemake_executor_plugin_slurm", "host", "SLURM"),
+    Package("pydantic", "pydantic", "host"),
+    Package("pyyaml", "yaml", "host"),
+    Package("pygments", "pygments", "host", "snakemake --report"),
+    Package("requests", "requests", "host", "downloads"),
+    Package("urllib3", "urllib3", "host", "downloads"),
+    Package("huggingface-hub", "huggingface_hub", "host", "downloads"),
+    Package("torch", "torch", "trainer"),
+    Package("numpy", "numpy", "trainer"),
+    Package("pyarrow", "pyarrow", "trainer"),
+    Package("safetensors", "safetensors", "trainer"),
+    Package("tokenizers", "tokenizers", "trainer"),
+    Package("mistral-common", "mistral_common", "trainer"),
+    Package("tiktoken", "tiktoken", "trainer"),  # comes with mistral-common; Tekken's ids are made by it
+    Package("duckdb", "duckdb", "report"),
+    Package("pandas", "pandas", "report"),
+    Package("matplotlib", "matplotlib", "report"),
+    Package("jinja2", "jinja2", "report"),
+    Package("pytest", "pytest", "test"),
+    Package("hypothesis", "hypothesis", "test"),
+    Package("snakefmt", "snakefmt", "test"),
+    Package("ruff", "ruff", "test"),
+)
+
+
+def importable(module: str) -> bool:
+    """Whether Python would find the module; nothing is imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> dict[str, str]:
+    """Distribution → bounds ("": none), and `python`. Empty when nobody says them.
+
+    From the pyproject.toml of the clone that this file lies in (what an editable install wrote down when it was made
+    may be older); elsewhere from the installed metadata.
+    """
+    try:
+        import tomllib  # not before Python 3.11
+
+        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        python, extras = project["requires-python"], project["optional-dependencies"].values()
+        stated = [*project["dependencies"], *(r for extra in extras for r in extra)]
+    except (ImportError, OSError, ValueError, KeyError):
+        try:
+            stated = importlib.metadata.requires("tokenscale") or []
+            python = importlib.metadata.metadata("tokenscale")["Requires-Python"] or ""
+        except importlib.metadata.PackageNotFoundError:
+            return {}
+    found = {"python": _in_order(python)}
+    for requirement in stated:
+        name, bounds = re.match(r"([\w.-]+)(?:\[.*?\])?\s*\(?([^;)]*)", requirement).groups()
+        found[name.lower().replace("_", "-")] = _in_order(bounds)
+    return found
+
+
+def _in_order(bounds: str) -> str:
+    return ",".join(sorted(bounds.replace(" ", "").split(","), reverse=True))  # the lower bound first
+
+
+def satisfies(version: str, bounds: str) -> bool:
+    """Whether a version lies within bounds such as `>=2.9,<2.14`.
+
+    Only the numbers count: a container's `2.9.0a0+5228986` is taken for 2.9.0, which pip would not do.
+
+    >>> satisfies("2.13.0+cpu", ">=2.9,<2.14"), satisfies("2.8.1", ">=2.9,<2.14"), satisfies("2.14.0rc1", "<2.14")
+    (True, False, False)
+    """
+    for bound in filter(None, bounds.replace(" ", "").split(",")):
+        operator, limit = re.fullmatch(r"(>=|<=|==|!=|~=|>|<)(.+)", bound).groups()
+        have, want = _numbers(version), _numbers(limit)
+        length = max(len(have), len(want))
+        a, b = have + (0,) * (length - len(have)), want + (0,) * (length - len(want))
+        holds = {
+            ">=": a >= b,
+            "<=": a <= b,
+            ">": a > b,
+            "<": a < b,
+            "!=": a != b,
+            "==": a == b,
+            "~=": a >= b and a[: len(want) - 1] == b[: len(want) - 1],
+        }
+        if not holds[operator]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version.strip())
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def told(states: dict[str, dict[str, Any]]) -> str:
+    """What is wrong with packages, in words: the missing ones together, each other one by its own text.
+
+    >>> old = {"state": "outside", "only": "", "text": "b 1 is outside >2"}
+    >>> told({"a": {"state": "missing", "only": "SLURM"}, "b": old})
+    'missing: a (only for SLURM); b 1 is outside >2'
+    """
+    missing, others = [], []
+    for name, state in states.items():
+        only = f" (only for {state['only']})" if state["only"] else ""
+        if state["state"] == "missing":
+            missing.append(name + only)
+        elif state["state"] != "ok":
+            others.append(state["text"] + only)
+    return "; ".join([f"missing: {', '.join(missing)}"] * bool(missing) + others)

@@ -1,0 +1,64 @@
+"""Which room each test is about: `python -m pytest -m formats` runs the tests of src/tokenscale/formats.
+
+A test file belongs to the room that its name begins with (`test_formats.py`, `test_formats_codec.py`; a verb's name is
+the room `verbs`), or to those that `ROOMS_OF` names. An example in a docstring belongs to the room its file lies in.
+Rooms are markers in pyproject.toml.
+"""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/tokenscale"
+#: folders of the package; `files` is files.py and errors.py, `workflow` the rules
+ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")) + ["files", "workflow"]
+VERBS = [p.stem for p in PACKAGE.glob("verbs/*.py") if p.stem != "__init__"]
+
+#: test files whose names do not say it, below tests/
+ROOMS_OF = {
+    "distributed/test_data_parallel.py": ["parallel"],
+    "distributed/test_study_commands.py": ["verbs", "training", "parallel"],
+    "distributed/test_training.py": ["training", "parallel", "evaluation"],
+    "unit/test_closure.py": ["settings"],
+    "unit/test_config.py": ["settings"],
+    "unit/test_doctor.py": ["diagnosis"],
+    "unit/test_download.py": ["corpus"],
+    "unit/test_figures.py": ["report"],
+    "unit/test_ingest.py": ["analysis"],
+    "unit/test_packaging.py": ["verbs"],
+    "unit/test_packing.py": ["order"],
+    "unit/test_sources.py": ["corpus"],
+    "unit/test_sql.py": ["analysis"],
+    "unit/test_stale.py": ["diagnosis"],
+    "unit/test_statistics.py": ["analysis"],
+    "unit/test_study_pretokenize.py": ["formats", "verbs"],
+    "unit/test_study_train.py": ["training", "verbs"],
+    "unit/test_training.py": ["training", "models", "evaluation"],
+}
+
+
+def rooms_of(path: Path) -> list[str]:
+    """The rooms that a test file, or a file with examples in its docstrings, is about. Empty when nothing says it."""
+    if path.is_relative_to(PACKAGE):
+        inside = path.relative_to(PACKAGE)
+        if len(inside.parts) > 1:
+            return [inside.parts[0]]
+        return ["verbs"] if inside.stem in ("cli", "__main__") else ["files"]
+    if not path.is_relative_to(ROOT / "tests"):
+        return []
+    inside = path.relative_to(ROOT / "tests")
+    if inside.as_posix() in ROOMS_OF:
+        return ROOMS_OF[inside.as_posix()]
+    if inside.parts[0] == "workflow":
+        return ["workflow"]
+    name = inside.stem.removeprefix("test_")
+    rooms = [room for room in ROOMS if f"{name}_".startswith(f"{room}_")]
+    return rooms or ["verbs"] * any(f"{name}_".startswith(f"{verb}_") for verb in VERBS)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for room in rooms_of(item.path):
+            item.add_marker(room)
