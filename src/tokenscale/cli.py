@@ -14,6 +14,7 @@ VERBS = {
     "corpus": "raw text → raw Parquet with train and validation splits",
     "tokenizer": "make or fetch a tokenizer, with its manifest",
     "pretokenize": "raw Parquet → one token store",
+    "train": "a training from flags: on a file, a corpus by name, or random numbers; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal it",
     "rank": "one rank of a run, as a launcher starts it",
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
@@ -21,6 +22,8 @@ VERBS = {
     "benchmark": "side-by-side measurements",
     "plan": "what would run, and on what",
     "check": "check the configuration; write its JSON schemas",
+    "status": "what would rerun, and why",
+    "doctor": "what this machine can run, what it cannot, and why",
 }
 
 

@@ -13,9 +13,10 @@ from tokenscale.tokenizer.manifest import read_manifest
 def checked_manifest(
     run: RunSettings, store_directory: Path | None, corpus_directory: Path | None, tokenizer_directory: Path | None
 ) -> dict[str, Any]:
-    """The manifest of the run's store. The corpus and the tokenizer are compared where their folders are given.
+    """The manifest of the run's store: `store_directory` is its folder, or the path of its manifest.
 
-    Raises UserError where anything does not match (see `formats.manifest.open_store`).
+    The corpus and the tokenizer are compared where their folders are given. Raises UserError where anything
+    does not match (see `formats.manifest.open_store`).
     """
     if store_directory is None:
         raise UserError(

@@ -8,6 +8,9 @@ import numpy as np
 from tokenscale.errors import UserError
 from tokenscale.tokenizer.base import Tokenizer
 
+#: documents of one call of a tokenizer
+BATCH_DOCUMENTS = 512
+
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str], eos: bool) -> list[np.ndarray]:
     """[BOS] + ids (+ [EOS]) of each text, int32; at least one token. UserError for EOS where the tokenizer has none."""

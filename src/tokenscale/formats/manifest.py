@@ -1,11 +1,17 @@
-"""The manifest of a token store: written last by every writer, asked first by every reader."""
+"""The manifest of a token store: written last by every writer, asked first by every reader.
 
+A store is a folder that holds `manifest.json` and the files it lists; or, beside other files, one Parquet file with a
+name of its own and `<name>.manifest.json`. Whatever reads a store takes either the folder or the manifest's path.
+"""
+
+import json
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +27,40 @@ from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY, Tokenizer
 VERSION = 1
 
 
-def restore(directory: Path) -> str:
+@dataclass(frozen=True)
+class SingleFile:
+    """A store that is one file, `<name>.parquet`, in a folder that holds others, too."""
+
+    name: str
+    command: str  # what writes it again
+
+
+def located(where: Path) -> tuple[Path, Path]:
+    """(folder, manifest) of a store that is named by either of them.
+
+    >>> [str(path) for path in located(Path("tokens/padded"))]
+    ['tokens/padded', 'tokens/padded/manifest.json']
+    >>> [str(path) for path in located(Path("data/a_tokenized_padded_snappy.manifest.json"))]
+    ['data', 'data/a_tokenized_padded_snappy.manifest.json']
+    """
+    where = Path(where)
+    return (where.parent, where) if where.suffix == ".json" else (where, where / "manifest.json")
+
+
+def restore(where: Path) -> str:
     """The command that rebuilds a store."""
-    return f"snakemake -f {Path(directory) / 'manifest.json'}"
+    folder, manifest = located(where)
+    if manifest.name == "manifest.json":
+        return f"snakemake -f {manifest}"
+    try:
+        return json.loads(_build_record(manifest).read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, KeyError):
+        return f"python -m tokenscale pretokenize --input-path … --output-dir {folder} …"
+
+
+def _build_record(manifest: Path) -> Path:
+    """The record of times and machine beside a manifest: `build.json`, `<name>.build.json`."""
+    return manifest.with_name(manifest.name.removesuffix("manifest.json") + "build.json")
 
 
 class StoreWriter:
@@ -44,7 +81,7 @@ class StoreWriter:
             "format": self.store.format,
             "options": self.store.options(),
             "split": self.store.split,
-            "tokenizer": {"name": tokenizer.name, "file_sha256": tokenizer.file_sha256},
+            "tokenizer": {"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
             "vocabulary_size": tokenizer.vocabulary_size,
             "bos_id": tokenizer.bos_id,
             "eos_id": tokenizer.eos_id,
@@ -68,13 +105,21 @@ class StoreWriter:
 
 @contextmanager
 def writing(
-    store: StoreSettings, corpus_directory: Path, tokenizer: Tokenizer, directory: Path
+    store: StoreSettings,
+    corpus_directory: Path,
+    tokenizer: Tokenizer,
+    directory: Path,
+    single: SingleFile | None = None,
 ) -> Iterator[StoreWriter]:
-    """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last."""
+    """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last.
+
+    With `single`, the files of other stores in `directory` are left alone.
+    """
     directory = Path(directory)
     started = time.time()
     directory.mkdir(parents=True, exist_ok=True)
-    folder = directory / ".building"
+    folder = directory / (f".{single.name}.building" if single else ".building")
+    manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
@@ -82,17 +127,18 @@ def writing(
         yield writer
         if writer.manifest is None:
             raise RuntimeError("a format's writer ended without finish()")
-        (directory / "manifest.json").unlink(missing_ok=True)
         names = {file["name"] for file in writer.manifest["files"]}
-        for path in directory.iterdir():
-            if path.suffix in (".parquet", ".bin", ".npy") and path.name not in names:
-                path.unlink()
+        if single is None:
+            manifest.unlink(missing_ok=True)
+            for path in directory.iterdir():
+                if path.suffix in (".parquet", ".bin", ".npy") and path.name not in names:
+                    path.unlink()
         for name in sorted(names):
             (folder / name).replace(directory / name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     write_json(
-        directory / "build.json",
+        _build_record(manifest),
         {
             "built_unix_s": started,
             "duration_s": time.time() - started,
@@ -100,10 +146,11 @@ def writing(
             "python": sys.version,
             "numpy": np.__version__,
             "machine": platform.node(),
-            "manifest": "manifest.json",
+            "manifest": manifest.name,
+            **({"command": single.command} if single else {}),
         },
     )
-    write_json(directory / "manifest.json", writer.manifest)
+    write_json(manifest, writer.manifest)
 
 
 def no_documents(store: StoreSettings, corpus_directory: Path) -> UserError:
@@ -116,8 +163,24 @@ def no_documents(store: StoreSettings, corpus_directory: Path) -> UserError:
     )
 
 
+def read_store_manifest(where: Path) -> dict[str, Any]:
+    """The manifest of a store. UserError where it is missing, broken, or newer than this code."""
+    path = located(where)[1]
+    manifest = read_json(path, "manifest of the token store", restore(where))
+    version = manifest.get("schema_version", 0)
+    if version > VERSION:
+        raise UserError(
+            "the token store was written by a newer tokenscale.",
+            store=path,
+            found=f"schema_version {version}",
+            expected=f"at most {VERSION}",
+            next="upgrade tokenscale, or rebuild: " + restore(where),
+        )
+    return manifest
+
+
 def open_store(
-    directory: Path,
+    where: Path,
     expected: StoreSettings,
     *,
     asked_by: str = "this command",
@@ -127,49 +190,45 @@ def open_store(
     corpus_manifest_sha256: str | None = None,
     verify: bool = True,
 ) -> dict[str, Any]:
-    """The manifest of a store that fits what `asked_by` asks for; what is None is not compared.
+    """The manifest of a store (its folder, or the path of its manifest) that fits what `asked_by` asks for.
 
-    `vocabulary_size` is the most ids that the asker can hold. Files are held against the manifest: sizes always,
-    contents unless `verify` is False. Raises UserError with both values and the command that rebuilds the store.
+    What is None is not compared; `vocabulary_size` is the most ids that the asker can hold. Files are held against the
+    manifest: sizes always, contents unless `verify` is False. Raises UserError with both values and the command that
+    rebuilds the store.
     """
-    directory = Path(directory)
-    manifest = read_json(directory / "manifest.json", "manifest of the token store", restore(directory))
-    version = manifest.get("schema_version", 0)
-    if version > VERSION:
-        raise UserError(
-            "the token store was written by a newer tokenscale.",
-            store=directory / "manifest.json",
-            found=f"schema_version {version}",
-            expected=f"at most {VERSION}",
-            next="upgrade tokenscale, or rebuild: " + restore(directory),
-        )
+    manifest = read_store_manifest(where)
 
     def compare(name: str, asked: Any, found: Any) -> None:
         if asked is not None and asked != found:
-            raise _mismatch(directory, asked_by, name, asked, found)
+            raise _mismatch(where, asked_by, name, asked, found)
 
     compare("format", expected.format, manifest["format"])
     for name, value in expected.options().items():
         found = manifest["options"].get(name)
         if value != found:
-            raise _mismatch(directory, asked_by, name, value, found)
+            raise _mismatch(where, asked_by, name, value, found)
     compare("tokenizer", tokenizer_name, manifest["tokenizer"]["name"])
     compare("tokenizer file, sha256", tokenizer_sha256, manifest["tokenizer"]["file_sha256"])
     compare("corpus manifest, sha256", corpus_manifest_sha256, manifest["corpus_manifest_sha256"])
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
-        raise _mismatch(directory, asked_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
+        raise _mismatch(where, asked_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
     for file in manifest["files"]:
-        path = directory / file["name"]
-        check_file(path, file["bytes"], file["sha256"], what="token store", next=restore(directory), content=verify)
+        path = located(where)[0] / file["name"]
+        check_file(path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=verify)
     return manifest
 
 
-def _mismatch(directory: Path, asked_by: str, name: str, asked: Any, found: Any) -> UserError:
-    wants, has = f"{asked_by} wants {name}", f"{directory} has"
+def _mismatch(where: Path, asked_by: str, name: str, asked: Any, found: Any) -> UserError:
+    folder, manifest = located(where)
+    single = manifest.name != "manifest.json"
+    wants = f"{asked_by} wants {name}"
+    has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
     width = max(len(wants), len(has))
+    # a folder's name states its options, so that rebuilding it mends them; the command of a file repeats them
+    next = "wrote it: change its options, or what the run asks for" if single else "rebuilds it"
     return UserError(
         "the token store does not match this run.",
         run=f"{wants:<{width}}  {asked}",
-        store=f"{has:<{width}}  {found}  (manifest.json)",
-        next=f"{restore(directory)}   rebuilds it",
+        store=f"{has:<{width}}  {found}  ({manifest.name})",
+        next=f"{restore(where)}   {next}",
     )

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import IdsDigest, encode_documents
+from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
 from tokenscale.formats.labels import labels_of
-from tokenscale.formats.manifest import no_documents, writing
+from tokenscale.formats.manifest import located, no_documents, writing
 from tokenscale.order.packing import best_fit_decreasing, cut
 from tokenscale.order.permutation import permute
 from tokenscale.settings.data import StoreSettings
@@ -34,11 +34,14 @@ def write(
     tokenizer_directory: Path,
     directory: Path,
     report: Callable[[int, int], None] | None = None,
+    *,
+    batch_documents: int = BATCH_DOCUMENTS,
 ) -> dict[str, Any]:
     """Write the store and return its manifest. Ids go to disk first, rows are gathered from there: memory holds the
     lengths of all documents (8 bytes each, and as much for the packing) and a block of rows.
 
-    `report(documents, utf8_bytes)` hears of each batch. Raises UserError for a split without documents.
+    The tokenizer gets `batch_documents` at a time; `report(documents, utf8_bytes)` hears of each batch. Raises
+    UserError for a split without documents.
     """
     text = RawText(corpus_directory, store.split)
     if len(text) == 0:
@@ -51,7 +54,7 @@ def write(
         unpacked = writer.folder / "documents.bin"
         number = 0
         with open(unpacked, "wb") as file:
-            for texts in text.batches():
+            for texts in text.batches(batch_documents):
                 for document in encode_documents(tokenizer, texts, store.eos):
                     digest.add(document)
                     lengths[number] = len(document)
@@ -112,8 +115,8 @@ def _write_rows(
 class PackedStore:
     """Rows of a `packed` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
-        directory = Path(directory)
+    def __init__(self, where: Path, manifest: dict[str, Any]):
+        directory = located(where)[0]
         self.manifest = manifest
         self.sequence_length: int = manifest["sequence_length"]
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")

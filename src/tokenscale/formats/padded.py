@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import IdsDigest, encode_documents
+from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
 from tokenscale.formats.labels import labels_of
-from tokenscale.formats.manifest import no_documents, writing
+from tokenscale.formats.manifest import SingleFile, no_documents, writing
 from tokenscale.formats.parquet import ListColumns, ShardWriter
 from tokenscale.settings.data import StoreSettings
 from tokenscale.tokenizer.load import load
@@ -25,9 +25,13 @@ def write(
     tokenizer_directory: Path,
     directory: Path,
     report: Callable[[int, int], None] | None = None,
+    *,
+    batch_documents: int = BATCH_DOCUMENTS,
+    single: SingleFile | None = None,
 ) -> dict[str, Any]:
     """Write the store and return its manifest. Row i is document i of the split; memory holds one row group.
 
+    The tokenizer gets `batch_documents` at a time. With `single` the store is that one file of `directory`.
     `report(documents, utf8_bytes)` hears of each batch. Raises UserError for a split without documents.
     """
     text = RawText(corpus_directory, store.split)
@@ -37,10 +41,11 @@ def write(
     width = store.sequence_length + 1
     digest = IdsDigest()
     useful = tokens_cut = documents_cut = 0
-    with writing(store, corpus_directory, tokenizer, directory) as writer:
+    with writing(store, corpus_directory, tokenizer, directory, single) as writer:
         metadata = {"tokenizer": tokenizer.name, "format": "padded", "created": text.manifest["source_date"]}
-        shards = ShardWriter(writer.folder, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata)
-        for texts in text.batches():
+        name = single.name if single else None
+        shards = ShardWriter(writer.folder, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata, name)
+        for texts in text.batches(batch_documents):
             for document in encode_documents(tokenizer, texts, store.eos):
                 digest.add(document)
                 row, length = pad(document, width, tokenizer.pad_id)
@@ -75,10 +80,10 @@ def pad(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]
 class PaddedStore:
     """Rows of a `padded` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
+    def __init__(self, where: Path, manifest: dict[str, Any]):
         self.manifest = manifest
         self.sequence_length: int = manifest["sequence_length"]
-        self._columns = ListColumns(directory, manifest["files"], ["input_ids", "attention_mask"])
+        self._columns = ListColumns(where, manifest["files"], ["input_ids", "attention_mask"])
 
     def __len__(self) -> int:
         """Rows, which are documents."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenscale.formats.manifest import located
 from tokenscale.settings.data import StoreSettings
 
 SHARD_ROWS = 100_000
@@ -21,13 +22,21 @@ CACHE_BYTES = 512 << 20
 
 
 class ShardWriter:
-    """Rows of list columns into `shard-00000.parquet`, `shard-00001.parquet`, … of at most 100,000 rows each.
+    """Rows of list columns into `shard-00000.parquet`, `shard-00001.parquet`, … of at most 100,000 rows each; all rows
+    into `<name>.parquet` where a name is given.
 
     The schema's metadata is given, so equal rows give equal bytes.
     """
 
-    def __init__(self, folder: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
-        self.folder, self.store = folder, store
+    def __init__(
+        self,
+        folder: Path,
+        store: StoreSettings,
+        columns: dict[str, str],
+        metadata: dict[str, str],
+        name: str | None = None,
+    ):
+        self.folder, self.store, self.name = folder, store, name
         types = {
             name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
         }
@@ -37,11 +46,11 @@ class ShardWriter:
         self._rows: dict[str, list[np.ndarray]] = {name: [] for name in columns}
         self._shard_rows = 0
         self._writer: pq.ParquetWriter | None = None
-        self._row_group_rows = min(store.row_group_rows, SHARD_ROWS)
+        self._row_group_rows = store.row_group_rows if name else min(store.row_group_rows, SHARD_ROWS)
 
     def add(self, **row: np.ndarray) -> None:
         """One row: an array for each column."""
-        if self._shard_rows + self._pending == SHARD_ROWS:
+        if self.name is None and self._shard_rows + self._pending == SHARD_ROWS:
             self._close_shard()
         for name, values in row.items():
             self._rows[name].append(values)
@@ -62,7 +71,7 @@ class ShardWriter:
         if rows == 0:
             return
         if self._writer is None:
-            self.names.append(f"shard-{len(self.names):05d}.parquet")
+            self.names.append(f"{self.name or f'shard-{len(self.names):05d}'}.parquet")
             self._writer = pq.ParquetWriter(
                 self.folder / self.names[-1],
                 self.schema,
@@ -97,9 +106,9 @@ class ListColumns:
     that fits into it is decoded here, so that the first batches cost what all others cost.
     """
 
-    def __init__(self, directory: Path, files: list[dict[str, Any]], columns: list[str]):
+    def __init__(self, where: Path, files: list[dict[str, Any]], columns: list[str]):
         self.columns = columns
-        self._files = [pq.ParquetFile(Path(directory) / file["name"]) for file in files]
+        self._files = [pq.ParquetFile(located(where)[0] / file["name"]) for file in files]
         self._groups: list[tuple[int, int]] = []
         self.first_rows: list[int] = []
         self.rows = 0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import IdsDigest, encode_documents
-from tokenscale.formats.manifest import no_documents, writing
+from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
+from tokenscale.formats.manifest import SingleFile, no_documents, writing
 from tokenscale.formats.parquet import ListColumns, ShardWriter
 from tokenscale.settings.data import StoreSettings
 from tokenscale.tokenizer.load import load
@@ -21,9 +21,13 @@ def write(
     tokenizer_directory: Path,
     directory: Path,
     report: Callable[[int, int], None] | None = None,
+    *,
+    batch_documents: int = BATCH_DOCUMENTS,
+    single: SingleFile | None = None,
 ) -> dict[str, Any]:
     """Write the store and return its manifest. Row i is document i of the split; memory holds one row group.
 
+    The tokenizer gets `batch_documents` at a time. With `single` the store is that one file of `directory`.
     `report(documents, utf8_bytes)` hears of each batch. Raises UserError for a split without documents.
     """
     text = RawText(corpus_directory, store.split)
@@ -32,10 +36,11 @@ def write(
     tokenizer = load(tokenizer_directory)
     digest = IdsDigest()
     tokens = 0
-    with writing(store, corpus_directory, tokenizer, directory) as writer:
+    with writing(store, corpus_directory, tokenizer, directory, single) as writer:
         metadata = {"tokenizer": tokenizer.name, "format": "token-list", "created": text.manifest["source_date"]}
-        shards = ShardWriter(writer.folder, store, {"tokens": store.dtype}, metadata)
-        for texts in text.batches():
+        name = single.name if single else None
+        shards = ShardWriter(writer.folder, store, {"tokens": store.dtype}, metadata, name)
+        for texts in text.batches(batch_documents):
             for document in encode_documents(tokenizer, texts, store.eos):
                 digest.add(document)
                 shards.add(tokens=document)
@@ -58,9 +63,9 @@ def write(
 class TokenListStore:
     """Documents of a `token-list` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
+    def __init__(self, where: Path, manifest: dict[str, Any]):
         self.manifest = manifest
-        self._columns = ListColumns(directory, manifest["files"], ["tokens"])
+        self._columns = ListColumns(where, manifest["files"], ["tokens"])
 
     def __len__(self) -> int:
         """Documents."""

@@ -1,31 +1,27 @@
 """One run from its settings to `done.json`: make room, start the ranks, seal."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenscale.errors import UserError
 from tokenscale.files import locked
-from tokenscale.launch.attempts import finish, identity_of, prepare
+from tokenscale.launch.attempts import Identity, finish, identity_of, prepare
 from tokenscale.launch.ranks import run_ranks
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.run import RunSettings
 
 
-def start(
-    run: RunSettings, output: Path, manifests: dict[str, Path], *, code: list[Path] | None = None, nodes: int = 1
-) -> int:
-    """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
+@contextmanager
+def opened(
+    run: RunSettings, output: Path, manifests: dict[str, Path], code: list[Path] | None = None
+) -> Iterator[tuple[Identity, int | None]]:
+    """Hold the folder of `output` for a run: (its identity, the number of the attempt to make).
 
-    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store); `code` are its source files,
-    found by default. Raises UserError for a missing manifest, for a folder that another process writes, and for several
-    nodes, which are not started yet.
+    The number is None where the run is sealed there with this identity; `output` is then there, too. Raises UserError
+    for a missing manifest and for a folder that another process writes.
     """
-    if nodes > 1:
-        raise UserError(
-            "a run over several nodes cannot be started yet.",
-            run=f"{run.identity} needs {nodes} nodes",
-            next="use layouts that fit one node",
-        )
     for role, path in manifests.items():
         if not path.is_file():
             raise UserError(
@@ -38,6 +34,26 @@ def start(
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             finish(directory, output, identity, run)
+        yield identity, attempt
+
+
+def start(
+    run: RunSettings, output: Path, manifests: dict[str, Path], *, code: list[Path] | None = None, nodes: int = 1
+) -> int:
+    """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
+
+    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store); `code` are its source files,
+    found by default. Raises UserError as `opened` does, and for several nodes, which are not started yet.
+    """
+    if nodes > 1:
+        raise UserError(
+            "a run over several nodes cannot be started yet.",
+            run=f"{run.identity} needs {nodes} nodes",
+            next="use layouts that fit one node",
+        )
+    directory = output.parent
+    with opened(run, output, manifests, code) as (identity, attempt):
+        if attempt is None:
             return 0
         argv = [sys.executable, "-m", "tokenscale", "rank", "--run", run.to_json(), "--directory", str(directory)]
         argv += ["--attempt", str(attempt)]

@@ -33,9 +33,10 @@ class World:
             dist.barrier()
 
 
-def join(expected_size: int) -> World:
+def join(expected_size: int, device: str = "auto") -> World:
     """Join the run's process group, from the environment that torchrun, srun or our own launcher sets.
 
+    `device` is the run's: "auto" takes a GPU a rank where there are GPUs, "cpu" never one.
     Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
     are one N-rank run would give plausible, wrong figures.
     """
@@ -48,7 +49,7 @@ def join(expected_size: int) -> World:
             found=f"WORLD_SIZE={size} (rank {rank})",
             next="start it with `python -m tokenscale launch`, or with as many ranks as its layout has",
         )
-    cuda = torch.cuda.is_available()
+    cuda = device == "auto" and torch.cuda.is_available()
     # srun with one GPU a task shows each rank a single device, which is then number 0
     devices = torch.cuda.device_count()
     if cuda and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices:
@@ -56,14 +57,14 @@ def join(expected_size: int) -> World:
             "there are fewer GPUs than ranks on this machine.",
             found=f"{devices} GPU(s)",
             run=f"starts {os.environ['LOCAL_WORLD_SIZE']} ranks here",
-            next="use a layout with fewer ranks, or a machine with more GPUs",
+            next="use a layout with fewer ranks, a machine with more GPUs, or `device: cpu`",
         )
-    device = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
+    mine = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
     if cuda:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(mine)
     if size > 1:
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
-    return World(rank, size, local_rank, device)
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=mine if cuda else None)
+    return World(rank, size, local_rank, mine)
 
 
 def part(world: World) -> None:

@@ -6,6 +6,7 @@ name. Left out: the command line, the errors' texts, and empty `__init__` files.
 """
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def closure_of(*modules: str) -> list[str]:
     A module names its SQL in an assignment `QUERIES = ("name", …)` (the views that every query may use are added), and
     files of its own folder in `FILES = ("page.css", …)`.
     """
+    return list(_paths(modules, Path.cwd().resolve()))
+
+
+@cache
+def _paths(modules: tuple[str, ...], root: Path) -> tuple[str, ...]:
+    """`closure_of`, found once for all jobs that share their code: of thousands of runs, only approaches differ."""
     files: set[Path] = set()
     for module in modules:
         files |= _closure(module)
@@ -52,8 +59,7 @@ def closure_of(*modules: str) -> list[str]:
     if queries:
         named |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
     files |= named
-    root = Path.cwd().resolve()
-    return sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files)
+    return tuple(sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files))
 
 
 @cache
@@ -86,7 +92,7 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """(modules of ours that a file imports anywhere, what it names in literal assignments to NAMED)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -99,3 +105,15 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMED
     }
     return tuple(name for name in dict.fromkeys(found) if _file(name) is not None), named
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Every statement, at any depth. An import is one; expressions, most of a tree, are passed over."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, [])
+            todo += inner if isinstance(inner, list) else []  # the body of a lambda is an expression

@@ -229,7 +229,10 @@ class Config:
         return sorted(found)
 
     def relevant(self, name: str) -> dict[str, Any]:
-        """The configuration's values that an experiment's run table depends on, and no others."""
+        """The configuration's values that an experiment's run table depends on, and no others.
+
+        GPUs of a node are not among them: another machine's profile must not rewrite the table.
+        """
         used = [(r.settings.corpus.name, r.settings.tokenizer) for r in self.runs(name)]
         benchmark = self.experiment(name).data_benchmark
         corpora = {c for c, _ in used} | {t.corpus for _, t in used if t.corpus}
@@ -240,7 +243,6 @@ class Config:
             corpora |= {c for c in [self.tokenizers[benchmark.tokenizer].corpus] if c}
         return {
             "scale": self.settings.scale,
-            "gpus_per_node": self.settings.gpus_per_node,
             "corpus": self.settings.corpus,
             "experiments": [name],
             "experiments_folder": self.settings.experiments_folder,

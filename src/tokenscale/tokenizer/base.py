@@ -13,6 +13,7 @@ class Tokenizer(Protocol):
     """Text to ids. Adds no BOS and no EOS: whoever writes documents does (`formats/documents.py`)."""
 
     name: str
+    kind: str
     vocabulary_size: int
     bos_id: int
     eos_id: int | None

@@ -25,6 +25,7 @@ class FastTokenizer:
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
         self.name: str = manifest["name"]
+        self.kind: str = manifest["kind"]
         self.vocabulary_size: int = manifest["vocabulary_size"]
         self.bos_id: int = manifest["bos_id"]
         self.eos_id: int | None = manifest["eos_id"]

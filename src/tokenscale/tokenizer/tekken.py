@@ -74,6 +74,7 @@ class Tekken:
                 next="install mistral-common, which brings it",
             ) from None
         self.name: str = manifest["name"]
+        self.kind: str = manifest["kind"]
         self.vocabulary_size: int = manifest["vocabulary_size"]
         self.bos_id: int = manifest["bos_id"]
         self.eos_id: int | None = manifest["eos_id"]

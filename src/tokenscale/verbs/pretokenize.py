@@ -1,4 +1,4 @@
-"""Raw Parquet → one token store, with its manifest."""
+"""Raw Parquet → one token store (as rules ask for it), or a file of text → one Parquet file of tokens a format."""
 
 import argparse
 import importlib
@@ -6,31 +6,55 @@ from pathlib import Path
 
 from tokenscale.corpus.progress import Progress
 from tokenscale.corpus.reader import read_manifest
+from tokenscale.errors import UserError
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
+#: by name, as registries do: what a person's file goes through is no part of a store's code
+FROM_FILE = "tokenscale.formats.from_file"
+RULE = ("store", "corpus", "tokenizer", "output")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
-    parser.add_argument("--store", required=True, metavar="NAME", help="for example padded-sequence_length=2048")
-    parser.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        default=Path("results/tokenizers/tekken/manifest.json"),
-        metavar="FILE",
-        help="results/tokenizers/NAME/manifest.json; Tekken by default",
+    """The verb's options, of both ways."""
+    parser.allow_abbrev = False
+    parser.usage = (
+        "%(prog)s --input-path FILE --output-dir DIR [options]\n"
+        "       %(prog)s --store NAME --corpus FILE --tokenizer FILE --output FILE"
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
+    importlib.import_module(FROM_FILE).add_arguments(parser)
+    rule = parser.add_argument_group("a corpus → one store, as the workflow's rules do it")
+    rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
+    rule.add_argument("--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    rule.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
+    )
+    rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the store and say what it holds."""
+    """Write, and say what came of it."""
+    from_file = importlib.import_module(FROM_FILE)
+    of_file, of_rule = from_file.asked(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
+    if of_file and of_rule:
+        raise UserError(
+            "the flags belong to two ways of this verb.",
+            file=" ".join(of_file),
+            corpus=" ".join(of_rule),
+            next="use those of one way: python -m tokenscale pretokenize --help",
+        )
+    if not of_rule:
+        from_file.write(from_file.settings_of(arguments))
+        return
+    for name in RULE:
+        if name != "tokenizer" and getattr(arguments, name) is None:
+            raise UserError(f"--{name} is missing.", next="python -m tokenscale pretokenize --help")
     store = StoreSettings.parse(arguments.store)
+    tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
     documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     progress = Progress(f"store {store.directory}", total=documents)
     write = importlib.import_module(FORMATS[store.format]).write
-    manifest = write(store, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output.parent, progress)
+    manifest = write(store, arguments.corpus.parent, tokenizer.parent, arguments.output.parent, progress)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         store=arguments.store,  # the manifest: a store may be one file among others of its folder
         validation_store=arguments.validation_store,
     )
-    world = join(settings.layout.world_size)
+    world = join(settings.layout.world_size, settings.device)
     train(settings, inputs, arguments.directory, world, arguments.attempt)
     part(world)
     return 0

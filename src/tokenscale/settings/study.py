@@ -1,0 +1,215 @@
+"""The words of the source studies' commands and files, and the settings that they stand for.
+
+Standard library only; a preset file (`--config`) alone needs pydantic and PyYAML, which are imported when one is read.
+"""
+
+import importlib
+import re
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any, Literal
+
+from tokenscale.errors import UserError, unknown
+from tokenscale.settings import flags
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import RunSettings
+
+#: (--dataset-type, --pretokenized) → approach
+APPROACH_OF = {
+    ("padded", False): "padded",
+    ("padding-free", False): "padding-free",
+    ("packed", False): "packed",
+    ("padded", True): "pretokenized-padded",
+    ("token-list", True): "token-list",
+    ("padding-free", True): "token-list",
+}
+
+#: dotted key of a run's setting → what the studies call it
+WORDS = {
+    "optimizer.learning_rate": ("--learning-rate",),
+    "schedule.warmup_steps": ("--lr-warmup-steps",),
+    "budget.steps": ("--training-steps", "--max-steps"),
+    "layout.data": ("--world-size",),
+}
+
+
+@dataclass(frozen=True)
+class TrainWords:
+    """What `train` asks for beside the settings of a run."""
+
+    dataset: str = option(
+        "dummy", "a file, `dummy` (random numbers that fill the model's vocabulary), or a corpus of config/config.yaml"
+    )
+    data_path: str | None = option(None, "this file in place of what the corpus downloads", metavar="FILE")
+    dataset_type: Literal["padded", "padding-free", "token-list", "packed"] | None = option(
+        None, "how documents become rows (default: packed, and what a pretokenized file holds)"
+    )
+    pretokenized: bool = option(False, "the dataset is a file of `pretokenize`; a corpus is tokenized beforehand")
+    tokenizer_name: str | None = option(
+        None,
+        "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of Mistral-Nemo (the same), "
+        "or NAME@COMMIT of the Hugging Face hub (default: that of the pretokenized file; else tekken, or, where the "
+        "model has a smaller vocabulary, one learnt from the corpus)",
+        metavar="NAME",
+    )
+    text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
+    separator: str | None = option(
+        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
+    )
+    model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
+    model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
+    batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
+    gradient_accumulation_steps: int | None = option(
+        None, "forward passes an optimizer step: it trains on batch size x world size x this many rows", ge=1
+    )
+    epochs: float | None = option(None, "train so many times on everything, in place of --training-steps", gt=0)
+    distributed: bool = option(False, "ranks are those of torchrun; implied where torchrun starts them")
+    config: str | None = option(None, "a preset file such as config/presets/small_model.yaml", metavar="FILE")
+    output_dir: str = option("results/runs", "the run's folder is made in it", metavar="DIR")
+
+
+TRAIN_FLAGS = flags.leaves(TrainWords)
+RUN_FLAGS = flags.leaves(RunSettings, left_out=("corpus", "tokenizer", "model", "approach", "repeat"), words=WORDS)
+#: whose flag a problem names that has none of its own
+FLAG_OF = {"model": "--model", "tokenizer": "--tokenizer-name", "corpus": "--dataset", "storage": "--storage.codec"}
+
+
+def flag_of(key: str) -> str:
+    """The flag that sets a run's setting.
+
+    >>> flag_of("schedule.warmup_steps"), flag_of("model.heads")
+    ('--lr-warmup-steps', '--model')
+    """
+    own = next((flag.name for flag in RUN_FLAGS if flag.key == key), None)
+    return own or FLAG_OF.get(key.split(".")[0], f"--{key.replace('_', '-')}")
+
+
+def approach_of(dataset_type: str, pretokenized: bool) -> str:
+    """The approach that the studies' words name. UserError for a pair that names none."""
+    try:
+        return APPROACH_OF[dataset_type, pretokenized]
+    except KeyError:
+        asked = f"--dataset-type {dataset_type}" + (" --pretokenized" if pretokenized else "")
+        pairs = [f"--dataset-type {form}{' --pretokenized' if beforehand else ''}" for form, beforehand in APPROACH_OF]
+        raise UserError(
+            "this dataset type is not read that way.",
+            asked=asked,
+            allowed="\n".join(pairs),
+            next="token lists are made beforehand: `python -m tokenscale pretokenize`, then add --pretokenized"
+            if dataset_type == "token-list"
+            else "rows are packed from raw text: leave --pretokenized out",
+        ) from None
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """Section `model`: RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied head."""
+
+    __pydantic_config__ = STRICT
+
+    hidden_size: int = option(768, "width of the residual stream", ge=8)
+    num_layers: int = option(12, "number of blocks", ge=1)
+    num_heads: int = option(12, "attention heads a layer", ge=1)
+    vocab_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
+    max_seq_len: int | None = option(None, "positions a row", ge=8)
+
+
+@dataclass(frozen=True)
+class StudyTraining:
+    """Section `training`."""
+
+    __pydantic_config__ = STRICT
+
+    batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
+    gradient_accumulation_steps: int | None = option(None, "forward passes an optimizer step", ge=1)
+    learning_rate: float | None = option(None, "peak learning rate", gt=0)
+    max_steps: int | None = option(None, "optimizer steps", ge=1)
+    warmup_steps: int | None = option(None, "steps of linear warm-up", ge=0)
+
+
+@dataclass(frozen=True)
+class StudyDistributed:
+    """Section `distributed`."""
+
+    __pydantic_config__ = STRICT
+
+    backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
+    mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "bf16: autocast over fp32 weights")
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A preset file."""
+
+    __pydantic_config__ = STRICT
+
+    model: StudyModel | None = option(None, "the decoder's shape")
+    training: StudyTraining = option(StudyTraining, "batch, learning rate and length")
+    distributed: StudyDistributed = option(StudyDistributed, "backend and precision")
+
+    def model_settings(self, name: str) -> ModelSettings | None:
+        """The shape, by the preset's name where it is one; None where the file states none."""
+        if self.model is None:
+            return None
+        shape = {
+            "dimension": self.model.hidden_size,
+            "layers": self.model.num_layers,
+            "heads": self.model.num_heads,
+            "key_value_heads": self.model.num_heads,
+            "hidden": 4 * self.model.hidden_size,
+        }
+        common = {f.name: getattr(PRESETS["study-small"], f.name) for f in fields(ModelSettings)} | shape
+        known = [p for p in PRESETS.values() if all(getattr(p, k) == v for k, v in (common | {"name": p.name}).items())]
+        label = known[0].name if known else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-") or "custom"
+        return ModelSettings(**common | {"name": label, "vocabulary_size": self.model.vocab_size})
+
+    def values(self) -> dict[str, Any]:
+        """Dotted key → value of the run's settings that the file states, batch left out (it counts ranks)."""
+        precision = self.distributed.mixed_precision
+        found = {
+            "sequence_length": self.model.max_seq_len if self.model else None,
+            "optimizer.learning_rate": self.training.learning_rate,
+            "budget.steps": self.training.max_steps,
+            "schedule.warmup_steps": self.training.warmup_steps,
+            "precision": {"bf16": "bf16", "fp32": "fp32", "no": "fp32"}.get(precision),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def read_file(path: str) -> StudyFile:
+    """A preset file. UserError for what cannot be read, for an unknown key or value, and for fp16."""
+    values = host("tokenscale.settings.config").read_yaml(path)
+    distributed = values.get("distributed")
+    if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
+        values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
+    file: StudyFile = host("tokenscale.settings.validate").build(StudyFile, values, file=path)
+    if file.distributed.mixed_precision == "fp16":
+        raise UserError(
+            "fp16 would need its losses scaled, which this trainer does not do.",
+            file=path,
+            key="distributed.mixed_precision",
+            allowed="bf16, fp32, no",
+            next="use bf16, which has the range of fp32",
+        )
+    return file
+
+
+def host(module: str) -> ModuleType:
+    """A module that needs the host's packages. UserError where they are not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            "reading YAML needs pydantic and PyYAML, which this environment lacks.",
+            reason=error,
+            next="say everything with flags and name the dataset by its file, or install them",
+        ) from None
+
+
+def preset(name: str, flag: str) -> ModelSettings:
+    """A model by the name of its preset."""
+    if name not in PRESETS:
+        raise unknown("model preset", name, PRESETS, flag=flag)
+    return PRESETS[name]

@@ -1,0 +1,200 @@
+"""The studies' commands at toy size, each really run: from a file of text to a sealed run, by our ranks or torchrun's.
+
+What a command prints, and that runs of one size are the same run, whoever started their ranks.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpora import make_corpus, make_tokenizer
+from tokenscale.files import read_json
+from tokenscale.order.digest import MODULUS
+from tokenscale.records.provenance import sealed
+from tokenscale.settings.run import RunSettings
+
+pytestmark = pytest.mark.distributed
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+PRESET = """\
+model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_heads: 2, max_seq_len: 32}
+training: {batch_size: 2, gradient_accumulation_steps: 2, learning_rate: 6e-4, max_steps: 10000, warmup_steps: 2}
+distributed: {mixed_precision: bf16}
+"""
+#: what a trainer's environment need not have
+HOST_ONLY = ("pydantic", "yaml", "snakemake", "duckdb", "pandas", "matplotlib")
+PADDED = "--dataset out/train_data_tokenized_padded_snappy.parquet --dataset-type padded --pretokenized"
+STEP_2 = f"{PADDED} --sequence-length 32 --batch-size 2 --learning-rate 5e-5 --lr-warmup-steps 2 --training-steps 5"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A working folder: text, a configuration with a toy `tinystories`, a small tokenizer, and pretokenized files."""
+    root = tmp_path_factory.mktemp("place")
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([3, 10, 30, 100]))) for _ in range(120)]
+    pq.write_table(pa.table({"text": texts}), root / "train_data.parquet")
+    (root / "stories.txt").write_text("<|endoftext|>".join(texts))
+    (root / "preset.yaml").write_text(PRESET)
+    (root / "config").mkdir()
+    source = {"files": "stories.txt", "separator": "<|endoftext|>"}
+    config = {"experiments": [], "corpora": {"tinystories": {"source": source}}}
+    (root / "config/config.yaml").write_text(json.dumps(config))
+    make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", texts), 300)
+    (root / "blocked").mkdir()
+    lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in HOST_ONLY)]
+    (root / "blocked/sitecustomize.py").write_text("\n".join(lines))
+    words = "--input-path train_data.parquet --output-dir out --tokenizer-name bpe --max-length 32"
+    tokenscale(root, "pretokenize", f"{words} --format padded token-list")
+    return root
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Ours, without what a launcher of these tests may have set; ranks talk over the loopback interface."""
+    left = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return left | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | extra
+
+
+def call(root: Path, argv: list[str], check: bool = True, **extra: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=root, env=environment(**extra), capture_output=True, text=True, timeout=120
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def tokenscale(root: Path, verb: str, words: str, check: bool = True, **extra: str) -> subprocess.CompletedProcess:
+    return call(root, ["-m", "tokenscale", verb, *words.split()], check, **extra)
+
+
+def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings, list[float], list[int]]:
+    """(settings, loss of each step, order digest of each step) of the run that a command says it made."""
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("run ")]
+    directory = root / line.split()[1]
+    record = sealed(directory / "run.json")
+    assert record["outcome"]["status"] == read_json(directory / "done.json")["status"] == "complete"
+    run = RunSettings.from_json(json.dumps(record["run"]))
+    steps = run.budget.steps
+    assert f"complete after {steps} steps" in line and directory.name == run.identity
+    losses, useful, digests, rows = ([0] * steps for _ in range(4))
+    for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
+        for step in map(json.loads, path.read_text().splitlines()):
+            k = step["step"]
+            losses[k] += step["loss_sum"]
+            useful[k] += step["useful_tokens"]
+            digests[k] = (digests[k] + step["order_digest"]) % MODULUS
+            rows[k] += step["rows"]
+    assert rows == [run.global_batch] * steps
+    found = [a / b for a, b in zip(losses, useful, strict=True)]
+    assert f"loss   {found[-1]:.4f} in the last step" in done.stdout and " useful tokens/s" in done.stdout
+    return run, found, digests
+
+
+def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
+    """Step 2 of the first study, where neither pydantic nor YAML can be imported, by the ranks either. The same command
+    again trains nothing."""
+    blocked = {"PYTHONPATH": os.pathsep.join([str(place / "blocked"), os.environ.get("PYTHONPATH", "")])}
+    words = f"{STEP_2} --model llama-micro --output-dir blocked/runs"
+    run, losses, digests = trained(place, tokenscale(place, "train", words, **blocked))
+    assert (run.approach, run.global_batch, run.layout.world_size) == ("pretokenized-padded", 2, 1)
+    assert len(set(digests)) == 5 and all(4 < loss < 8 for loss in losses)
+    again = tokenscale(place, "train", words, **blocked)
+    assert "has ended already" in again.stdout and "step 1/5" not in again.stdout
+    assert trained(place, again) == (run, losses, digests)
+
+
+def test_token_lists_are_trained_on_for_an_epoch(place):
+    words = "--dataset out/train_data_tokenized_token-list_snappy.parquet --dataset-type token-list --pretokenized"
+    words += " --sequence-length 64 --batch-size 4 --epochs 1 --model llama-micro"
+    done = tokenscale(place, "train", words)
+    run, losses, _ = trained(place, done)
+    manifest = read_json(place / "out/train_data_tokenized_token-list_snappy.manifest.json")
+    assert run.budget.steps == -(-manifest["tokens_total"] // (4 * 64)) > 5
+    assert "1 epochs are" in done.stdout and losses[-1] < losses[0]
+
+
+def test_two_ranks_are_one_run_whoever_starts_them(place):
+    """Our own launcher, one torchrun, and two of them as two nodes: equal digests, and losses to the last bit."""
+    words = f"{STEP_2} --model llama-micro"
+    own = trained(place, tokenscale(place, "train", f"{words} --world-size 2 --output-dir own"))
+    module = ["-m", "tokenscale", "train", "--distributed", *words.split()]
+    one = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *address()]
+    torchrun = trained(place, call(place, [*one, *module, "--output-dir", "torchrun"]))
+    assert own[0].layout.world_size == 2 and own[0].global_batch == 4
+    assert torchrun == own
+    node = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *address()]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, *node, "--node-rank", str(rank), *module, "--output-dir", "nodes"],
+            cwd=place,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=120)[0] for process in nodes]
+    assert [process.returncode for process in nodes] == [0, 0], "\n".join(texts)
+    (text,) = [text for text in texts if "run    " in text]
+    assert trained(place, subprocess.CompletedProcess([], 0, text)) == own
+
+
+def address() -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return ["--master-addr", "127.0.0.1", "--master-port", str(probe.getsockname()[1])]
+
+
+def test_a_preset_file_trains_on_random_numbers(place):
+    """The fourth study's first command, its data the default; a flag goes before the file."""
+    done = tokenscale(place, "train", "--config preset.yaml --dataset dummy --training-steps 4 --validation.rows 2")
+    run, losses, _ = trained(place, done)
+    assert (run.corpus.source.kind, run.tokenizer.vocabulary_size, run.precision) == ("dummy", 300, "bf16")
+    assert (run.global_batch, run.budget.steps) == (4, 4) and ", held out " in done.stdout
+    assert abs(losses[0] - 5.7) < 0.2, "random numbers below 297 and three control ids: ln 300"
+
+
+def test_a_corpus_of_the_configuration_is_trained_on_by_name(place):
+    words = "--dataset tinystories --tokenizer-name bpe --model llama-micro --max_steps 4 --batch_size 4"
+    done = tokenscale(place, "train", f"{words} --sequence-length 32 --validation.rows 4")
+    run, _, _ = trained(place, done)
+    assert run.approach == "packed" and (place / "results/corpus/tinystories/manifest.json").is_file()
+    assert "train 1" in done.stdout and ", held out " in done.stdout
+
+
+def test_a_text_file_is_tokenized_while_training(place):
+    words = "--dataset stories.txt --separator <|endoftext|> --dataset-type padding-free --tokenizer-name bpe"
+    done = tokenscale(
+        place, "train", f"{words} --model llama-micro --sequence-length 32 --epochs 0.2 --validation.rows 0"
+    )
+    run, _, _ = trained(place, done)
+    assert run.approach == "padding-free" and run.corpus.name.startswith("stories-")
+    assert "counting tokens" in done.stdout
+
+
+def test_a_mistake_ends_all_ranks_and_is_told_once(place):
+    """Ranks as torchrun starts them, one of which reads the flags."""
+    base = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": address()[-1], "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tokenscale", "train", *STEP_2.split(), "--model", "lama-micro"],
+            cwd=place,
+            env=environment(**base, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], errors
+    assert "did you mean 'llama-micro'" in errors[0] and errors[1] == ""
+    assert errors[0].count("tokenscale: ") == 1 and "Traceback" not in errors[0]

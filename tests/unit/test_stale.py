@@ -1,0 +1,223 @@
+"""What would rerun, and why: Snakemake's text as it printed it (9.27), and what people read of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenscale.cli import main
+from tokenscale.launch.dry_run import parse
+from tokenscale.launch.stale import causes, changed_settings, render
+from tokenscale.settings.closure import PACKAGE
+
+TOKEN_LIST = str(PACKAGE / "formats/token_list.py")
+DECODER = str(PACKAGE / "models/decoder.py")
+RUN = "results/runs/token-list-llama-tiny-single-w1-d0ff57e1f3/done.json"
+WIDE = "results/runs/packed-llama-tiny-ddp-w4-08ffaea4c0/done.json"
+STORE = "results/tokens/web/bpe/token-list/manifest.json"
+
+
+def job(words, reason, command, log="results/logs/x.log"):
+    shell = f"Shell command: python -m tokenscale {command} > {log} 2>&1\n"
+    return f"[Sat Nov 21 03:02:07 2026]\nJob 4: {words}\nReason: {reason}\n{shell}\n"
+
+
+def store(reason):
+    return job("tokens web / bpe / token-list", reason, f"pretokenize --store token-list --output {STORE}")
+
+
+def train(reason, output=RUN):
+    settings = '{"budget":{"steps":5}}'
+    command = f"launch --run '{settings}' --output {output} --corpus  --store {STORE} --code {DECODER}"
+    return job(f"train {output.split('/')[2]} (ranks: 1, nodes: 1)", reason, command)
+
+
+def tables(reason):
+    return job("tables of ways", reason, "ingest --experiment a.json --output results/tables/ways")
+
+
+def figure(reason):
+    command = "report figure loss_over_time --tables results/tables/ways --output results/figures/ways/loss_over_time"
+    return job("figure loss_over_time of ways", reason, command)
+
+
+HEAD = """Assuming unrestricted shared filesystem usage.
+Building DAG of jobs...
+Job stats:
+job               count
+--------------  -------
+pretokenize           1
+total                 4
+
+
+"""
+# a rule without a message; a target
+TAIL = """[Sat Nov 21 03:02:07 2026]
+rule build_page:
+    input: results/figures/ways/loss_over_time.svg
+    output: results/report/index.html
+    log: results/logs/report/page.log
+    jobid: 1
+    reason: Input files updated by another job: results/figures/ways/loss_over_time.svg
+    resources: tmpdir=/tmp
+[Sat Nov 21 03:02:07 2026]
+rule all:
+    input: results/report/index.html, results/report/report.pdf
+    jobid: 0
+    reason: Input files updated by another job: results/report/index.html
+    resources: tmpdir=/tmp
+Shell command: None
+Job stats:
+job               count
+--------------  -------
+pretokenize           1
+
+Reasons:
+    (check individual jobs above for details)
+    updated input files:
+        pretokenize
+This was a dry-run (flag -n). The order of jobs does not reflect the order of execution.
+"""
+UPSTREAM = "Input files updated by another job: "
+
+
+def way(first, *more):
+    """A dry run of store → run → tables → figure → report, the store with this reason."""
+    return "".join(
+        [
+            HEAD,
+            first,
+            *more,
+            train(UPSTREAM + STORE),
+            tables(f"{UPSTREAM}{RUN}, results/experiments/ways/runs.json"),
+            figure(f"{UPSTREAM}results/tables/ways/runs.parquet, results/tables/ways/steps.parquet"),
+            TAIL,
+        ]
+    )
+
+
+def told(text, *, exists=lambda path: True, targets=(), profile=None, runs=Path("nowhere")):
+    jobs = parse(text)
+    return render(jobs, causes(jobs, exists), list(targets), profile, runs)
+
+
+def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
+    jobs = parse(way(store(f"Updated input files: {TOKEN_LIST}")))
+    assert [(j.kind, j.name) for j in jobs] == [
+        ("store", "web/bpe/token-list"),
+        ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
+        ("tables", "ways"),
+        ("figure", "loss_over_time of ways"),
+        ("report", "index.html"),
+    ]
+    assert jobs[0].reasons == {"updated": TOKEN_LIST} and jobs[0].log == "results/logs/x.log"
+
+
+def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
+    text = told(way(store(f"Updated input files: {TOKEN_LIST}")))
+    assert text.splitlines()[:6] == [
+        "1 run, 1 store and 3 other jobs would run.",
+        "trainings: 1 on 1 rank",
+        "",
+        f"code      {TOKEN_LIST} changed",
+        "            store web/bpe/token-list",
+        "         -> 1 run, tables of ways, 1 figure of ways and report",
+    ]
+
+
+def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
+    text = told(way(store(f"Updated input files: {TOKEN_LIST}")), profile="alps")
+    assert "1 run would start only because data is rebuilt" in text
+    assert f"    snakemake --profile alps {STORE}\n" in text
+    assert "--consider-ancient" not in text, "the run's own code is not edited"
+
+
+def test_an_edit_of_a_trainings_code_can_be_accepted():
+    text = told(HEAD + train(f"Updated input files: {DECODER}") + TAIL, targets=["ways"])
+    assert "snakemake --cores 1 ways --consider-ancient train_one=code train_many=code" in text
+    assert "snakemake --cores 1 ways --touch" in text
+    assert "only because data is rebuilt" not in text
+
+
+def test_nothing_is_touched_where_something_is_missing():
+    text = told(
+        HEAD + train(f"Updated input files: {DECODER}") + figure("Missing output files: results/figures/a/b.svg")
+    )
+    assert "--consider-ancient" in text and "--touch" not in text
+
+
+def test_files_that_hit_the_same_jobs_are_one_cause():
+    both = f"Updated input files: {DECODER}, {TOKEN_LIST}"
+    found = causes(parse(HEAD + train(both) + train(both, WIDE)), lambda path: True)
+    assert [(c.label, len(c.jobs)) for c in found] == [("code", 2)]
+    assert found[0].text == f"{TOKEN_LIST} and {DECODER} changed"
+
+
+def test_causes_come_before_what_only_follows():
+    text = told(way(store(f"Updated input files: {TOKEN_LIST}"), train(f"Updated input files: {DECODER}", WIDE)))
+    assert text.index(DECODER) and text.index(TOKEN_LIST) < text.index("-> 1 run")
+    assert text.startswith("2 runs, 1 store and 3 other jobs would run.\ntrainings: 1 on 1 rank, 1 on 4 ranks\n")
+
+
+def test_what_was_never_built_is_not_called_missing():
+    text = HEAD + store(f"Missing output files: {STORE}")
+    assert "\nnew       never built\n" in told(text, exists=lambda path: False)
+    assert f"\nmissing   {STORE} (removed, or its job failed)\n" in told(text, exists=lambda path: True)
+
+
+def test_data_that_changed_is_not_called_code():
+    assert f"\ndata      {STORE} changed\n" in told(HEAD + train(f"Updated input files: {STORE}"))
+
+
+def test_a_changed_set_of_inputs_is_told_only_where_nothing_else_explains_it():
+    changed = "Set of input files has changed since last execution"
+    assert "\ninputs    it reads other files than before\n" in told(HEAD + tables(changed))
+    assert "inputs" not in told(HEAD + train(f"Missing output files: {RUN}") + tables(f"{UPSTREAM}{RUN}; {changed}"))
+
+
+def test_words_that_snakemake_does_not_use_yet_are_passed_on():
+    assert "\nother     The moon is full\n" in told(HEAD + tables("The moon is full"))
+
+
+@pytest.mark.parametrize(
+    "before, now, words",
+    [
+        ("""'{"a":{"b":1}}'""", """'{"a":{"b":2}}'""", "a.b: 1 → 2"),
+        ("""'{"name":"x"}'""", """'{"cleaning":{"nfc":true},"name":"x"}'""", "cleaning.nfc: default → true"),
+        (f"""'{"0" * 64}','{{"seed":1}}'""", f"""'{{"seed":2}}','{"1" * 64}'""", "seed: 1 → 2"),
+        (f"'{'0' * 64}'", f"'{'1' * 64}'", "its content, known by hash"),
+        ("<nothing exclusive>", "'ranks'", "nothing → ranks"),
+        ("not python", "'x'", "not python → x"),
+        (
+            "'" + json.dumps(dict.fromkeys("abcdef", 1)) + "'",
+            "'" + json.dumps(dict.fromkeys("abcdef", 2)) + "'",
+            "a: 1 → 2, b: 1 → 2, c: 1 → 2, 3 more",
+        ),
+    ],
+)
+def test_a_setting_is_told_with_its_values_before_and_now(before, now, words):
+    text = f"Union of exclusive params before and now across all output: before: {before} now: {now} "
+    assert changed_settings(text) == words
+
+
+def test_trainings_say_how_long_they_took(tmp_path):
+    for output, seconds in ((RUN, 600), (WIDE, 3600)):
+        folder = tmp_path / output.split("/")[2]
+        folder.mkdir()
+        record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
+        (folder / "run.json").write_text(json.dumps(record))
+    edited = f"Updated input files: {DECODER}"
+    text = told(HEAD + train(edited) + train(edited, WIDE), runs=tmp_path)
+    assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
+
+
+def test_nothing_to_do_is_said():
+    assert (
+        told("Building DAG of jobs...\nNothing to be done (all requested files are present).\n") == "nothing is stale"
+    )
+
+
+def test_a_folder_without_a_workflow_is_a_users_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["status", "--stale"]) == 2
+    assert "workflow/Snakefile" in capsys.readouterr().err

@@ -1,0 +1,273 @@
+"""A file of text → files of tokens, in the studies' words: row for row what tokenizing while training gives."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, texts_around
+from tokenscale.batches.open import open_batches
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.token_list import TokenListStore
+from tokenscale.settings.data import StorageSettings, StoreSettings
+from tokenscale.tokenizer.load import load
+from tokenscale.tokenizer.named import named
+
+T = 16
+TEXTS = [*HOSTILE, *texts_around(T), *HOSTILE]  # duplicates stay
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Files of the same texts, the corpus that they would be, and a small tokenizer."""
+    root = tmp_path_factory.mktemp("place")
+    pq.write_table(pa.table({"text": TEXTS, "n": list(range(len(TEXTS)))}), root / "train_data.parquet")
+    (root / "lines.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in TEXTS))
+    make_corpus(root / "corpus", TEXTS)
+    make_tokenizer(root / "results/tokenizers/bpe", root / "corpus", 262)
+    return root
+
+
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """A working folder with copies of these files, and nothing written yet."""
+    shutil.copytree(place, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def pretokenize(*arguments, path="train_data.parquet", output="out"):
+    common = ["--input-path", path, "--output-dir", output, "--tokenizer-name", "bpe", "--max-length", str(T)]
+    return main(["pretokenize", *common, *arguments])
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def refused(capsys, *sentences, code=2):
+    """The one message of a command that was refused."""
+    assert code == 2
+    message = capsys.readouterr().err
+    assert message.count("tokenscale: ") == 1 and "Traceback" not in message
+    for sentence in sentences:
+        assert sentence in message, message
+    return message
+
+
+def test_the_studies_command_makes_one_file_a_format(here):
+    """As in their README, name of the tokenizer and all; as a process, since that is what people start."""
+    command = [sys.executable, "-m", "tokenscale", "pretokenize", "--input-path", "train_data.parquet"]
+    command += ["--output-dir", "out", "--tokenizer-name", "unsloth/Mistral-Nemo-Base-2407-bnb-4bit"]
+    command += ["--max-length", "32", "--batch-size", "100", "--format", "padded", "token-list"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the same vocabulary as Tekken" in done.stdout and "the studies cut theirs" in done.stdout
+    stems = [f"train_data_tokenized_{form}_snappy" for form in ("padded", "token-list")]
+    files = {f"{s}.{e}" for s in stems for e in ("parquet", "manifest.json", "build.json")}
+    assert {p.name for p in (here / "out").iterdir()} == {*files, "tokenizers"}
+    manifest = json.loads((here / f"out/{stems[0]}.manifest.json").read_text())
+    assert manifest["tokenizer"]["kind"] == "tekken" and manifest["vocabulary_size"] == 131_072
+    assert named("out/tokenizers/tekken").settings.kind == "tekken"
+    column = pq.ParquetFile(here / f"out/{stems[0]}.parquet").metadata.row_group(0).column(0)
+    assert column.compression == "SNAPPY" and column.physical_type == "INT32"
+
+
+@pytest.mark.parametrize("path, extra", [("train_data.parquet", []), ("lines.jsonl", ["--text-column", "body"])])
+def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
+    assert pretokenize(*extra, path=path, output="out") == 0
+    storage, stem = StorageSettings(codec="snappy"), Path(path).stem
+    for online, offline, form in (
+        ("padded", "pretokenized-padded", "padded"),
+        ("padding-free", "token-list", "token-list"),
+    ):
+        run = replace(make_run(online, T), global_batch=5)
+        left = {"corpus_directory": here / "corpus", "tokenizer_directory": here / "results/tokenizers/bpe"}
+        manifest = here / f"out/{stem}_tokenized_{form}_snappy.manifest.json"
+        a = open_batches(run, **left)
+        b = open_batches(replace(run, approach=offline, storage=storage), store_directory=manifest)
+        assert all(same(a.next(), b.next()) for _ in range(3 * len(TEXTS) // 5))
+
+
+def test_row_i_is_document_i_of_the_file(here):
+    """Nothing is cleaned, dropped or held out, however odd; and token lists are not cut."""
+    assert pretokenize("--format", "token-list") == 0
+    path = here / "out/train_data_tokenized_token-list_snappy.manifest.json"
+    store = TokenListStore(path, open_store(path, StoreSettings("token-list", codec="snappy")))
+    assert len(store) == len(TEXTS)
+    for i, ids in enumerate(load(named("bpe").directory).encode_batch(TEXTS)):
+        assert store.document(i).tolist() == [0, *ids.tolist()]
+
+
+def test_a_rebuild_gives_the_same_bytes_and_the_manifest_names_no_place(here):
+    import platform
+
+    assert pretokenize() == 0
+    before = contents(here / "out")
+    shutil.move(here / "train_data.parquet", here / "corpus/train_data.parquet")
+    assert pretokenize(path="corpus/train_data.parquet", output="again") == 0
+    assert pretokenize(path="corpus/train_data.parquet") == 0, "over its own files"
+    for after in (contents(here / "out"), contents(here / "again")):
+        assert after.keys() == before.keys()
+        assert all(after[name] == before[name] for name in before if not name.endswith("build.json"))
+    manifests = [text.decode() for name, text in before.items() if name.endswith("manifest.json")]
+    assert len(manifests) == 2
+    for text in manifests:
+        assert "here" not in text and platform.node() not in text and "unix" not in text and "corpus/" not in text
+
+
+@pytest.mark.parametrize("rows", [3, 1000])
+def test_documents_a_call_and_rows_a_group_change_no_id(here, rows):
+    assert pretokenize() == 0
+    assert pretokenize("--batch-size", "1", "--row-group-rows", str(rows), output="other") == 0
+    for form in ("padded", "token-list"):
+        files = [here / folder / f"train_data_tokenized_{form}_snappy.parquet" for folder in ("out", "other")]
+        assert pq.read_table(files[0]).equals(pq.read_table(files[1]))
+        assert pq.ParquetFile(files[1]).num_row_groups == -(-len(TEXTS) // rows)
+
+
+def test_the_tokenizer_gets_as_many_documents_as_asked_for(here, monkeypatch):
+    from tokenscale.formats import padded
+
+    sizes, encode = [], padded.encode_documents
+    monkeypatch.setattr(
+        padded, "encode_documents", lambda t, texts, eos: sizes.append(len(texts)) or encode(t, texts, eos)
+    )
+    assert pretokenize("--batch-size", "7", "--format", "padded") == 0
+    assert max(sizes) == 7 and sum(sizes) == len(TEXTS)
+
+
+def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
+    monkeypatch.setattr("tokenscale.formats.parquet.SHARD_ROWS", 4)
+    assert pretokenize("--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos") == 0
+    file = pq.ParquetFile(here / "out/train_data_tokenized_token-list_zstd.parquet")
+    assert file.metadata.num_rows == len(TEXTS)
+    column = file.metadata.row_group(0).column(0)
+    assert column.compression == "ZSTD" and column.physical_type == "INT64"
+    assert all(row[-1] == 1 for row in file.read().column("tokens").to_pylist())
+
+
+def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
+    with gzip.open("stories.txt.gz", "wt") as file:
+        file.write("one<|endoftext|>two<|endoftext|>three")
+    assert pretokenize("--separator", "<|endoftext|>", "--format", "padded", path="stories.txt.gz") == 0
+    assert pq.read_metadata(here / "out/stories_tokenized_padded_snappy.parquet").num_rows == 3
+    pq.write_table(pa.table({"text": ["a", None, "b"]}), "nulls.parquet")
+    capsys.readouterr()
+    assert pretokenize("--format", "padded", path="nulls.parquet") == 0
+    assert "1 of 3 rows hold no text and are left out" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_fast_tokenizer_will_do(here):
+    """Its file is copied beside the tokens, under a name that holds its hash."""
+    shutil.copytree("results/tokenizers/bpe", "plain", ignore=lambda *_: ["manifest.json", "build.json"])
+    assert pretokenize("--format", "padded", "--tokenizer-name", "plain") == 0
+    (folder,) = (here / "out/tokenizers").iterdir()
+    assert folder.name.startswith("plain-") and (folder / "tokenizer.json").is_file()
+    manifest = json.loads((here / "out/train_data_tokenized_padded_snappy.manifest.json").read_text())
+    assert manifest["tokenizer"]["kind"] == "huggingface" and manifest["tokenizer"]["name"] == folder.name
+
+
+def test_the_rules_way_is_as_it_was(here):
+    arguments = ["--corpus", "corpus/manifest.json", "--tokenizer", "results/tokenizers/bpe/manifest.json"]
+    output = f"results/tokens/tiny/bpe/padded-sequence_length={T}"
+    assert main(["pretokenize", "--store", Path(output).name, *arguments, "--output", f"{output}/manifest.json"]) == 0
+    manifest = open_store(here / output, StoreSettings("padded", sequence_length=T))
+    assert [f["name"] for f in manifest["files"]] == ["shard-00000.parquet"]
+    with pytest.raises(UserError, match="snakemake -f"):
+        open_store(here / output, StoreSettings("padded", sequence_length=2 * T))
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_flag_of_the_other_way_is_refused(here, capsys):
+    before = contents(here)
+    refused(capsys, "two ways", "--store", code=pretokenize("--store", "padded"))
+    refused(capsys, "--input-path is missing", code=main(["pretokenize", "--max-length", "9"]))
+    refused(capsys, "--corpus is missing", code=main(["pretokenize", "--store", "padded"]))
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, path, sentences",
+    [
+        (
+            ["--text-column", "txt"],
+            "train_data.parquet",
+            ["no column 'txt'", "--text-column", "text, n", "mean 'text'"],
+        ),
+        (["--text-column", "n"], "train_data.parquet", ["does not hold text", "int64"]),
+        ([], "train_dta.parquet", ["is missing", "did you mean train_data.parquet"]),
+        ([], "corpus", ["is a folder"]),
+        ([], "empty.parquet", ["file is empty"]),
+        ([], "none.parquet", ["holds no documents"]),
+        ([], "broken.parquet", ["not readable Parquet"]),
+        (
+            ["--format", "padded", "packed"],
+            "train_data.parquet",
+            ["not Parquet", "snakemake", "packed-sequence_length"],
+        ),
+        (["--format", "paded"], "train_data.parquet", ["'paded'", "did you mean 'padded'"]),
+        (["--compression", "gzip"], "train_data.parquet", ["'gzip'", "snappy"]),
+        (["--compression-level", "3"], "train_data.parquet", ["snappy has no level"]),
+        (["--max-length", "7"], "train_data.parquet", ["an integer ≥ 8"]),
+        (["--batch-size", "many"], "train_data.parquet", ["'many'", "an integer ≥ 1"]),
+        (["--tokenizer-name", "bpa"], "train_data.parquet", ["no tokenizer 'bpa'", "did you mean 'bpe'"]),
+        (["--tokenizer-name", "a/b"], "train_data.parquet", ["a/b@COMMIT"]),
+        (["--tokenizer-name", "corpus"], "train_data.parquet", ["neither tokenizer.json nor a manifest"]),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(here, capsys, arguments, path, sentences):
+    (here / "empty.parquet").touch()
+    (here / "broken.parquet").write_bytes(b"PAR1 and then something else")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), "none.parquet")
+    before = contents(here)
+    refused(capsys, *sentences, code=pretokenize(*arguments, path=path))
+    assert contents(here) == before and not (here / "out").exists()
+
+
+def test_files_of_other_settings_or_origin_are_not_written_over(here, capsys):
+    assert pretokenize() == 0
+    (here / "out/mine.parquet").write_bytes(b"x")
+    before = contents(here)
+    refused(
+        capsys, "other settings", "sequence_length 16", "sequence_length 32", code=pretokenize("--max-length", "32")
+    )
+    refused(capsys, "other settings", "eos", code=pretokenize("--eos"))
+    assert contents(here) == before
+    (here / "out/train_data_tokenized_padded_snappy.manifest.json").unlink()
+    refused(capsys, "has no manifest", code=pretokenize())
+
+
+def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
+    assert pretokenize() == 0
+    before = contents(here)
+    monkeypatch.setattr("tokenscale.formats.padded.pad", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        pretokenize()
+    assert contents(here) == before
+
+
+def test_a_changed_file_is_found_and_its_command_named(here):
+    assert pretokenize() == 0
+    path = here / "out/train_data_tokenized_padded_snappy.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    manifest, store = path.with_name(f"{path.stem}.manifest.json"), StoreSettings("padded", "train", T, codec="snappy")
+    with pytest.raises(UserError, match="has changed") as error:
+        open_store(manifest, store)
+    command = error.value.facts["next"]
+    assert command.startswith("python -m tokenscale pretokenize --input-path train_data.parquet --output-dir out")
+    assert main(command.split()[3:]) == 0
+    open_store(manifest, store)
