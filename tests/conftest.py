@@ -18,7 +18,7 @@ VERBS = [p.stem for p in PACKAGE.glob("verbs/*.py") if p.stem != "__init__"]
 #: test files whose names do not say it, below tests/
 ROOMS_OF = {
     "distributed/test_data_parallel.py": ["parallel"],
-    "distributed/test_study_commands.py": ["verbs", "training", "parallel"],
+    "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
     "unit/test_closure.py": ["settings"],
     "unit/test_config.py": ["settings"],
@@ -32,8 +32,8 @@ ROOMS_OF = {
     "unit/test_sql.py": ["analysis"],
     "unit/test_stale.py": ["diagnosis"],
     "unit/test_statistics.py": ["analysis"],
-    "unit/test_study_pretokenize.py": ["formats", "verbs"],
-    "unit/test_study_train.py": ["training", "verbs"],
+    "unit/test_study_pretokenize.py": ["commands", "formats"],
+    "unit/test_study_train.py": ["commands", "settings"],
     "unit/test_training.py": ["training", "models", "evaluation"],
 }
 

@@ -17,6 +17,8 @@ import yaml
 
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.cli import main
+from tokenscale.commands.prepare import Job, prepare
+from tokenscale.commands.request import Request, request
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.records import outcome, provenance
@@ -24,8 +26,6 @@ from tokenscale.settings import flags, study
 from tokenscale.settings.data import CorpusSettings, StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import APPROACHES, RunSettings
-from tokenscale.training.prepare import Job, prepare
-from tokenscale.training.request import Request, request
 from tokenscale.verbs import train
 
 TEXTS = [f"document number {i} has some words, {'and more ' * (i % 17)}" for i in range(120)]
@@ -356,7 +356,7 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
 
 def test_starting_a_run_needs_neither_torch_nor_the_hosts_packages():
     forbidden = ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"]
-    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.training.command"
+    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.commands.train"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -366,9 +366,9 @@ def test_no_rule_of_the_workflow_depends_on_this():
     from tokenscale.settings.closure import code_of
     from tokenscale.settings.registry import BATCHES, FORMATS
 
-    own = {"request", "prepare", "together", "command", "study", "flags", "from_file", "named", "outcome"}
+    own = {"study.py", "flags.py", "named.py", "outcome.py"}
     for code in (code_of("rank", *BATCHES.values()), code_of("pretokenize", *FORMATS.values()), code_of("launch")):
-        assert not {Path(file).stem for file in code} & own
+        assert not {Path(file).name for file in code} & own and not any("/commands/" in file for file in code)
 
 
 # ------------------------------------------------------------------------------------------------------------- outcome
@@ -444,7 +444,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch, words):
-    monkeypatch.setattr("tokenscale.training.command.start", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr("tokenscale.commands.train.start", lambda *_: pytest.fail("it was not refused"))
     (here / "empty.txt").touch()
     (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
     (here / "half.yaml").write_text("distributed: {mixed_precision: fp16}")
@@ -469,7 +469,8 @@ def test_another_tokenizer_of_the_same_name_is_refused(here):
 
 @pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
 def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, words, device):
-    from tokenscale.training import command, together
+    from tokenscale.commands import together
+    from tokenscale.commands import train as command
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -11,7 +11,7 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
 #: by name, as registries do: what a person's file goes through is no part of a store's code
-FROM_FILE = "tokenscale.formats.from_file"
+FROM_FILE = "tokenscale.commands.pretokenize"
 RULE = ("store", "corpus", "tokenizer", "output")
 
 

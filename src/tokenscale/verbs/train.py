@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to `training.command`."""
-    from tokenscale.training import command
+    """Hand over to `commands.train`."""
+    from tokenscale.commands import train as command
 
     return command.run(arguments)

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenscale.commands.pretokenize import in_flags
+from tokenscale.commands.request import Request, check, shortened, too_small
 from tokenscale.corpus.build import build as build_corpus
 from tokenscale.corpus.progress import Progress
 from tokenscale.corpus.reader import RawText, read_manifest
 from tokenscale.errors import UserError
 from tokenscale.files import locked, read_json, sha256_file
 from tokenscale.formats.documents import encode_documents
-from tokenscale.formats.from_file import in_flags
 from tokenscale.formats.manifest import open_store, read_store_manifest
 from tokenscale.settings import flags
 from tokenscale.settings.data import DOWNLOADED, CorpusSettings, StoreSettings, TokenizerSettings
@@ -28,7 +29,6 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
-from tokenscale.training.request import Request, check, shortened, too_small
 
 RESULTS = Path("results")
 

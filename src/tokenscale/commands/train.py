@@ -4,17 +4,17 @@ import argparse
 import importlib
 import os
 
+from tokenscale.commands.prepare import prepare
+from tokenscale.commands.request import request
 from tokenscale.launch.start import start
 from tokenscale.records.outcome import told
-from tokenscale.training.prepare import prepare
-from tokenscale.training.request import request
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare and train the run that the flags ask for; returns the exit code. No torch is imported in a process that
     only starts ranks."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return importlib.import_module("tokenscale.training.together").train_together(arguments)
+        return importlib.import_module("tokenscale.commands.together").train_together(arguments)
     job = prepare(request(arguments), lambda line: print(line, flush=True))
     exit_code = start(job.run, job.output, job.manifests)
     if exit_code == 0:

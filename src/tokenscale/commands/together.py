@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tokenscale.commands.prepare import prepare
+from tokenscale.commands.request import request
 from tokenscale.errors import UserError
 from tokenscale.launch.attempts import finish
 from tokenscale.launch.start import opened
@@ -23,8 +25,6 @@ from tokenscale.parallel.world import World, join, part
 from tokenscale.records.outcome import told
 from tokenscale.settings.run import RunSettings
 from tokenscale.training.loop import Inputs, train
-from tokenscale.training.prepare import prepare
-from tokenscale.training.request import request
 
 #: preparing may download and tokenize for hours; the default of a process group is minutes
 PATIENCE = datetime.timedelta(days=2)

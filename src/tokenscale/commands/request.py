@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenscale.commands.pretokenize import in_flags, stem_of, unescaped
 from tokenscale.corpus.files import describe, documents
 from tokenscale.corpus.read import COMPRESSION, ENDINGS, format_of
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
-from tokenscale.formats.from_file import in_flags, stem_of, unescaped
 from tokenscale.formats.manifest import read_store_manifest
 from tokenscale.settings import flags, study
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
@@ -175,7 +175,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
             )
         config = study.host("tokenscale.settings.config").load(CONFIG)
         if words.dataset not in config.corpora:
-            known = sorted(["dummy", *config.corpora])
+            known = sorted({"dummy", *config.corpora})
             near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
             raise UserError(
                 f"there is no dataset {words.dataset!r}: no file, and no corpus of {CONFIG}.",
