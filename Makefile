@@ -20,7 +20,7 @@ run: $(READY)
 	@echo "report: $(REPORT)"
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile
 	@$(MAKE) --no-print-directory lint
 
 lint: $(READY)

@@ -62,3 +62,5 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for room in rooms_of(item.path):
             item.add_marker(room)
+    # the longest files first: of two workers, none is left alone with one of them at the end
+    items.sort(key=lambda item: ROOT / "tests/workflow" not in item.path.parents)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokenscale.cli import main
-from tokenscale.launch.dry_run import parse
-from tokenscale.launch.stale import causes, changed_settings, render
+from tokenscale.diagnosis.dry_run import parse
+from tokenscale.diagnosis.stale import causes, changed_settings, render
 from tokenscale.settings.closure import PACKAGE
 
 TOKEN_LIST = str(PACKAGE / "formats/token_list.py")

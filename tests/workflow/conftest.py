@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workflow import forked
+
 ROOT = Path(__file__).parents[2]
 
 CONFIG = {
@@ -85,9 +87,17 @@ class Project:
         first = self.snakemake("--cores", "2", "tokens", **options).stdout
         return first + self.snakemake("--cores", "2", *arguments, **options).stdout
 
+    def dry_run(self, *arguments: str) -> str:
+        """What a dry run prints."""
+        code, text = forked.snakemake(
+            ["-n", "--quiet", "host", "--cores", "2", *arguments], self.root, self.environment
+        )
+        assert code == 0, text[-6000:]
+        return text
+
     def planned(self, *arguments: str) -> dict[str, int]:
         """Rule → number of jobs that a dry run would start, targets left out."""
-        text = self.snakemake("--cores", "2", "-n", *arguments).stdout
+        text = self.dry_run(*arguments)
         table = text.split("Job stats:")[1].split("\n\n")[0] if "Job stats:" in text else ""
         counts = dict(line.split() for line in table.splitlines()[3:] if line.split()[:1] not in ([], ["total"]))
         return {rule: int(count) for rule, count in counts.items() if rule not in TARGETS}
@@ -145,6 +155,13 @@ def make_project(folder: Path) -> Project:
     return Project(root)
 
 
+def copy_of(project: Project, folder: Path, **options) -> Project:
+    """The project copied as `shutil.copytree` does it, by default with its files' times."""
+    (folder / "home").mkdir()
+    shutil.copytree(project.root, folder / "project", symlinks=True, **options)
+    return Project(folder / "project")
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Project:
     """A project whose report is built. Tests must leave it complete; what edits it copies it first."""
@@ -156,9 +173,7 @@ def built(tmp_path_factory) -> Project:
 @pytest.fixture
 def copy(built, tmp_path) -> Project:
     """A copy of the built project, with Snakemake's metadata, for tests that change things."""
-    (tmp_path / "home").mkdir()
-    shutil.copytree(built.root, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
+    return copy_of(built, tmp_path)
 
 
 @pytest.fixture

@@ -1,23 +1,362 @@
-"""What reruns and what does not: days of GPU time hang on it."""
+"""What reruns and what does not: days of GPU time hang on it.
+
+The rerun matrix. A row changes something in a built project and states exactly which jobs a dry run then plans; rules
+that are not named plan none. A dry run cannot know that a rebuilt manifest will be equal, so below a store it names
+what could rerun (`make run` builds tokens first, which stops the wave). `guards.md` lists what was taken out to see
+these tests fail.
+"""
 
 import json
 import shutil
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.workflow.conftest import OFFLINE
+from tests.workflow.conftest import CONFIG, EXPERIMENTS, OFFLINE, ROOT, Project, copy_of
 
 pytestmark = pytest.mark.workflow
-ANALYSIS = {"build_page": 1, "build_pdf": 1}
+
+# The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks` shares one of these
+# runs and adds one on two ranks. Four stores, one of them for the benchmark of `ways` alone.
+REPORT = {"build_page": 1, "build_pdf": 1}
+WAYS = {"ingest": 1, "draw_figure": 3} | REPORT
+RANKS = {"ingest": 1, "draw_figure": 1} | REPORT
+BOTH = {"ingest": 2, "draw_figure": 4} | REPORT
+RUNS = {"train_one": 3, "train_many": 1} | BOTH
+BENCHMARK = {"benchmark_data": 1}
+STORES = {"pretokenize": 4} | BENCHMARK | RUNS
+TOKENIZER = {"build_tokenizer": 1} | STORES
+CORPUS = {"build_corpus": 1} | TOKENIZER
+#: accepts an edit of a training's code that cannot change its result
+ACCEPTED = ("all", "--consider-ancient", "train_one=code", "train_many=code")
 
 
-def test_a_second_run_has_nothing_to_do_even_after_touching_every_file(copy):
+@pytest.fixture(scope="module")
+def shared(built, tmp_path_factory) -> Project:
+    """One copy for all rows that put back what they changed."""
+    return copy_of(built, tmp_path_factory.mktemp("shared"))
+
+
+@contextmanager
+def changed(path: Path, change=lambda text: text + "\n"):
+    """The file with another text, by default one empty line more; put back afterwards byte for byte."""
+    before = path.read_bytes()
+    after = change(before.decode()).encode()
+    assert after != before, f"nothing to change in {path}"
+    path.write_bytes(after)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def source_files(project):
+    return [p for p in project.root.rglob("*") if p.is_file() and not {".snakemake", "results"} & {*p.parts}]
+
+
+# What only looks like a change
+
+
+def test_a_second_run_has_nothing_to_do(copy):
     assert "Nothing to be done" in copy.snakemake("--cores", "2").stdout
-    for path in [
-        p for p in copy.root.rglob("*") if p.is_file() and ".snakemake" not in p.parts and "results" not in p.parts
-    ]:
+
+
+def test_touching_every_file_reruns_nothing(copy):
+    touched = [p for p in copy.root.rglob("*") if p.is_file() and ".snakemake" not in p.parts]
+    assert {p.suffix for p in touched} >= {".py", ".smk", ".yaml", ".json", ".parquet", ".bin", ".svg", ".html"}
+    for path in touched:
         path.touch()
     assert copy.planned() == {}
+
+
+def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(built):
+    """Snakemake judges larger files by their time. Data enters as a manifest, so its size does not matter."""
+    rules = {"build_tokenizer", "pretokenize", "benchmark_data", "train_one", "train_many"}
+    found = set()
+    for record in map(json.loads, (p.read_text() for p in (built.root / ".snakemake/metadata").iterdir())):
+        if record["rule"] in rules:
+            found.add(record["rule"])
+            for name in record["input"]:
+                assert name.startswith("src/tokenscale/") or name.endswith("/manifest.json"), (record["rule"], name)
+                assert (built.root / name).stat().st_size < 1_000_000
+    assert found == rules
+
+
+def test_a_fresh_checkout_beside_old_results_reruns_nothing(copy):
+    for path in source_files(copy):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    assert copy.planned() == {}
+
+
+def test_a_project_that_was_moved_with_its_metadata_reruns_nothing(built, tmp_path):
+    assert copy_of(built, tmp_path, copy_function=shutil.copyfile).planned() == {}
+
+
+@pytest.mark.parametrize("newer", ["sources", "results"])
+def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
+    """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
+    project = copy_of(built, tmp_path, copy_function=shutil.copyfile)
+    shutil.rmtree(project.root / ".snakemake")
+    for path in source_files(project) if newer == "sources" else project.root.glob("results/**/*.*"):
+        path.touch()
+    assert newer == "results" or project.planned()["train_one"] == 3
+    project.snakemake("--cores", "1", "--touch", "--forceall")
+    for path in source_files(project):
+        path.touch()
+    assert project.planned() == {}, "contents are known again"
+    with changed(project.root / "src/tokenscale/parallel/data.py"):
+        assert project.planned() == {"train_many": 1} | RANKS
+
+
+def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
+    def commented(text):
+        inside = text.replace("\n    input:\n", "\n    # a comment\n    input:\n        # another one\n")
+        return f"# at the top\n\n{inside}\n\n# at the end\n"
+
+    with ExitStack() as edits:
+        for path in [shared.root / "workflow/Snakefile", *(shared.root / "workflow/rules").glob("*.smk")]:
+            edits.enter_context(changed(path, commented))
+        for path in (shared.root / "config").rglob("*.yaml"):
+            edits.enter_context(changed(path, lambda text: f"# a comment\n{text}\n"))
+        assert shared.planned() == {}
+
+
+def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
+    def other(text):
+        for old, new in [
+            ("mem_mb=8000", "mem_mb=9000"),
+            ("runtime=120", "runtime=60"),
+            ("threads: ALL_CORES", "threads: 1"),
+            ("results/logs/train/{run_id}.log", "results/logs/elsewhere/{run_id}.log"),
+        ]:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    with changed(shared.root / "workflow/rules/train.smk", other):
+        options = ("--set-resources", "train_many:mem_mb=7", "--set-threads", "train_many=2", "pretokenize=2")
+        assert shared.planned("all", *options) == {}
+
+
+@pytest.mark.parametrize(
+    "profile, configuration",
+    [("profiles/local", []), ("alps", ["gpus_per_node=4"])],  # what the profile says about the machine stays
+)
+def test_another_profile_reruns_nothing(shared, monkeypatch, profile, configuration):
+    monkeypatch.setenv("ALPS_ACCOUNT", "g1")
+    assert shared.planned("--profile", profile, "--config", "scale=demo", *configuration) == {}
+
+
+# A code edit in every room
+
+
+ROOMS = [
+    ("settings/options.py", CORPUS),
+    ("settings/run.py", BENCHMARK | RUNS),
+    ("settings/config.py", {}),
+    ("settings/presets.py", {}),
+    ("settings/registry.py", {}),
+    ("costs/flops.py", RUNS),
+    ("costs/peaks.py", {}),
+    ("order/packing.py", STORES | {"pretokenize": 2}),
+    ("order/shares.py", BENCHMARK | RUNS),
+    ("records/events.py", RUNS),
+    ("records/provenance.py", BENCHMARK | RUNS),
+    ("corpus/clean.py", CORPUS),
+    ("corpus/hub.py", {}),
+    ("tokenizer/bpe.py", TOKENIZER),
+    ("tokenizer/tekken.py", {}),
+    ("formats/token_list.py", {"pretokenize": 1, "train_one": 1} | BENCHMARK | WAYS),
+    ("formats/padded.py", {"pretokenize": 1} | BENCHMARK | WAYS),
+    ("batches/padding_free.py", {"train_one": 1} | BENCHMARK | WAYS),
+    ("batches/padded.py", BENCHMARK | WAYS),
+    ("models/decoder.py", RUNS),
+    ("parallel/data.py", {"train_many": 1} | RANKS),
+    ("parallel/single.py", {"train_one": 3} | BOTH),
+    ("evaluation/validation.py", RUNS),
+    ("training/loop.py", RUNS),
+    ("commands/prepare.py", {}),
+    ("launch/ranks.py", RUNS),
+    ("launch/attempts.py", {}),
+    ("analysis/ingest.py", BOTH),
+    ("analysis/sql/loss.sql", {"draw_figure": 1} | REPORT),
+    ("analysis/sql/order.sql", REPORT),
+    ("report/style.py", {"draw_figure": 4} | REPORT),
+    ("report/figures/loss_over_time.py", {"draw_figure": 1} | REPORT),
+    ("report/page.py", {"build_page": 1}),
+    ("report/page.css", {"build_page": 1}),
+    ("report/pdf.py", {"build_pdf": 1}),
+    ("benchmark/data.py", BENCHMARK | WAYS),
+    ("commands/train.py", {}),
+    ("diagnosis/doctor.py", {}),
+    ("verbs/rank.py", RUNS),
+    ("verbs/launch.py", {}),
+    ("files.py", CORPUS),
+    ("errors.py", {}),
+    ("cli.py", {}),
+    ("__init__.py", {}),
+]
+
+
+@pytest.mark.parametrize("file, expected", [pytest.param(*row, id=row[0]) for row in ROOMS])
+def test_an_edit_reruns_exactly_the_jobs_whose_code_it_is(shared, file, expected):
+    with changed(shared.root / "src/tokenscale" / file):
+        assert shared.planned() == expected
+
+
+def test_every_room_has_its_row():
+    rooms = {p.parent.name for p in (ROOT / "src/tokenscale").glob("*/__init__.py")}
+    assert rooms == {file.split("/")[0] for file, _ in ROOMS if "/" in file}, "add a row of the new room to ROOMS"
+
+
+def test_edits_that_are_put_back_leave_nothing_to_do(copy):
+    """Content decides: after an edit in every room, and the same bytes again, every file is newer and none is other."""
+    for file, _ in ROOMS:
+        with changed(copy.root / "src/tokenscale" / file):
+            pass
+    assert copy.planned() == {}
+
+
+def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
+    file = copy.root / "src/tokenscale/models/decoder.py"
+    file.write_text("# a comment\n\n" + file.read_text())
+    assert copy.planned() == RUNS
+    assert copy.planned(*ACCEPTED) == {}
+    copy.snakemake("--cores", "1", "--touch")
+    assert copy.planned() == {}
+
+
+def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
+    """The writer's code alone changed: what a dry run listed below the store is not run."""
+    path = copy.root / "src/tokenscale/verbs/pretokenize.py"
+    path.write_text(path.read_text() + "\n# an edited line\n")
+    assert copy.planned() == STORES
+    copy.snakemake("--cores", "2", "tokens")
+    assert copy.planned() == {}
+
+
+def test_an_accepted_edit_of_the_trainings_still_rebuilds_everything_else(shared):
+    with changed(shared.root / "src/tokenscale/order/packing.py"):
+        planned = shared.planned("tokens", *ACCEPTED[1:])
+    assert planned == {"pretokenize": 2}
+
+
+def test_a_rules_shell_string_is_its_code(shared):
+    path = shared.root / "workflow/rules/train.smk"
+    with changed(path, lambda text: text.replace("tokenscale launch --run", "tokenscale launch  --run")):
+        assert shared.planned() == RUNS
+
+
+def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
+    """The row above, carried out in the two steps of `make run`."""
+    path = copy.root / "src/tokenscale/formats/token_list.py"
+    path.write_text(path.read_text() + "\n# an edited line\n")
+    assert copy.planned("tokens") == {"pretokenize": 1} and "/ token-list" in copy.dry_run("tokens")
+    copy.snakemake("--cores", "2", "tokens")
+    # the store came out equal: the run follows because its own code reads that format, and so does the benchmark
+    assert copy.planned() == {"train_one": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
+
+
+# A setting
+
+
+def in_experiment(**changes):
+    """The text of the experiment `ways` with other values of keys, dotted ones nested."""
+    return "experiments/ways.yaml", EXPERIMENTS["ways"], changes
+
+
+def in_config(**changes):
+    """The text of the configuration with other values of keys."""
+    return "config.yaml", CONFIG, changes
+
+
+APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]
+CORPORA, TOKENIZERS = CONFIG["corpora"], CONFIG["tokenizers"]
+SETTINGS = {
+    "a learning rate trains the runs of its experiment": (
+        in_experiment(runs=EXPERIMENTS["ways"]["runs"] | {"optimizer": {"learning_rate": 0.01}}),
+        {"run_table": 1, "train_one": 3} | WAYS,
+    ),
+    "one more level trains the new run": (
+        in_experiment(factors={"approach": [*APPROACHES, "padded"]}),
+        {"run_table": 1, "train_one": 1} | WAYS,
+    ),
+    "one more repeat trains the new runs": (in_experiment(repeats=2), {"run_table": 1, "train_one": 3} | WAYS),
+    "one level less trains nothing": (in_experiment(factors={"approach": APPROACHES[:2]}), {"run_table": 1} | WAYS),
+    "another order of starting trains nothing": (in_experiment(order_seed=1), {"run_table": 1} | WAYS),
+    "a question's wording trains nothing": (in_experiment(question="Do they?"), {"run_table": 1} | WAYS),
+    "a cleaning option rebuilds everything below that corpus": (
+        in_config(corpora={"small": CORPORA["small"] | {"cleaning": {"nfc": True}}}),
+        {"run_table": 2} | CORPUS,
+    ),
+    "a tokenizer's option rebuilds everything below that tokenizer": (
+        in_config(tokenizers={"bpe": TOKENIZERS["bpe"] | {"vocabulary_size": 301}}),
+        {"run_table": 2} | TOKENIZER,
+    ),
+    "a corpus and a tokenizer that nobody uses build nothing": (
+        in_config(corpora=CORPORA | {"other": {}}, tokenizers=TOKENIZERS | {"other": {"kind": "tekken"}}),
+        {},
+    ),
+    "one experiment less in the report rebuilds the report": (in_config(experiments=["ways"]), REPORT),
+}
+
+
+@pytest.mark.parametrize("change, expected", [pytest.param(*row, id=name) for name, row in SETTINGS.items()])
+def test_a_setting_reruns_exactly_what_depends_on_it(shared, change, expected):
+    file, values, changes = change
+    with changed(shared.root / "config" / file, lambda text: json.dumps(values | changes)):
+        assert shared.planned() == expected
+
+
+def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
+    runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
+    path = copy.root / "config/experiments/ways.yaml"
+    with changed(path, lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}})):
+        copy.snakemake("--cores", "1", "results/tables/ways/runs.parquet")
+        assert copy.planned("tables") == {}
+    assert sorted(p.name for p in (copy.root / "results/runs").iterdir()) == runs
+    assert copy.planned() == {"run_table": 1} | WAYS
+
+
+# What was removed
+
+
+def test_a_removed_figure_is_drawn_alone(copy):
+    figure = copy.root / "results/figures/ways/loss_over_time.svg"
+    before = figure.read_bytes()
+    figure.unlink()
+    assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
+    copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
+    assert figure.read_bytes() == before
+
+
+def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns(copy):
+    store = copy.root / "results/tokens/small/bpe/packed-sequence_length=32"
+    before = (store / "manifest.json").read_bytes()
+    (store / "tokens.bin").unlink()
+    assert copy.planned() == {}, "shards are not declared"
+    copy.snakemake("--cores", "1", "-f", str((store / "manifest.json").relative_to(copy.root)))
+    assert (store / "tokens.bin").is_file() and (store / "manifest.json").read_bytes() == before
+    assert copy.planned() == {}
+
+
+def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy):
+    """Folder and manifest are gone, and a run that reads them is new: without the first command, all would train."""
+    manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
+    before = manifest.read_bytes()
+    shutil.rmtree(manifest.parent)
+    path = copy.root / "config/experiments/ranks.yaml"
+    path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
+    assert copy.planned()["train_many"] == 2
+    copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
+    assert manifest.read_bytes() == before
+    assert copy.planned() == {"run_table": 1, "train_many": 1} | RANKS
+
+
+# What is carried out
 
 
 def test_a_run_that_two_experiments_need_is_trained_once(built):
@@ -35,72 +374,6 @@ def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
     assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
     assert (copy.root / "results/report/index.html").is_file()
     assert copy.records() == before and len(before) == 5 + 5
-
-
-def test_a_removed_figure_is_drawn_alone(copy):
-    figure = copy.root / "results/figures/ways/loss_over_time.svg"
-    before = figure.read_bytes()
-    figure.unlink()
-    assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
-    copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
-    assert figure.read_bytes() == before
-
-
-def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
-    path = copy.root / "src/tokenscale/formats/token_list.py"
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    text = copy.snakemake("--cores", "2", "-n", "tokens").stdout
-    assert copy.planned("tokens") == {"pretokenize": 1} and "/ token-list" in text
-    copy.snakemake("--cores", "2", "tokens")
-    text = copy.snakemake("--cores", "2", "-n").stdout
-    planned = copy.planned()
-    assert planned.pop("train_one") == 1 and "train token-list-" in text
-    # of the two experiments only the one with that run is read again; its benchmark reads every format
-    assert planned == {"benchmark_data": 1, "ingest": 1, "draw_figure": 3, **ANALYSIS}
-
-
-@pytest.mark.parametrize(
-    "file, expected",
-    [
-        ("report/page.py", {"build_page": 1}),
-        ("report/figures/loss_over_time.py", {"draw_figure": 1, **ANALYSIS}),
-        ("cli.py", {}),
-        ("errors.py", {}),
-        ("launch/attempts.py", {}),
-        ("settings/registry.py", {}),
-        ("settings/presets.py", {}),
-        ("benchmark/data.py", {"benchmark_data": 1, "ingest": 1, "draw_figure": 3, **ANALYSIS}),
-        ("analysis/sql/order.sql", ANALYSIS),
-        ("report/page.css", {"build_page": 1}),
-        ("settings/config.py", {}),
-        ("parallel/data.py", {"train_many": 1, "ingest": 1, "draw_figure": 1, **ANALYSIS}),
-    ],
-)
-def test_an_edit_reruns_what_uses_the_file(copy, file, expected):
-    path = copy.root / "src/tokenscale" / file
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    assert copy.planned() == expected
-
-
-def test_a_purged_store_is_restored_by_its_command_and_nothing_reruns(copy):
-    store = copy.root / "results/tokens/small/bpe/packed-sequence_length=32"
-    before = (store / "manifest.json").read_bytes()
-    (store / "tokens.bin").unlink()
-    copy.snakemake("--cores", "1", "-f", str((store / "manifest.json").relative_to(copy.root)))
-    assert (store / "tokens.bin").is_file() and (store / "manifest.json").read_bytes() == before
-    assert copy.planned() == {}
-
-
-def test_one_more_level_trains_the_new_run_only(copy):
-    path = copy.root / "config/experiments/ways.yaml"
-    experiment = json.loads(path.read_text())
-    experiment["factors"]["approach"].append("padded")
-    path.write_text(json.dumps(experiment))
-    assert copy.planned()["train_one"] == 1
-
-
-def test_another_profile_reruns_nothing(copy):
-    assert "Nothing to be done" in copy.snakemake("--profile", "profiles/local", "--config", "scale=demo").stdout
 
 
 def test_a_complete_run_is_sealed_again_without_training(copy):

@@ -82,6 +82,10 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     [
         (["--config", "scale=dmeo"], ["'dmeo'", "did you mean 'demo'"]),
         (["--config", "exprimentz=1"], ["'exprimentz'"]),
+        (
+            ["results/runs/packed-llama-micro-single-w1-0123456789/done.json"],
+            ["no experiment has a run", "did you mean packed-llama-micro-single-w1-"],
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_message_and_exit_code_2(fresh, arguments, words):

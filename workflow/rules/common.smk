@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tokenscale.corpus import fingerprint
-from tokenscale.errors import UserError
+from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.path import use_this_python
 from tokenscale.settings.closure import closure_of, code_of, training_code
@@ -26,6 +26,12 @@ from tokenscale.settings.registry import (
 use_this_python()
 
 
+def refuse(error):
+    """End here: not a bug, the message says it all, and a stack trace would hide it."""
+    print(error.render(), file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 try:
     settings = Config(config)
     EXPERIMENTS = list(settings.settings.experiments)
@@ -33,9 +39,7 @@ try:
     for name in settings.corpora_of(EXPERIMENTS):
         fingerprint.check(settings.corpora[name], Path("results/corpus"))
 except UserError as error:
-    # Not a bug: the message says it all, and a stack trace would hide it.
-    print(error.render(), file=sys.stderr, flush=True)
-    os._exit(2)
+    refuse(error)
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024
@@ -130,6 +134,19 @@ def report_files():
 
 
 def run_of(w):
+    if w.run_id not in RUNS:
+        near = nearest(w.run_id, RUNS)
+        refuse(
+            UserError(
+                f"no experiment has a run {w.run_id}.",
+                folder=settings.settings.experiments_folder,
+                next=(
+                    f"did you mean {near}?"
+                    if near
+                    else "python -m tokenscale plan lists what there is"
+                ),
+            )
+        )
     return RUNS[w.run_id].settings
 
 

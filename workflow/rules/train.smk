@@ -1,3 +1,8 @@
+# By the shape of a run's id: with every id spelled out, Snakemake searches a list of all runs once for each run.
+RUN_ON_ONE_RANK = r"[^/]+-w1-[0-9a-f]{10}"
+RUN_ON_MANY = r"[^/]+-w(?!1-)[0-9]+-[0-9a-f]{10}"
+
+
 rule train_one:
     """One run on one process. Declares only done.json, written from the sealed record; logs are never declared."""
     input:
@@ -8,9 +13,7 @@ rule train_one:
     log:
         "results/logs/train/{run_id}.log",
     wildcard_constraints:
-        run_id=one_of(
-            i for i, run in RUNS.items() if run.settings.layout.world_size == 1
-        ),
+        run_id=RUN_ON_ONE_RANK,
     priority: lambda w: 10_000 - RUNS[w.run_id].position
     threads: ALL_CORES
     resources:
@@ -26,15 +29,13 @@ rule train_one:
     shell:
         "python -m tokenscale launch --run {params.run:q} --nodes {resources.nodes} --output {output:q}"
         " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"
-        " --validation-store {input.validation_store:q} --code {input.code:q} > {log:q} 2>&1"
+        " --validation-store {input.validation_store:q} > {log:q} 2>&1"
 
 
 # The SLURM plugin must not see the resource `mpi` for one task, and needs it for several: hence two rules, one body.
 use rule train_one as train_many with:
     wildcard_constraints:
-        run_id=one_of(
-            i for i, run in RUNS.items() if run.settings.layout.world_size > 1
-        ),
+        run_id=RUN_ON_MANY,
     resources:
         machine=1,
         mpi="srun",

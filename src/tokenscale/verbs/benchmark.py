@@ -8,7 +8,7 @@ from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.options import from_json
 
 #: benchmark → the module that measures it, imported only when asked for
-BENCHMARKS = {"data": "tokenscale.benchmark.data"}
+BENCHMARKS = {"data": "tokenscale.benchmark.data", "workflow": "tokenscale.benchmark.workflow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
     data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    workflow = kinds.add_parser("workflow", help="planning: how long `snakemake --dry-run` takes for many runs")
+    workflow.add_argument("--runs", nargs="+", type=int, default=[500, 2000], metavar="N", help="how many, each timed")
+    workflow.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
+    states = ["cold", "complete", "checkout"]
+    workflow.add_argument("--states", nargs="+", choices=states, default=states, help="nothing built, all built, …")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, write, and print the table."""
+    """Measure and print the table."""
     module = importlib.import_module(BENCHMARKS[arguments.benchmark])
+    if arguments.benchmark == "workflow":
+        print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states)))
+        return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
     print(module.table(module.measure(settings, *folders, arguments.output)))

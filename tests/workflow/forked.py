@@ -1,0 +1,34 @@
+"""Snakemake in a fork of a process that has imported it already: half of a dry run's time is importing."""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+_FORKS = multiprocessing.get_context("forkserver")
+# Packages only: the tokenscale that runs must be the project's own copy, found through its PYTHONPATH.
+_FORKS.set_forkserver_preload(["snakemake.cli", "pydantic", "yaml", "pytest"])
+
+
+def snakemake(arguments: list[str], root: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """What `python -m snakemake` does in a folder: (exit code, stdout and stderr together)."""
+    with tempfile.NamedTemporaryFile(mode="r", errors="replace") as output:
+        process = _FORKS.Process(target=_main, args=(arguments, str(root), environment, output.name))
+        process.start()
+        process.join()
+        return process.exitcode, output.read()
+
+
+def _main(arguments: list[str], root: str, environment: dict[str, str], output: str) -> None:
+    file = os.open(output, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(root)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.argv = ["snakemake", *arguments]
+    from snakemake.cli import main
+
+    main(arguments)

@@ -1,0 +1,30 @@
+"""The benchmark of planning, at tiny size: it runs, finds its states as it says, and prints."""
+
+import re
+
+import pytest
+
+from tests.workflow.conftest import ROOT
+from tokenscale.cli import main
+
+pytestmark = pytest.mark.workflow
+
+
+def test_planning_is_timed_with_real_rules_and_code_inputs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["benchmark", "workflow", "--runs", "3", "--rounds", "1", "--states", "checkout"]) == 0
+    printed = capsys.readouterr().out
+    row = re.search(r"^ +10 +(\d+) +([\d.]+)  checkout +([\d.]+) ", printed, re.MULTILINE)
+    assert row, printed
+    jobs, code_inputs, seconds = (float(group) for group in row.groups())
+    assert jobs > 10 and code_inputs > 20 and seconds > 0
+    assert re.search(r"^ +start +[\d.]+ ", printed, re.MULTILINE) and "cold" not in printed
+
+
+def test_planning_needs_a_project(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["benchmark", "workflow"]) == 2
+    assert "workflow/Snakefile" in capsys.readouterr().err
+    monkeypatch.chdir(ROOT)
+    assert main(["benchmark", "workflow", "--runs", "0"]) == 2
+    assert "1 or more" in capsys.readouterr().err
