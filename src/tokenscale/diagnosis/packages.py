@@ -42,6 +42,7 @@ PACKAGES = (
     Package("matplotlib", "matplotlib", "report"),
     Package("jinja2", "jinja2", "report"),
     Package("pytest", "pytest", "test"),
+    Package("pytest-xdist", "xdist", "test"),
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
