@@ -96,6 +96,7 @@ def test_all_figures_and_parts_are_there(site):
         "Offline against online",
         "Validation loss",
         "demo scale",
+        "corpus docstrings, tokenizer tekken",
         "Definitions",
     ):
         assert words in site[1]

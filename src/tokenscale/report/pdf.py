@@ -51,6 +51,7 @@ def cover(part: dict) -> Figure:
         part["note"],
         part["caution"] and f"{_sentence(part['caution'])} (world sizes above one).",
     ]
+    facts.append(f"Text: {part['text']}." if part["text"] else "")
     facts.append(f"Data from {part['data_from']} (UTC)." if part["data_from"] else "")
     facts.append(f"Machine: {'; '.join(part['machines']) or 'not recorded'}.")
     commits = [f"{c['commit']} ({'with uncommitted changes' if c['dirty'] else 'clean'})" for c in part["commits"]]

@@ -57,6 +57,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "figures": [f for f in head.get("figures") or FIGURES if f in FIGURES],
             "runs": len(runs),
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
+            "text": _text(runs),
             "machines": _machines(runs),
             "commits": _commits(runs),
             "data_from": _dates(runs),
@@ -435,6 +436,13 @@ def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
 
 def _count(value: Any) -> str:
     return "–" if pd.isna(value) else str(int(value))
+
+
+def _text(runs: pd.DataFrame) -> str:
+    """What the runs read: corpora, and the tokenizers that made ids of them. Empty where no record says it."""
+    named = runs.dropna(subset=["corpus", "tokenizer"])
+    pairs = sorted({(r.corpus, r.tokenizer) for r in named.itertuples()})
+    return "; ".join(f"corpus {corpus}, tokenizer {tokenizer}" for corpus, tokenizer in pairs)
 
 
 def _machines(runs: pd.DataFrame) -> list[str]:
