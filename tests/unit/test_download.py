@@ -32,7 +32,7 @@ def web():
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setitem(url.fetch.__kwdefaults__, "wait", lambda seconds: None)
+    monkeypatch.setattr(url, "sleep", lambda seconds: None)
 
 
 def corpus_of(*files, **more) -> CorpusSettings:

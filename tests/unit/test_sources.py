@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_place(tmp_path, name, kind
     with pytest.raises(UserError) as error:
         build(CorpusSettings(source=source(path)), tmp_path / "c")
     text = error.value.render()
-    assert str(path) in text and "next" in text or "expected" in text
+    assert str(path) in text and ("next" in text or "expected" in text)
     for word in words:
         assert word in text
     assert not (tmp_path / "c/manifest.json").exists()

@@ -1,8 +1,7 @@
 """Files from web addresses: resumed where a connection breaks, tried again, checked by length and hash."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -36,14 +35,12 @@ def fetch(
     target: Path,
     *,
     resumable: bool = True,
-    tries: int = TRIES,
-    wait: Callable[[float], None] = time.sleep,
 ) -> None:
     """Download an address to `target`. What came before a break is kept beside it and continued, also by a later call.
 
     A part is continued only where the server says that the content is the same (ETag or Last-Modified, RFC 9110,
-    13.1.5), or with `resumable`, where the caller checks a hash. Raises UserError when the server refuses, when `tries`
-    in a row bring nothing, and for a web page in place of a file.
+    13.1.5), or with `resumable`, where the caller checks a hash. Raises UserError when the server refuses, when
+    TRIES in a row bring nothing, and for a web page in place of a file.
     """
     part = target.with_name(target.name + ".part")
     seen = target.with_name(target.name + ".part.json")
@@ -59,7 +56,7 @@ def fetch(
             reason, pause = _first_line(error), None
         now = part.stat().st_size if part.exists() else 0
         failures = 1 if now - before >= PROGRESS_BYTES else failures + 1
-        if failures >= tries:
+        if failures >= TRIES:
             raise UserError(
                 "a download does not come through.",
                 address=address,
@@ -68,8 +65,8 @@ def fetch(
                 kept=f"{now:,} bytes in {part}" if now else None,
                 next="check the network and the address; the same command goes on where this one ended",
             )
-        print(f"{address}: {reason}; trying again ({failures} of {tries - 1})", flush=True)
-        wait(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
+        print(f"{address}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
+        sleep(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
     part.replace(target)
     seen.unlink(missing_ok=True)
 

@@ -14,9 +14,7 @@ from tokenscale.settings.run import RunSettings
 
 
 @contextmanager
-def opened(
-    run: RunSettings, output: Path, manifests: dict[str, Path], code: list[Path] | None = None
-) -> Iterator[tuple[Identity, int | None]]:
+def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterator[tuple[Identity, int | None]]:
     """Hold the folder of `output` for a run: (its identity, the number of the attempt to make).
 
     The number is None where the run is sealed there with this identity; `output` is then there, too. Raises UserError
@@ -27,7 +25,7 @@ def opened(
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
-    identity = identity_of(code or [Path(file) for file in training_code(run)], manifests)
+    identity = identity_of([Path(file) for file in training_code(run)], manifests)
     directory = output.parent
     with locked(directory, run.identity):
         attempt = prepare(directory, run, identity)
@@ -37,13 +35,11 @@ def opened(
         yield identity, attempt
 
 
-def start(
-    run: RunSettings, output: Path, manifests: dict[str, Path], *, code: list[Path] | None = None, nodes: int = 1
-) -> int:
+def start(run: RunSettings, output: Path, manifests: dict[str, Path], *, nodes: int = 1) -> int:
     """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
 
-    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store); `code` are its source files,
-    found by default. Raises UserError as `opened` does, and for several nodes, which are not started yet.
+    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). Raises UserError as `opened`
+    does, and for several nodes, which are not started yet.
     """
     if nodes > 1:
         raise UserError(
@@ -52,7 +48,7 @@ def start(
             next="use layouts that fit one node",
         )
     directory = output.parent
-    with opened(run, output, manifests, code) as (identity, attempt):
+    with opened(run, output, manifests) as (identity, attempt):
         if attempt is None:
             return 0
         argv = [sys.executable, "-m", "tokenscale", "rank", "--run", run.to_json(), "--directory", str(directory)]

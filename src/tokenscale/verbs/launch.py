@@ -14,7 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job that this runs in")
-    parser.add_argument("--code", type=Path, nargs="*", help="source files of the training; found by default")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,4 +23,4 @@ def run(arguments: argparse.Namespace) -> int:
 
     manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     settings = RunSettings.from_json(arguments.run)
-    return start(settings, arguments.output, manifests, code=arguments.code, nodes=arguments.nodes)
+    return start(settings, arguments.output, manifests, nodes=arguments.nodes)
