@@ -18,33 +18,33 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.diagnosis import checks, probe
-from tokenscale.diagnosis.checks import Asked, Finding
+from tokenscale.diagnosis import capacity, cluster, computing, connections, folders, probe, process, project, software
+from tokenscale.diagnosis.finding import Asked, Finding
 from tokenscale.diagnosis.packages import GROUPS, PACKAGES, told
 
 #: name → check, in the order of the output
 CHECKS: dict[str, Callable[[Asked], Finding]] = {
-    "python": checks.python,
-    **{f"{group} packages": partial(checks.packages, group) for group in GROUPS},
-    "project": checks.project,
-    "configuration": checks.configuration,
-    "tools": checks.tools,
-    "cores": checks.cpu,
-    "memory": checks.main_memory,
-    "shared memory": checks.shared_memory,
-    "gpu": checks.gpu,
-    "bf16": checks.bf16,
-    "gloo": checks.gloo,
-    "nccl": checks.nccl,
-    "results folder": checks.results_folder,
-    "temporary folder": checks.temporary_folder,
-    "open files": checks.open_files,
-    "loopback": checks.loopback,
-    "network": checks.network,
-    "slurm": checks.slurm,
-    "environment": checks.environment,
-    "locale": checks.locale,
-    "clock": checks.clock,
+    "python": software.python,
+    **{f"{group} packages": partial(software.packages, group) for group in GROUPS},
+    "project": project.folder,
+    "configuration": project.configuration,
+    "tools": software.tools,
+    "cores": capacity.cpu,
+    "memory": capacity.main_memory,
+    "shared memory": capacity.shared_memory,
+    "gpu": computing.gpu,
+    "bf16": computing.bf16,
+    "gloo": computing.gloo,
+    "nccl": computing.nccl,
+    "results folder": folders.results_folder,
+    "temporary folder": folders.temporary_folder,
+    "open files": folders.open_files,
+    "loopback": connections.loopback,
+    "network": connections.hub,
+    "slurm": cluster.slurm,
+    "environment": process.environment,
+    "locale": process.locale,
+    "clock": process.clock,
 }
 #: no check waits longer: the slowest reads what the children say
 LIMIT_S = probe.LIMIT_S + 10

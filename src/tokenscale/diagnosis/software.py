@@ -1,0 +1,74 @@
+"""Checks of what is installed: Python, packages, programs."""
+
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from tokenscale.diagnosis.finding import Asked, Finding, endings
+from tokenscale.diagnosis.packages import GROUPS, PACKAGES, importable, requirements, satisfies, told, version_of
+
+
+def python(asked: Asked) -> Finding:
+    """The version of Python that runs this."""
+    version, wanted = platform.python_version(), requirements().get("python", "")
+    values = {"version": version, "wanted": wanted, "executable": sys.executable}
+    if not wanted:
+        hint = "tokenscale is not installed here, and pyproject.toml is not found or not readable"
+        return Finding("note", f"{version}; which one is needed is not known", hint, values)
+    if not satisfies(version, wanted):
+        return Finding("no", f"{version}; {wanted} is needed", "make setup PYTHON=python3.12", values)
+    place = "in a virtual environment" if sys.prefix != sys.base_prefix else "not in a virtual environment"
+    return Finding("ok", f"{version} ({wanted}), {place}", values=values)
+
+
+def packages(group: str, asked: Asked) -> Finding:
+    """The packages of one import group: found, within bounds, and importable."""
+    wanted, broken = requirements(), dict(asked.imports.result())
+    if group == "trainer" and importable("torch"):
+        ranks = asked.ranks.result()
+        torch = ranks["stages"].get("torch", {"error": f"importing it ends Python: {endings(ranks)}"})
+        broken |= {"torch": torch["error"]} if "error" in torch else {}
+    found = {}
+    for package in (p for p in PACKAGES if p.group == group):
+        name, bounds = package.distribution, wanted.get(package.distribution, "")
+        version = version_of(name)
+        if not importable(package.module):
+            state, text = "missing", f"{name} is missing"
+        elif package.module in broken:
+            state, text = "broken", f"{name} {version or ''} does not import: {broken[package.module]}"
+        elif version and not satisfies(version, bounds):
+            state, text = "outside", f"{name} {version} is outside {bounds}"
+        else:
+            state, text = "ok", f"{name} {version or 'of unknown version'}" + (f" ({bounds})" if bounds else "")
+        found[name] = {"version": version, "wanted": bounds, "only": package.only, "state": state, "text": text}
+    wrong, fact = {name: p for name, p in found.items() if p["state"] != "ok"}, f"for {GROUPS[group]}"
+    if not wrong:
+        return Finding("ok", f"{fact}: " + ", ".join(p["text"] for p in found.values()), values={"packages": found})
+    fine = [name for name in found if name not in wrong]
+    fact += f", {told(wrong)}" + (f"; fine: {', '.join(fine)}" if fine else "")
+    cure = " ".join(f"'{name}{p['wanted']}'" for name, p in wrong.items())
+    if any(p["state"] == "broken" for p in wrong.values()):
+        cure = f"--force-reinstall {cure}"
+    elif not fine and Path("src/tokenscale").is_dir():
+        cure = "-e '.[test]'"  # nothing was installed at all
+    only = all(p["only"] for p in wrong.values())
+    return Finding("note" if only else "no", fact, f"{this_python()} -m pip install {cure}", {"packages": found})
+
+
+def tools(asked: Asked) -> Finding:
+    """Programs that the commands of the README call."""
+    found = {name: shutil.which(name) is not None for name in ("make", "git")}
+    parts = []
+    if not found["make"]:
+        parts.append(f"`{this_python()} -m snakemake --profile profiles/local` does what `make run` does")
+    if not found["git"]:
+        parts.append("install git: without it results do not name their commit, and some tests fail")
+    listing = ", ".join(f"{name} {'found' if there else 'not found'}" for name, there in found.items())
+    return Finding("note" if parts else "ok", listing, "; ".join(parts), found)
+
+
+def this_python() -> str:
+    """How to call the Python that runs this, from here."""
+    executable = Path(sys.executable)
+    return str(executable.relative_to(Path.cwd())) if executable.is_relative_to(Path.cwd()) else str(executable)

@@ -1,0 +1,75 @@
+"""What `doctor` says of cores and memory, and of control groups that limit them."""
+
+import shutil
+
+import pytest
+
+from tests.machines import asked
+from tokenscale.diagnosis import capacity, machine
+from tokenscale.records import control_groups
+
+
+def group_tree(root, lines, files):
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("\n".join(lines) + "\n")
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    "lines, files, limits",
+    [
+        (["0::/job"], {"job/cpu.max": "250000 100000", "job/memory.max": "8589934592"}, (2.5, 8 * 2**30)),
+        (["0::/job/step"], {"job/memory.max": "1000", "job/step/memory.max": "max"}, (None, 1000)),  # the parent limits
+        (["0::/"], {"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
+        (["4:memory:/"], {"memory/memory.limit_in_bytes": "9223372036854771712"}, (None, None)),  # no limit
+        (["0::/not/visible"], {"memory.max": "5000", "cpu.max": "50000 100000"}, (0.5, 5000)),  # inside a container
+        (
+            ["5:cpu,cpuacct:/box", "4:memory:/box", "0::/"],
+            {
+                "cpu/box/cpu.cfs_quota_us": "400000",
+                "cpu/box/cpu.cfs_period_us": "100000",
+                "memory/box/memory.limit_in_bytes": "2000",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+            },
+            (4.0, 2000),
+        ),
+        (
+            ["5:cpu:/"],
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            (None, None),
+        ),
+        ([], {}, (None, None)),
+    ],
+)
+def test_control_groups_of_both_versions_limit_cores_and_memory(tmp_path, lines, files, limits):
+    assert control_groups.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
+
+
+@pytest.mark.parametrize("affinity, quota, usable", [(8, None, 8), (8, 2.5, 3), (2, 16.0, 2), (4, 0.2, 1)])
+def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
+    assert control_groups.usable_cores(affinity, quota) == usable
+
+
+def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
+    monkeypatch.setattr(control_groups, "cgroup_limits", lambda: (1.5, None))
+    monkeypatch.setattr(capacity, "affinity", lambda: 16)
+    found = capacity.cpu(asked())
+    assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
+
+
+@pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
+def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
+    monkeypatch.setattr(machine, "memory", lambda: (64 * 2**30, 60 * 2**30))
+    monkeypatch.setattr(control_groups, "cgroup_limits", lambda: (None, limit))
+    found = capacity.main_memory(asked())
+    assert found.verdict == verdict and found.fact.startswith("64.0 GiB")
+
+
+def test_little_shared_memory_is_a_note(monkeypatch):
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
+    found = capacity.shared_memory(asked())
+    assert found.verdict == "note" and "--shm-size" in found.next

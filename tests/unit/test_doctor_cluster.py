@@ -1,0 +1,57 @@
+"""What `doctor` says of SLURM, by programs that say what its own say."""
+
+import sys
+
+import pytest
+
+from tests.machines import asked, program
+from tokenscale.diagnosis import cluster, machine
+
+
+@pytest.fixture
+def programs(monkeypatch, tmp_path):
+    for name in ("SLURM_JOB_ID", "ALPS_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("srun", "squeue"):
+        program(tmp_path, name, "exit 0")
+    program(tmp_path, "sbatch", "echo slurm 22.05.8")
+    program(tmp_path, "sinfo", "echo 'normal*'; echo debug; echo debug")
+    program(tmp_path, "sacct", "exit 0")
+    monkeypatch.setenv("ALPS_ACCOUNT", "g123")
+    return tmp_path
+
+
+def test_a_cluster_whose_services_answer_is_ok(programs):
+    found = cluster.slurm(asked())
+    assert (found.verdict, found.fact) == ("ok", "slurm 22.05.8, partitions normal*, debug")
+
+
+@pytest.mark.parametrize(
+    "spoil, verdict, words",
+    [
+        (lambda folder, env: (folder / "sbatch").unlink(), "no", "sbatch not found"),
+        (lambda folder, env: (folder / "srun").unlink(), "no", "srun not found"),
+        (
+            lambda folder, env: program(folder, "sinfo", "echo 'Unable to contact slurm controller'; exit 1"),
+            "no",
+            "controller does not answer: Unable to contact",
+        ),
+        (lambda folder, env: program(folder, "sacct", "exit 1"), "note", "--slurm-status-command squeue"),
+        (lambda folder, env: (folder / "sacct").unlink(), "note", "--slurm-status-command squeue"),
+        (lambda folder, env: env.delenv("ALPS_ACCOUNT"), "note", "export ALPS_ACCOUNT"),
+        (lambda folder, env: env.setenv("SLURM_JOB_ID", "42"), "note", "inside job 42"),
+    ],
+)
+def test_what_a_cluster_lacks_is_told(programs, monkeypatch, spoil, verdict, words):
+    spoil(programs, monkeypatch)
+    found = cluster.slurm(asked())
+    assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
+
+
+def test_a_program_that_hangs_is_given_up(tmp_path):
+    assert machine.output_of([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == (
+        None,
+        "no answer within 0.5 s",
+    )
+    assert machine.output_of([str(tmp_path / "none")])[0] is None

@@ -1,0 +1,38 @@
+"""What `doctor` learns from children that crash, hang or print."""
+
+import time
+
+from tokenscale.diagnosis import packages, probe
+
+
+def test_children_tell_broken_crashing_and_chatty_packages_apart(monkeypatch, tmp_path):
+    (tmp_path / "chatty.py").write_text("print('hello')\nprint('{}')\n")
+    (tmp_path / "broken.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (tmp_path / "unreached.py").write_text("")
+    names = ("chatty", "broken", "leaving", "crashing", "unreached")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(probe, "PACKAGES", [packages.Package(name, name, "host") for name in names])
+    assert probe.try_imports() == {
+        "broken": "ImportError: libcuda.so.1: cannot open shared object file",
+        "leaving": "SystemExit: 3",
+        "crashing": "importing it ends Python: signal 9",
+    }
+
+
+def test_a_torch_that_hangs_is_given_up(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    start_child = probe._child
+
+    def child(kind, **environment):
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)  # the folder that `python -m` looks in first
+            return start_child(kind, **environment)
+
+    monkeypatch.setattr(probe, "_child", child)
+    monkeypatch.setattr(probe, "LIMIT_S", 1.0)
+    start = time.monotonic()
+    assert probe.try_ranks() == {"stages": {}, "ended": ["no end within 1 s"] * 2}
+    assert time.monotonic() - start < 20

@@ -1,0 +1,99 @@
+"""What `doctor` says of Python, packages and programs, one lack at a time."""
+
+import importlib.metadata
+import sys
+
+import pytest
+
+from tests.machines import asked
+from tokenscale.diagnosis import packages, software
+
+
+@pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.12.9", "ok"), ("3.13.1", "no")])
+def test_python_3_11_and_3_12_are_right(monkeypatch, version, verdict):
+    monkeypatch.setattr(software.platform, "python_version", lambda: version)
+    found = software.python(asked())
+    assert found.verdict == verdict and version in found.fact and ">=3.11,<3.13" in found.fact
+
+
+def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
+    ours = packages.requirements()
+    assert set(ours) - {"python"} == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
+    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.13", ">=2.9,<2.14", ">=0.9")
+
+    monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/diagnosis/packages.py")
+    stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
+    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: stated)
+    installed = packages.requirements()
+    assert installed.pop("python") == ">=3.11,<3.13"
+    assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
+
+
+def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
+    monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/diagnosis/packages.py")
+    assert packages.requirements() == {}
+    assert software.python(asked()).verdict == "note" and software.packages("host", asked()).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "version, bounds, holds",
+    [
+        ("2.9", ">=2.9.0,<2.14", True),
+        ("2.14", "<2.14.0", False),
+        ("2.13.1+cu130", ">=2.9,<2.14", True),
+        ("2.9.0a0+5228986.nv25.10", ">=2.9", True),  # containers of NVIDIA's
+        ("2.8.9", ">=2.9,<2.14", False),
+        ("2.14.0.dev20261101", "<2.14", False),
+        ("10.0", ">=9.20", True),
+        ("9.3", ">=9.20", False),
+        ("1.8.5", "~=1.8", True),
+        ("1.8.5", "!=1.8.5", False),
+        ("anything", "", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version, bounds, holds):
+    assert packages.satisfies(version, bounds) is holds
+
+
+@pytest.mark.parametrize("package", packages.PACKAGES, ids=lambda p: p.distribution)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package.module, None)  # what makes a module unimportable
+    found = software.packages(package.group, asked(stages={} if package.module == "torch" else None))
+    assert f"missing: {package.distribution}" in found.fact and f"for {packages.GROUPS[package.group]}" in found.fact
+    assert f"pip install '{package.distribution}" in found.next
+    assert found.verdict == ("note" if package.only else "no")
+
+
+def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
+    for module in ("yaml", "snakemake_executor_plugin_slurm"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = software.packages("host", asked())
+    assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.14.0"])
+def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
+    real = packages.version_of
+    monkeypatch.setattr(software, "version_of", lambda name: version if name == "torch" else real(name))
+    found = software.packages("trainer", asked())
+    assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.14" in found.fact
+    assert "'torch>=2.9,<2.14'" in found.next
+
+
+def test_a_package_that_is_there_and_does_not_import_is_broken():
+    found = software.packages("report", asked(imports={"duckdb": "ImportError: libstdc++.so.6: version not found"}))
+    assert found.verdict == "no" and "does not import: ImportError: libstdc++" in found.fact
+    assert "--force-reinstall 'duckdb" in found.next
+    crashed = software.packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
+    assert "importing it ends Python: signal 9" in crashed.fact
+
+
+def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = software.tools(asked())
+    assert found.verdict == "note" and found.values == {"make": False, "git": False}
+    assert "snakemake --profile profiles/local" in found.next and "git" in found.next
