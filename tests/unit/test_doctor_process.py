@@ -8,6 +8,7 @@ import pytest
 
 from tests.machines import asked
 from tokenscale.diagnosis import process
+from tokenscale.launch.ranks import run_ranks
 
 
 @pytest.mark.parametrize(
@@ -15,8 +16,10 @@ from tokenscale.diagnosis import process
     [
         ({}, "ok", "nothing that changes training"),
         ({"NCCL_P2P_DISABLE": "1"}, "ok", "NCCL_P2P_DISABLE=1"),
-        ({"WORLD_SIZE": "4", "RANK": "1"}, "no", "unset RANK WORLD_SIZE"),
-        ({"RANK": "0"}, "note", "unset RANK"),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "note", "unset RANK WORLD_SIZE: `train`"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "note", "unset RANK WORLD_SIZE: `train`"),
+        ({"RANK": "0"}, "ok", "RANK=0"),  # nobody takes that for torchrun
+        ({"WORLD_SIZE": "4"}, "ok", "WORLD_SIZE=4"),
         ({"PYTHONOPTIMIZE": "1"}, "note", "unset PYTHONOPTIMIZE"),
     ],
 )
@@ -25,6 +28,15 @@ def test_variables_that_change_training_are_told(monkeypatch, variables, verdict
     found = process.environment(asked())
     assert found.verdict == verdict and words in f"{found.fact} {found.next}"
     assert "hf_secret" not in json.dumps(found.values) + found.fact
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_runs_of_the_workflow_start_without_what_another_launcher_left(monkeypatch, world_size):
+    """What makes it a note and no `no`."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "3")
+    code = f"import os; assert os.environ.get('WORLD_SIZE', '1') == '{world_size}' and os.environ.get('RANK') != '3'"
+    assert run_ranks([sys.executable, "-c", code], world_size) == 0
 
 
 def test_an_output_that_is_not_utf_8_is_a_note(monkeypatch):

@@ -147,7 +147,7 @@ def abilities(findings: dict[str, Finding]) -> list[Ability]:
     cores = findings["cores"].values.get("usable", 1)
     host, trainer, report, _ = ([p.distribution for p in PACKAGES if p.group == g and not p.only] for g in GROUPS)
     every = [p.distribution for p in PACKAGES]
-    base = ["python", "environment", "memory", "results folder"]
+    base = ["python", "memory", "results folder"]
     alone = [*base, "project", "configuration", "loopback", "clock"]
     on_cpu = f"1 to {cores} ranks, one a core" if cores > 1 else "1 rank, on one core"
     if devices:  # `device: auto` takes them
