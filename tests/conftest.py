@@ -20,6 +20,7 @@ ROOMS_OF = {
     "distributed/test_data_parallel.py": ["parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
+    "unit/study_train/": ["commands", "settings"],
     "unit/test_closure.py": ["settings"],
     "unit/test_config.py": ["settings"],
     "unit/test_doctor_": ["diagnosis"],
@@ -28,12 +29,12 @@ ROOMS_OF = {
     "unit/test_ingest.py": ["analysis"],
     "unit/test_packaging.py": ["verbs"],
     "unit/test_packing.py": ["order"],
+    "unit/test_prose.py": ["benchmark"],
     "unit/test_sources.py": ["corpus"],
     "unit/test_sql.py": ["analysis"],
     "unit/test_stale.py": ["diagnosis"],
     "unit/test_statistics.py": ["analysis"],
     "unit/test_study_pretokenize.py": ["commands", "formats"],
-    "unit/test_study_train.py": ["commands", "settings"],
     "unit/test_training.py": ["training", "models", "evaluation"],
 }
 

@@ -8,7 +8,11 @@ from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.options import from_json
 
 #: benchmark → the module that measures it, imported only when asked for
-BENCHMARKS = {"data": "tokenscale.benchmark.data", "workflow": "tokenscale.benchmark.workflow"}
+BENCHMARKS = {
+    "data": "tokenscale.benchmark.data",
+    "text": "tokenscale.benchmark.prose",
+    "workflow": "tokenscale.benchmark.workflow",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
     data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    text = kinds.add_parser("text", help="real English text without repeats, to measure tokenizers with")
+    text.add_argument("--megabytes", type=_positive, default=100.0, metavar="X", help="how much (default 100)")
+    text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
+    text.add_argument("--seed", type=int, default=0, metavar="N", help="of the order and of the lengths (default 0)")
+    text.add_argument("--at-most", action="store_true", help="where the machine holds less, take what is there")
     workflow = kinds.add_parser("workflow", help="planning: how long `snakemake --dry-run` takes for many runs")
     workflow.add_argument("--runs", nargs="+", type=int, default=[500, 2000], metavar="N", help="how many, each timed")
     workflow.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
@@ -35,6 +44,17 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.benchmark == "workflow":
         print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states)))
         return
+    if arguments.benchmark == "text":
+        facts = module.build(arguments.output, arguments.megabytes, seed=arguments.seed, at_most=arguments.at_most)
+        print(module.table(facts))
+        return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
     print(module.table(module.measure(settings, *folders, arguments.output)))
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
