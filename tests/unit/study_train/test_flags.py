@@ -1,0 +1,68 @@
+"""The flags of `train`: one for each setting of a run, in one spelling or several."""
+
+import argparse
+import dataclasses
+import typing
+
+import pytest
+
+from tests.unit.study_train.conftest import asked
+from tokenscale.cli import main
+from tokenscale.settings import flags, study
+from tokenscale.settings.run import RunSettings
+
+
+def sample(hint, default):
+    """(text, value) of some other value than the default."""
+    if typing.get_origin(hint) is typing.Literal:
+        other = next(v for v in typing.get_args(hint) if v != default)
+        return other, other
+    if hint is bool:
+        return str(not default).lower(), not default
+    if hint is int:
+        return str(default + 1), default + 1
+    return ("0.5", 0.5) if default != 0.5 else ("0.25", 0.25)
+
+
+@pytest.mark.parametrize("flag", study.RUN_FLAGS, ids=lambda flag: flag.key)
+def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
+    hint = next((h for h in typing.get_args(flag.hint) if h is float), flag.hint)
+    text, value = sample(hint, flag.default)
+    for name in flag.names:
+        parser = argparse.ArgumentParser()
+        flags.add(parser, study.RUN_FLAGS)
+        stated = flags.stated(parser.parse_args([name, text]), study.RUN_FLAGS)
+        assert stated == {flag.key: value}
+        run = flags.changed(RunSettings(), stated)
+        for part in flag.key.split("."):
+            run = getattr(run, part)
+        assert run == value
+
+
+def test_no_setting_of_a_run_lacks_a_flag():
+    """A new field of the schema gets one by itself; those left out have words of their own."""
+    top = {flag.key.split(".")[0] for flag in study.RUN_FLAGS}
+    assert {f.name for f in dataclasses.fields(RunSettings)} - top == {
+        *("corpus", "tokenizer", "model", "approach", "repeat")
+    }
+
+
+def test_help_tells_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for flag in (*study.RUN_FLAGS, *study.TRAIN_FLAGS):
+        assert flag.name in text
+    assert "peak learning rate (default 0.0003)" in text and "--batch_size" not in text
+
+
+@pytest.mark.parametrize("text, value", [("none", None), ("null", None), ("2.5", 2.5)])
+def test_a_flag_of_an_optional_setting_takes_none(text, value):
+    assert asked("--optimizer.clip-norm", text).run.optimizer.clip_norm == value
+
+
+def test_half_a_flag_is_none(capsys):
+    """`--optimizer.w 0` would be taken for one of several by argparse's own rule."""
+    with pytest.raises(SystemExit) as error:
+        main(["train", "--optimizer.weight", "0"])
+    assert error.value.code == 2 and "unrecognized arguments: --optimizer.weight" in capsys.readouterr().err

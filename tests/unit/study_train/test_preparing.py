@@ -1,0 +1,139 @@
+"""From a request to a run and its inputs: where they lie, what is made and what is not made again."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.study_train.conftest import TEXTS, asked, files, prepared
+from tokenscale.errors import UserError
+from tokenscale.formats.manifest import open_store
+from tokenscale.settings import study
+from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.run import APPROACHES
+
+
+def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
+    words = (
+        "--dataset tinystories --tokenizer-name own --sequence-length 32 --validation.rows 2 --training-steps 3".split()
+    )
+    job = prepared(*words)
+    own = "results/tokens/tinystories/own"
+    assert {role: str(path) for role, path in job.manifests.items()} == {
+        "store": f"{own}/packed-sequence_length=32/manifest.json",
+        "validation_store": f"{own}/packed-split=validation-sequence_length=32/manifest.json",
+    }
+    assert Path("results/corpus/tinystories/manifest.json").is_file() and job.output.parent.parent == Path(
+        "results/runs"
+    )
+    from tokenscale.settings import config
+
+    settings = config.load()  # the very run that an experiment with these settings would have
+    assert (job.run.corpus, job.run.tokenizer) == (settings.corpora["tinystories"], settings.tokenizers["own"])
+    before = files(here)
+    assert prepared(*words) == job and files(here) == before
+
+
+def test_what_was_made_of_other_text_or_settings_is_made_again(here):
+    words = "--dataset tinystories --tokenizer-name own --sequence-length 32 --validation.rows 0".split()
+    manifests = prepared(*words).manifests
+    before = files(here)
+    (here / "stories.txt").write_text("<|endoftext|>".join(TEXTS[:90]))
+    assert prepared(*words).manifests == manifests
+    after = files(here)
+    for name in ("corpus/tinystories", "tokenizers/own", "tokens/tinystories/own/packed-sequence_length=32"):
+        assert after[f"results/{name}/manifest.json"] != before[f"results/{name}/manifest.json"], name
+
+
+def test_a_file_of_ones_own_is_never_made_over_another(here):
+    words = "--tokenizer-name bpe --sequence-length 32".split()
+    first = prepared("--dataset", "web.parquet", *words)
+    pq.write_table(pa.table({"text": TEXTS[:50]}), "web.parquet")
+    second = prepared("--dataset", "web.parquet", *words)
+    assert first.manifests["store"] != second.manifests["store"] and first.manifests["store"].is_file()
+    assert first.run.corpus.name.startswith("web-") and len(first.run.corpus.name) == len("web-") + 6
+
+
+def test_one_long_text_is_trained_on_without_validation(here):
+    words = ["--dataset", "book.txt", "--tokenizer-name", "bpe", "--sequence-length", "32"]
+    job = prepared(*words)
+    assert any("--separator" in note for note in asked(*words).notes)
+    assert job.run.validation.rows == 0 and job.run.corpus.validation_share == 0
+    assert json.loads(job.manifests["store"].read_text())["documents"] == 1
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("epochs", [1, 2.5])
+def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
+    form, beforehand = next(pair for pair, found in study.APPROACH_OF.items() if found == approach)
+    words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else []), "--epochs", str(epochs)]
+    job = prepared(
+        *["--dataset", "tinystories", "--tokenizer-name", "bpe", "--sequence-length", "32", "--batch-size", "5", *words]
+    )
+    from tokenscale.corpus.reader import RawText
+    from tokenscale.tokenizer.load import load
+
+    text = RawText(Path("results/corpus/tinystories"), "train")
+    lengths = [1 + len(ids) for ids in load(Path("results/tokenizers/bpe")).encode_batch(list(*text.batches(1000)))]
+    if approach in ("padding-free", "token-list"):
+        expected = math.ceil(epochs * sum(lengths) / (5 * 32))
+    elif approach == "packed":
+        expected = math.ceil(epochs * json.loads(job.manifests["store"].read_text())["rows"] / 5)
+    else:
+        expected = math.ceil(epochs * len(lengths) / 5)
+    assert job.run.budget.steps == expected
+
+
+def test_a_failed_preparation_leaves_no_folder(here):
+    (here / "half.jsonl").write_text('{"text": "a"}\n{"text": "b"}\nnot json\n')
+    before = files(here)
+    with pytest.raises(UserError, match="line 3"):
+        prepared("--dataset", "half.jsonl", "--tokenizer-name", "bpe")
+    assert files(here) == before and not list(here.glob("results/corpus/*"))
+
+
+def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
+    """The order and the folders; downloading itself has tests of its own."""
+    from tokenscale.corpus import download
+
+    config = {
+        "experiments": [],
+        "corpora": {"far": {"source": {"files": "https://localhost/a.txt", "separator": "\n"}}},
+    }
+    (here / "config/config.yaml").write_text(json.dumps(config))
+
+    def fetch(settings: CorpusSettings, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "a.txt").write_text("\n".join(TEXTS))
+        from tokenscale.files import sha256_file, write_json
+
+        path = directory / "a.txt"
+        listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        write_json(directory / "manifest.json", {"schema_version": 1, "kind": "url", "files": [listed]})
+
+    monkeypatch.setattr(download, "fetch_corpus", fetch)
+    job = prepared("--dataset", "far", "--tokenizer-name", "bpe", "--sequence-length", "32", "--validation.rows", "0")
+    assert Path("results/downloads/far/a.txt").is_file()
+    open_store(job.manifests["store"], job.run.store)
+
+
+def test_starting_a_run_needs_neither_torch_nor_the_hosts_packages():
+    forbidden = ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"]
+    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.commands.train"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_rule_of_the_workflow_depends_on_this():
+    """What rank and pretokenize import decides what reruns."""
+    from tokenscale.settings.closure import code_of
+    from tokenscale.settings.registry import BATCHES, FORMATS
+
+    own = {"study.py", "flags.py", "named.py", "outcome.py"}
+    for code in (code_of("rank", *BATCHES.values()), code_of("pretokenize", *FORMATS.values()), code_of("launch")):
+        assert not {Path(file).name for file in code} & own and not any("/commands/" in file for file in code)

@@ -1,0 +1,90 @@
+"""What `train` refuses: told once, and nothing is written."""
+
+import pytest
+
+from tests.corpora import make_corpus, make_tokenizer
+from tests.unit.study_train.conftest import PADDED, PRESET, TEXTS, asked, files, prepared
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+
+REFUSED = {
+    "--training-steps 0": ["--training-steps has no value '0'", "an integer ≥ 1"],
+    "--learning-rate 0": ["--learning-rate", "a number > 0"],
+    "--learning-rate nan": ["a number > 0"],
+    "--learning-rate inf": ["a number > 0"],
+    "--optimizer.beta2 1": ["a number ≥ 0, < 1"],
+    "--optimizer.clip-norm -1": ["a number > 0, or none"],
+    "--eos maybe": ["true or false"],
+    "--precision fp16": ["'fp16'", "bf16, fp32"],
+    "--schedule.shape cosin": ["did you mean 'cosine'"],
+    "--model lama-micro": ["'lama-micro'", "--model", "did you mean 'llama-micro'"],
+    "--model llama-micro --model-size small": ["both name the model"],
+    "--epochs 1 --training-steps 3": ["--epochs and --training-steps"],
+    "--batch-size 2 --global-batch 8": ["--batch-size and --global-batch"],
+    "--gradient-accumulation-steps 2 --global-batch 8": ["--gradient-accumulation-steps and --global-batch"],
+    "--world-size 3 --global-batch 2": ["--world-size", "3 ranks share 2 rows"],
+    "--training-steps 3 --lr-warmup-steps 9": ["--lr-warmup-steps", "9 is more than"],
+    "--storage.codec snappy": ["--storage.codec", "reads no Parquet store"],
+    "--distributed": ["torchrun", "--world-size N"],
+    "--dataset nofile.txt": ["is missing", "--dataset"],
+    "--dataset web.parqet": ["did you mean 'web.parquet'"],
+    "--dataset tinystory": ["no dataset 'tinystory'", "dummy, tinystories", "did you mean 'tinystories'"],
+    "--dataset empty.txt": ["is empty"],
+    "--dataset web.parquet --text-column txt": ["no column 'txt'", "--text-column", "did you mean 'text'"],
+    "--dataset dummy --text-column body": ["--text-column means nothing"],
+    "--dataset tinystories --separator x": ["--separator means nothing"],
+    "--dataset web.parquet --data-path book.txt": ["--data-path means nothing"],
+    "--dataset web.parquet --pretokenized": ["no manifest beside it", "web.manifest.json", "pretokenize"],
+    f"--dataset {PADDED}": ["holds tokens, not text", "add --pretokenized"],
+    f"--dataset {PADDED} --pretokenized --sequence-length 64": ["sequence_length", "64", "32", "--max-length 32"],
+    f"--dataset {PADDED} --pretokenized --dataset-type token-list": ["wants format", "token-list", "padded"],
+    f"--dataset {PADDED} --pretokenized --eos": ["wants eos", "True", "False"],
+    f"--dataset {PADDED} --pretokenized --tokenizer-name tekken": ["wants tokenizer", "tekken", "bpe"],
+    f"--dataset {PADDED} --pretokenized --validation.rows 4": ["--validation.rows", "results/tokens/"],
+    f"--dataset {PADDED} --pretokenized --config preset.yaml --sequence-length 64": ["wants sequence_length"],
+    "--dataset web.parquet --dataset-type token-list": ["allowed", "--dataset-type padding-free --pretokenized"],
+    "--dataset tinystories --dataset-type packed --pretokenized": ["leave --pretokenized out"],
+    "--dataset web.parquet --tokenizer-name nope": ["no tokenizer 'nope'", "bpe"],
+    "--dataset web.parquet --config preset.yaml --tokenizer-name tekken": ["has 300", "has 131,072"],
+    "--config none.yaml": ["is missing", "none.yaml"],
+    "--config wrong.yaml": ["unknown key 'hiden_size'", "did you mean 'hidden_size'", "wrong.yaml"],
+    "--config half.yaml": ["fp16", "use bf16"],
+    "--config shape.yaml": ["--model", "heads"],
+    "--config small.yaml --dataset web.parquet": ["--tokenizer-name", "at least 259"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch, words):
+    monkeypatch.setattr("tokenscale.commands.train.start", lambda *_: pytest.fail("it was not refused"))
+    (here / "empty.txt").touch()
+    (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
+    (here / "half.yaml").write_text("distributed: {mixed_precision: fp16}")
+    (here / "shape.yaml").write_text("model: {hidden_size: 32, num_heads: 3}")
+    (here / "small.yaml").write_text(PRESET.replace("300", "200"))
+    before = files(here)
+    assert main(["train", *words.split()]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tokenscale: ") and message.count("tokenscale: ") == 1 and "Traceback" not in message
+    for sentence in REFUSED[words]:
+        assert sentence in message, message
+    assert files(here) == before
+
+
+def test_another_tokenizer_of_the_same_name_is_refused(here):
+    words = ["--dataset", PADDED, "--pretokenized", "--tokenizer-name"]
+    prepared(*words, "bpe")
+    make_tokenizer(here / "elsewhere/bpe", make_corpus(here / "less", TEXTS[:9]), 300)
+    with pytest.raises(UserError, match="tokenizer file, sha256"):
+        prepared(*words, "elsewhere/bpe")
+
+
+def test_another_world_size_than_torchruns_is_refused(here):
+    with pytest.raises(UserError, match="WORLD_SIZE=4"):
+        asked("--world-size", "2", world_size=4)
+
+
+def test_without_a_configuration_a_name_is_explained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no dataset 'tinystories'"):
+        asked("--dataset", "tinystories")

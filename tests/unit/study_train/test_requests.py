@@ -1,0 +1,92 @@
+"""What the studies' commands become, with what the files that they name say of themselves."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from tests.unit.study_train.conftest import LISTS, PADDED, asked
+from tokenscale.settings import study
+from tokenscale.settings.data import StorageSettings, TokenizerSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import RunSettings
+from tokenscale.verbs import train
+
+
+def test_the_second_command_of_the_first_study(here):
+    """`--batch-size` is rows of one rank; how the file is stored, and its tokenizer, come from its manifest."""
+    asking = asked(
+        *f"--dataset {PADDED} --dataset-type padded --pretokenized --sequence-length 32 --batch-size 2".split(),
+        *"--learning-rate 5e-5 --lr-warmup-steps 100 --training-steps 1000".split(),
+    )
+    run = asking.run
+    assert (run.approach, run.sequence_length, run.budget.steps) == ("pretokenized-padded", 32, 1000)
+    assert (run.micro_batch, run.global_batch, run.layout.world_size) == (2, 2, 1)
+    assert (run.optimizer.learning_rate, run.schedule.warmup_steps) == (5e-5, 100)
+    assert run.storage == StorageSettings(codec="snappy", dtype="int64") and run.validation.rows == 0
+    assert run.tokenizer == TokenizerSettings(name="bpe", kind="bpe", corpus="bpe", vocabulary_size=300)
+    assert asking.store == Path("out/web_tokenized_padded_snappy.manifest.json")
+
+
+def test_its_third_command_counts_the_ranks_of_torchrun(here):
+    words = f"--distributed --dataset {PADDED} --dataset-type padded --pretokenized --batch-size 8".split()
+    run = asked(*words, "--gradient-accumulation-steps", "2", world_size=8).run
+    assert (run.layout.data, run.micro_batch, run.global_batch) == (8, 8, 128)
+    assert asked(*words, "--world-size", "8", world_size=8).run.global_batch == 64
+
+
+def test_the_fourth_studys_spellings_are_taken(here):
+    words = "--dataset tinystories --data_path stories.txt --model_size small --max_steps 50 --batch_size 4".split()
+    run = asked(*words).run
+    assert run.model == PRESETS["study-small"] and run.budget.steps == 50 and run.global_batch == 4
+    source = run.corpus.source
+    assert (source.kind, source.files, source.separator) == ("files", ("stories.txt",), "<|endoftext|>")
+
+
+@pytest.mark.parametrize("pair, approach", study.APPROACH_OF.items())
+def test_dataset_type_and_pretokenized_name_an_approach(here, pair, approach):
+    form, beforehand = pair
+    words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else [])]
+    dataset = {"pretokenized-padded": PADDED, "token-list": LISTS}.get(approach, "web.parquet")
+    assert asked("--dataset", dataset, *words).run.approach == approach
+    if beforehand:
+        assert asked("--dataset", "tinystories", *words).run.approach == approach, "a corpus is tokenized beforehand"
+
+
+def test_a_pretokenized_file_says_what_it_is(here):
+    assert asked("--dataset", PADDED, "--pretokenized").run.sequence_length == 32
+    assert asked("--dataset", LISTS, "--pretokenized").run.approach == "token-list"
+
+
+def test_a_short_run_has_a_warm_up_that_fits(here):
+    assert asked("--training-steps", "4").run.schedule.warmup_steps == 4
+    assert asked("--training-steps", "40").run.schedule.warmup_steps == RunSettings().schedule.warmup_steps
+
+
+def test_dummy_fills_the_models_vocabulary():
+    run = asked().run
+    assert (run.corpus.source.kind, run.corpus.source.vocabulary_size, run.tokenizer.kind) == (
+        "dummy",
+        50_254,
+        "numbers",
+    )
+    assert run.tokenizer.vocabulary_size == 50_257
+    nemo = asked("--model", "llama-1.4b-nemo").run
+    assert nemo.tokenizer.vocabulary_size == nemo.model.vocabulary_size == 131_072
+    assert nemo.corpus.name != run.corpus.name
+
+
+@pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
+def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, words, device):
+    from tokenscale.commands import together
+    from tokenscale.commands import train as command
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    joined = []
+    monkeypatch.setattr(together, "join", lambda *asked: joined.append(asked))
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    with pytest.raises(AttributeError):  # what came back is no world: further it does not go
+        command.run(parser.parse_args(words))
+    assert joined == [(2, device)]
