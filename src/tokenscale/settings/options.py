@@ -5,6 +5,7 @@ description and the bounds from each field's metadata.
 """
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -43,19 +44,26 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
     names and labels.
     """
     result = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if science_only and not field.metadata.get("science", True):
-            continue
-        if value == default_of(field):
+    for name, default, science, optional in _fields(type(settings)):
+        value = getattr(settings, name)
+        if (science_only and not science) or value == default:
             continue
         if not dataclasses.is_dataclass(value):
-            result[field.name] = _plain(value)
+            result[name] = _plain(value)
             continue
         inner = to_dict(value, science_only=science_only)
-        if inner or field.default is None:  # empty: only labels differ from the default
-            result[field.name] = inner
+        if inner or optional:  # empty: only labels differ from the default
+            result[name] = inner
     return result
+
+
+@functools.cache  # asked for every object of every run, and only ever compared with
+def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
+    """(name, default, whether it is science, whether the default is None) of each field of a settings class."""
+    return tuple(
+        (field.name, default_of(field), field.metadata.get("science", True), field.default is None)
+        for field in dataclasses.fields(cls)
+    )
 
 
 def _plain(value: Any) -> Any:
