@@ -1,6 +1,5 @@
 """Tiny corpora, tokenizers and stores for tests, built by the code that builds real ones."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
 from tokenscale.corpus.build import build_from, split_of
+from tokenscale.formats.write import write
 from tokenscale.order.digest import MODULUS
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 
@@ -75,7 +74,7 @@ def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Pat
     """A store in `directory`/<its name>; the store by its settings or by its name."""
     store = StoreSettings.parse(store) if isinstance(store, str) else store
     path = Path(directory) / store.directory
-    importlib.import_module(FORMATS[store.format]).write(store, corpus_directory, tokenizer_directory, path)
+    write(store, corpus_directory, tokenizer_directory, path)
     return path
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,31 @@ def locked(directory: Path, what: str) -> Iterator[None]:
         yield
 
 
+class HashedFile:
+    """A file whose SHA-256 is taken beside the writing: `sha256` is there after the block."""
+
+    def __init__(self, path: str | Path):
+        self.sha256 = ""
+        self._path, self._digest = path, hashlib.sha256()
+        self._pool, self._pending = ThreadPoolExecutor(1, "sha256"), None
+
+    def __enter__(self) -> "HashedFile":
+        self._file = open(self._path, "wb")
+        return self
+
+    def write(self, data: Any) -> None:
+        """Append a contiguous buffer, which must not change afterwards."""
+        if self._pending is not None:
+            self._pending.result()  # one at a time: what waits is bounded
+        self._pending = self._pool.submit(self._digest.update, data)
+        self._file.write(data)
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        self._file.close()
+        self.sha256 = self._digest.hexdigest()
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically, UTF-8, newlines as given."""
     with atomic(path) as temporary:
@@ -71,7 +97,29 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON for people and machines: sorted keys, two spaces, a newline at the end; equal values, equal bytes."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, pretty_json(value))
+
+
+def pretty_json(value: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_manifest_file(path: str | Path, what: str, newest: int, next: str, oldest: int = 0) -> dict[str, Any]:
+    """A manifest of a schema that this code reads. UserError where it is missing, broken, newer or too old; `next` is
+    the command that restores it."""
+    manifest = read_json(path, f"manifest of the {what}", next)
+    version = manifest.get("schema_version", 0)
+    if not oldest <= version <= newest:
+        newer = version > newest
+        raise UserError(
+            f"the {what} was written by {'a newer' if newer else 'an older'} tokenscale.",
+            manifest=path,
+            found=f"schema_version {version}",
+            expected=f"at most {newest}" if newer else f"at least {oldest}",
+            next=("upgrade tokenscale, or rebuild: " if newer else "rebuild: ") + next,
+        )
+    return manifest
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:

@@ -37,7 +37,7 @@ def documents_of(lab, eos=False):
 
 
 def take(batches, steps):
-    return [batches.next() for _ in range(steps)]
+    return [batches.next().copy() for _ in range(steps)]
 
 
 @pytest.mark.parametrize(("online", "offline"), PAIRS)
@@ -68,9 +68,9 @@ def test_online_and_offline_are_bit_identical_on_any_text(tmp_path_factory, text
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 12])
+@pytest.mark.parametrize("world_size", range(2, 17))
 def test_every_world_size_reads_the_same_global_batches(lab, approach, world_size):
-    run = make_run(approach, sequence_length=T, global_batch=8)
+    run = make_run(approach, sequence_length=T, global_batch=16 if world_size > 8 else 9)
     alone = lab.batches(run)
     ranks = [lab.batches(run, rank, world_size) for rank in range(world_size)]
     for _ in range(12):
@@ -93,7 +93,7 @@ def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded", "packed"])
 def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
     run = make_run(approach, sequence_length=T, global_batch=4)
-    rows = lab.batches(run)._rows
+    rows = lab.batches(run).rows
     if approach != "packed":
         assert rows == len(documents_of(lab))
     for epoch in range(2):
@@ -102,7 +102,8 @@ def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
             r for b in take(batches, -(-rows * (epoch + 1) // 4)) for r in zip(b.tokens_bt, b.labels_bt, strict=True)
         ]
         held = [(t.tobytes(), y.tobytes()) for t, y in skipped[rows * epoch : rows * (epoch + 1)]]
-        tokens, labels = batches._read(np.arange(rows))
+        read = batches._store.rows if approach == "packed" else batches._read
+        tokens, labels = read(np.arange(rows))
         assert sorted(held) == sorted((t.tobytes(), y.tobytes()) for t, y in zip(tokens, labels, strict=True))
 
 
@@ -142,7 +143,7 @@ def test_a_whole_document_adds_the_same_labels_in_every_approach(tmp_path):
 
     for approach in ("padded", "pretokenized-padded", "packed"):
         batches = lab.batches(make_run(approach, sequence_length=T, global_batch=1))
-        epoch = take(batches, batches._rows)
+        epoch = take(batches, batches.rows)
         assert sorted(pairs(epoch)) == expected, approach
         assert sum(b.useful_tokens for b in epoch) == len(expected)
     for approach in ("padding-free", "token-list"):

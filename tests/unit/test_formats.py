@@ -69,8 +69,8 @@ def test_the_manifest_holds_no_time_host_or_path(lab, store):
 
 
 def test_all_formats_prove_the_same_text(lab):
-    assert len({manifest_of(lab, store)["ids_sha256"] for store in ALL}) == 1
-    assert manifest_of(lab, PADDED)["ids_sha256"] != manifest_of(lab, replace(PADDED, eos=True))["ids_sha256"]
+    assert len({manifest_of(lab, store)["ids_digest"]["value"] for store in ALL}) == 1
+    assert manifest_of(lab, PADDED)["ids_digest"] != manifest_of(lab, replace(PADDED, eos=True))["ids_digest"]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
@@ -170,7 +170,7 @@ def test_packed_is_full_and_counts(lab):
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
     tokenizer = load(lab.tokenizer)
     tokenizer.vocabulary_size = 65_537
-    monkeypatch.setattr("tokenscale.formats.packed.load", lambda directory: tokenizer)
+    monkeypatch.setattr("tokenscale.formats.write.load", lambda directory, engine: tokenizer)
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
     assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"
@@ -186,7 +186,7 @@ def test_rows_are_stored_shuffled(lab):
 
 
 def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.formats.parquet.SHARD_ROWS", 8)
+    monkeypatch.setattr("tokenscale.formats.writing.PART_DOCUMENTS", 8)
     for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
         path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
         assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
@@ -216,15 +216,44 @@ def test_masks_never_compare_ids():
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
+def read_all(path, store):
+    """Everything a store holds, through its reader."""
+    reader = READERS[store.format](path, open_store(path, store))
+    if store.format == "token-list":
+        return [reader.document(i).tolist() for i in range(len(reader))]
+    return [part.tolist() for part in reader.rows(np.arange(len(reader)))]
+
+
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
-def test_every_flipped_byte_and_missing_file_is_found(lab, tmp_path, store):
+def test_every_single_byte_flip_is_found(tmp_path, store):
+    """Of a small store, byte by byte: on opening, or at the first touch of a row."""
+    lab = Lab(tmp_path / "lab", ["some words", "", "x" * 40], vocabulary_size=259)
+    path = lab.store(replace(store, **({"sequence_length": 8} if store.format != "token-list" else {})))
+    store = StoreSettings.parse(path.name)
+    good_content = read_all(path, store)
+    names = [file["name"] for file in json.loads((path / "manifest.json").read_text())["files"]]
+    tried = 0
+    for file in [*names, "manifest.json"]:
+        good = (path / file).read_bytes()
+        for at in range(len(good)):
+            bad = bytearray(good)
+            bad[at] ^= 1 << (at % 8)
+            (path / file).write_bytes(bad)
+            with pytest.raises(UserError) as error:
+                read_all(path, store)
+            assert str(path) in error.value.render() and "next" in error.value.facts, (file, at)
+            tried += 1
+        (path / file).write_bytes(good)
+    assert tried > 1000 and read_all(path, store) == good_content
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_truncated_longer_and_missing_files_are_found(lab, tmp_path, store):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
     for file in json.loads((path / "manifest.json").read_text())["files"]:
         shard = path / file["name"]
         good = shard.read_bytes()
-        for at in (0, len(good) // 2, len(good) - 1):
-            bad = bytearray(good)
-            bad[at] ^= 0x10
+        for bad in (good[:-1], good + b"\0", b""):
             shard.write_bytes(bad)
             with pytest.raises(UserError, match="has changed") as error:
                 open_store(path, store)
@@ -236,14 +265,27 @@ def test_every_flipped_byte_and_missing_file_is_found(lab, tmp_path, store):
     open_store(path, store)
 
 
-def test_a_changed_size_is_found_without_reading_the_content(lab, tmp_path):
+def test_a_row_is_checked_when_it_is_read_and_not_before(lab, tmp_path):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    good = (path / "tokens.bin").read_bytes()
-    (path / "tokens.bin").write_bytes(good[:-1])
+    rows = np.memmap(path / "tokens.bin", dtype="<u2", mode="r+").reshape(-1, T + 1)
+    rows[3, 5] ^= 1
+    reader = PackedStore(path, open_store(path, PACKED))
+    reader.rows(np.array([0, 1, 2, 4]))
+    with pytest.raises(UserError, match="a row of the token store has changed") as error:
+        reader.rows(np.array([0, 3]))
+    assert error.value.facts["row"].startswith("3 of ")
+    PackedStore(path, open_store(path, PACKED), verify=False).rows(np.array([3]))  # what verify=False means
+
+
+def test_a_changed_size_is_found_without_reading_the_content(lab, tmp_path):
+    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PADDED)
+    shard = path / "shard-00000.parquet"
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-1])
     with pytest.raises(UserError, match="has changed"):
-        open_store(path, PACKED, verify=False)
-    (path / "tokens.bin").write_bytes(b"\xff" + good[1:])
-    open_store(path, PACKED, verify=False)  # what verify=False means: contents are believed
+        open_store(path, PADDED, verify=False)
+    shard.write_bytes(b"\xff" + good[1:])
+    open_store(path, PADDED, verify=False)  # contents are believed
 
 
 MISMATCHES = {
@@ -273,12 +315,13 @@ def test_both_values_of_a_mismatch_are_shown(lab):
     assert error.value.facts["run"].endswith("  99") and f"  {T}  " in error.value.facts["store"]
 
 
-def test_a_manifest_from_the_future_is_refused(lab, tmp_path):
+def test_a_manifest_of_another_schema_is_refused(lab, tmp_path):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 99}))
-    with pytest.raises(UserError, match="newer tokenscale"):
-        open_store(path, PACKED)
+    for version, words in ((99, "a newer tokenscale"), (1, "an older tokenscale")):
+        (path / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
+        with pytest.raises(UserError, match=words):
+            open_store(path, PACKED)
 
 
 def test_a_missing_store_says_how_to_make_it(tmp_path):
@@ -302,8 +345,8 @@ def test_eos_without_an_eos_token_is_refused(lab):
 
 def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
     monkeypatch.setattr("tokenscale.formats.packed.cut", lambda *a: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before

@@ -20,6 +20,7 @@ CONDA = {
     "duckdb": "python-duckdb",
     "matplotlib": "matplotlib-base",
     "huggingface-hub": "huggingface_hub",
+    "xxhash": "python-xxhash",
 }
 
 
@@ -28,6 +29,7 @@ def project() -> dict:
 
 
 def split(requirement: str) -> tuple[str, str]:
+    requirement = requirement.partition(";")[0]  # for which machines: conda's pip finds out
     name, bounds = re.fullmatch(r"([A-Za-z0-9_.-]+?)\s*([<>=!~].*)?", requirement.strip()).groups()
     return name.lower(), ",".join(sorted((bounds or "").replace(" ", "").split(",")))
 

@@ -17,6 +17,7 @@ from tokenscale.batches.open import open_batches
 from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
+from tokenscale.formats.text import TextDocuments
 from tokenscale.formats.token_list import TokenListStore
 from tokenscale.settings.data import StorageSettings, StoreSettings
 from tokenscale.tokenizer.load import load
@@ -136,18 +137,14 @@ def test_documents_a_call_and_rows_a_group_change_no_id(here, rows):
 
 
 def test_the_tokenizer_gets_as_many_documents_as_asked_for(here, monkeypatch):
-    from tokenscale.formats import padded
-
-    sizes, encode = [], padded.encode_documents
-    monkeypatch.setattr(
-        padded, "encode_documents", lambda t, texts, eos: sizes.append(len(texts)) or encode(t, texts, eos)
-    )
+    sizes, encode = [], TextDocuments._encode
+    monkeypatch.setattr(TextDocuments, "_encode", lambda d, texts: sizes.append(len(texts)) or encode(d, texts))
     assert pretokenize("--batch-size", "7", "--format", "padded") == 0
     assert max(sizes) == 7 and sum(sizes) == len(TEXTS)
 
 
 def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
-    monkeypatch.setattr("tokenscale.formats.parquet.SHARD_ROWS", 4)
+    monkeypatch.setattr("tokenscale.formats.writing.PART_DOCUMENTS", 4)
     assert pretokenize("--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos") == 0
     file = pq.ParquetFile(here / "out/train_data_tokenized_token-list_zstd.parquet")
     assert file.metadata.num_rows == len(TEXTS)
@@ -252,7 +249,7 @@ def test_files_of_other_settings_or_origin_are_not_written_over(here, capsys):
 def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
-    monkeypatch.setattr("tokenscale.formats.padded.pad", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("tokenscale.formats.padded._Part.add", lambda *a: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         pretokenize()
     assert contents(here) == before

@@ -1,6 +1,6 @@
 """What a training step gets, and from what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,10 @@ class Batch:
         useful = int(np.count_nonzero(labels_bt != IGNORED))
         return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
 
+    def copy(self) -> "Batch":
+        """The same batch in memory of its own."""
+        return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy())
+
 
 class Batches(Protocol):
     """The endless sequence of global batches, as one rank sees it."""
@@ -31,7 +35,8 @@ class Batches(Protocol):
     vocabulary_size: int
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch."""
+        """This rank's share of the next global batch. Its arrays may be written anew when the next but one is asked
+        for (`Batch.copy` keeps one longer)."""
         ...
 
     def state(self) -> dict[str, Any]:

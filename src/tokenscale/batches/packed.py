@@ -2,10 +2,37 @@
 
 from pathlib import Path
 
-from tokenscale.batches.rows import RowBatches
+import numpy as np
+
+from tokenscale.batches.batch import Batch
+from tokenscale.batches.rows import RowOrder
 from tokenscale.batches.stored import checked_manifest
 from tokenscale.formats.packed import PackedStore
 from tokenscale.settings.run import RunSettings
+
+
+class PackedBatches(RowOrder):
+    """Rows of the store in the global order, read into two sets of buffers in turn.
+
+    A batch's arrays hold until the next but one is asked for: whoever keeps one longer copies it.
+    """
+
+    def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int):
+        super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
+        self._store = store
+        self._buffers = [store.buffers(len(self.slots)) for _ in range(2)]
+        self._total = len(self.slots) * store.sequence_length
+
+    def prepare(self, indices: np.ndarray) -> None:
+        """See `RowOrder`."""
+        self._plan = self._store.plan(indices)
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """See `RowOrder`."""
+        into = self._buffers[step & 1]
+        self._store.read(self._plan, i, into)
+        useful = self._total - len(self._plan.ignored[i])
+        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest)
 
 
 def open_batches(
@@ -16,8 +43,7 @@ def open_batches(
     store_directory: Path | None,
     rank: int,
     world_size: int,
-) -> RowBatches:
+) -> PackedBatches:
     """Batches from the store."""
     manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
-    store = PackedStore(store_directory, manifest)
-    return RowBatches(store.rows, len(store), run, manifest["vocabulary_size"], rank, world_size)
+    return PackedBatches(PackedStore(store_directory, manifest), run, rank, world_size)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.batches.batch import Batch
-from tokenscale.order.digest import row_digest
+from tokenscale.order.digest import row_digests
 from tokenscale.order.permutation import samples_at
 from tokenscale.order.shares import share
 from tokenscale.settings.run import RunSettings
@@ -15,34 +15,35 @@ from tokenscale.settings.run import RunSettings
 BLOCK_STEPS = 64
 
 
-class RowBatches:
-    """Rows of a source in the global order. `read(indices)` gives (tokens_bt, labels_bt) of n rows, int64 [n, T].
+class RowOrder:
+    """Rows of a source in the global order. A source says how it makes a batch of them.
 
-    The state is the step alone; seeking costs nothing.
+    The state is the step alone; seeking costs nothing but a new block of the order.
     """
 
-    def __init__(
-        self,
-        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-        rows: int,
-        run: RunSettings,
-        vocabulary_size: int,
-        rank: int,
-        world_size: int,
-    ):
-        self.vocabulary_size = vocabulary_size
-        self._read, self._rows = read, rows
+    def __init__(self, rows: int, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+        self.vocabulary_size, self.rows = vocabulary_size, rows
+        self.slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
         self._global_batch, self._seed = run.global_batch, run.effective_seed
-        self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
-        self._step = 0
-        self._block_start, self._block = 0, np.zeros((0, len(self._slots)), dtype=np.int64)
+        self._step = self._first = 0
+        self._digests: list[int] = []
+
+    def prepare(self, indices: np.ndarray) -> None:
+        """The rows of the next batches, int64 [batches, slots of this rank]."""
+        raise NotImplementedError
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """Batch i of what was prepared."""
+        raise NotImplementedError
 
     def next(self) -> Batch:
         """This rank's share of the next global batch."""
         step = self._step
-        indices = self._order(step)
-        tokens, labels = self._read(indices)
-        batch = Batch.of(tokens, labels, row_digest(step, self._slots, indices))
+        i = step - self._first
+        if not 0 <= i < len(self._digests):
+            self._order(step)
+            i = 0
+        batch = self.batch(i, step, self._digests[i])
         self._step = step + 1
         return batch
 
@@ -54,9 +55,33 @@ class RowBatches:
         """Go to a step."""
         self._step = int(state["step"])
 
-    def _order(self, step: int) -> np.ndarray:
-        if not self._block_start <= step < self._block_start + len(self._block):
-            steps = np.arange(step, step + BLOCK_STEPS, dtype=np.int64)
-            positions = steps[:, None] * self._global_batch + self._slots[None, :]
-            self._block_start, self._block = step, samples_at(positions, self._rows, self._seed)
-        return self._block[step - self._block_start]
+    def _order(self, step: int) -> None:
+        steps = np.arange(step, step + BLOCK_STEPS, dtype=np.int64)
+        positions = steps[:, None] * self._global_batch + self.slots[None, :]
+        indices = samples_at(positions, self.rows, self._seed)
+        self.prepare(indices)
+        self._first, self._digests = step, row_digests(steps, self.slots, indices)
+
+
+class RowBatches(RowOrder):
+    """Rows of a source that makes any of them: `read(indices)` gives (tokens_bt, labels_bt) of n rows, int64 [n, T]."""
+
+    def __init__(
+        self,
+        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        rows: int,
+        run: RunSettings,
+        vocabulary_size: int,
+        rank: int,
+        world_size: int,
+    ):
+        super().__init__(rows, run, vocabulary_size, rank, world_size)
+        self._read = read
+
+    def prepare(self, indices: np.ndarray) -> None:
+        """See `RowOrder`."""
+        self._indices = indices
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """See `RowOrder`."""
+        return Batch.of(*self._read(self._indices[i]), order_digest)

@@ -192,7 +192,7 @@ def _check_pairs(opened: Any, settings: DataBenchmarkSettings) -> list[dict[str,
 
 
 def _take(batches: Batches, count: int) -> list[Batch]:
-    return [batches.next() for _ in range(count)]
+    return [batches.next().copy() for _ in range(count)]
 
 
 @contextmanager

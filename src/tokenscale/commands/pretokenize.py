@@ -6,7 +6,6 @@ document i of the file. No rule of the workflow uses this; it is found by name, 
 
 import argparse
 import dataclasses
-import importlib
 import re
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from tokenscale.corpus.read import COMPRESSION, ENDINGS
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import locked
 from tokenscale.formats.manifest import SingleFile, read_store_manifest
+from tokenscale.formats.write import write as write_store
 from tokenscale.settings import flags
 from tokenscale.settings.data import (
     CleaningSettings,
@@ -30,7 +30,6 @@ from tokenscale.settings.data import (
     StoreSettings,
 )
 from tokenscale.settings.options import option
-from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.build import build as build_tokenizer
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
 from tokenscale.tokenizer.named import named
@@ -164,9 +163,8 @@ def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Pat
     for name, store in stores.items():
         progress = Progress(name, total=corpus["splits"]["train"]["rows"])
         single = SingleFile(name, _command(settings, store))
-        writer = importlib.import_module(FORMATS[store.format])
-        options = {"batch_documents": settings.batch_size, "single": single}
-        manifest = writer.write(store, aside / "corpus", folder, directory, progress, **options)
+        options = {"batch_documents": settings.batch_size, "single": single, "say": say}
+        manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
         progress.close()
         path = directory / f"{name}.parquet"
         say(

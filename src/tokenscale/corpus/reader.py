@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file
+from tokenscale.files import read_manifest_file, sha256_file
 
 #: the newest manifest this code reads
 VERSION = 1
@@ -25,18 +25,7 @@ def restore(directory: Path) -> str:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a corpus. UserError where it is missing, broken, or newer than this code."""
-    path = Path(directory) / "manifest.json"
-    manifest = read_json(path, "corpus manifest", restore(directory))
-    version = manifest.get("schema_version", 0)
-    if version > VERSION:
-        raise UserError(
-            "the corpus was written by a newer tokenscale.",
-            corpus=path,
-            found=f"schema_version {version}",
-            expected=f"at most {VERSION}",
-            next="upgrade tokenscale, or rebuild: " + restore(directory),
-        )
-    return manifest
+    return read_manifest_file(Path(directory) / "manifest.json", "corpus", VERSION, restore(directory))
 
 
 def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
@@ -104,9 +93,30 @@ class RawText:
 
     def batches(self, documents: int = 512) -> Iterator[list[str]]:
         """All documents in order, in lists of at most `documents`; memory holds about one row group."""
-        for parquet in self._files:
-            for batch in parquet.iter_batches(batch_size=documents, columns=["text"], use_threads=False):
-                yield batch.column(0).to_pylist()
+        for column in self.columns(documents):
+            yield column.to_pylist()
+
+    def columns(self, documents: int = 512, first: int = 0, last: int | None = None) -> Iterator[pa.Array]:
+        """Documents `first` to `last` (not included) in order, as Arrow string arrays of at most `documents` each."""
+        last = self._rows if last is None else last
+        ends = [*self._first_rows[1:], self._rows]
+        for number, parquet in enumerate(self._files):
+            groups = [
+                (group, start)
+                for (file, group), start, end in zip(self._groups, self._first_rows, ends, strict=True)
+                if file == number and start < last and end > first
+            ]
+            if not groups:
+                continue
+            at = groups[0][1]
+            wanted = [group for group, _ in groups]
+            for batch in parquet.iter_batches(
+                batch_size=documents, row_groups=wanted, columns=["text"], use_threads=False
+            ):
+                column, start = batch.column(0), at
+                at += len(column)
+                if at > first and start < last:
+                    yield column.slice(max(0, first - start), min(at, last) - max(start, first))
 
     def _group(self, number: int) -> pa.ChunkedArray:
         if number in self._cache:

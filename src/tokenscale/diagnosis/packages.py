@@ -36,7 +36,9 @@ PACKAGES = (
     Package("safetensors", "safetensors", "trainer"),
     Package("tokenizers", "tokenizers", "trainer"),
     Package("mistral-common", "mistral_common", "trainer"),
-    Package("tiktoken", "tiktoken", "trainer"),  # comes with mistral-common; Tekken's ids are made by it
+    Package("tiktoken", "tiktoken", "trainer"),  # comes with mistral-common
+    Package("gigatoken", "gigatoken", "trainer"),
+    Package("xxhash", "xxhash", "trainer"),
     Package("duckdb", "duckdb", "report"),
     Package("pandas", "pandas", "report"),
     Package("matplotlib", "matplotlib", "report"),
@@ -46,6 +48,7 @@ PACKAGES = (
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
+    Package("transformers", "transformers", "test"),
 )
 
 

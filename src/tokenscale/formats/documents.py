@@ -1,44 +1,148 @@
 """Documents as ids: exactly one BOS, the text, and EOS where the run asks for it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from tokenscale.errors import UserError
-from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.formats.xxh3 import xxh3_128
+from tokenscale.tokenizer.base import Texts, Tokenizer
 
-#: documents of one call of a tokenizer
-BATCH_DOCUMENTS = 512
+#: documents whose ids are hashed together
+GROUP_DOCUMENTS = 1000
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Sequence[str], eos: bool) -> list[np.ndarray]:
+@dataclass(frozen=True)
+class Chunk:
+    """Some whole documents, in order."""
+
+    ids: np.ndarray  # int32 [sum(lengths)]: one document after another, each with its BOS (and EOS)
+    lengths: np.ndarray  # int64 [documents], each at least 1
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """One document after another, int32 views."""
+        end = 0
+        for length in self.lengths.tolist():
+            yield self.ids[end : (end := end + length)]
+
+    def part(self, first: int, last: int) -> "Chunk":
+        """Documents `first` to `last`, the last one not included; views."""
+        ends = np.cumsum(self.lengths)
+        start = int(ends[first - 1]) if first else 0
+        end = int(ends[last - 1]) if last > first else start
+        return Chunk(self.ids[start:end], self.lengths[first:last])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where ids come from, as far as a store's manifest says it: equal ids of one origin give an equal manifest."""
+
+    tokenizer: dict[str, Any]  # name, kind, file_sha256
+    vocabulary_size: int
+    bos_id: int
+    eos_id: int | None
+    pad_id: int
+    source: dict[str, Any]  # hashes of the text, or of the files that were converted
+    created: str  # a date of the source's own
+    engine: str = ""  # what made the ids; for the build record, never for the manifest
+
+
+class Documents(Protocol):
+    """What a format writes: documents in an order that does not change, from any of them on."""
+
+    origin: Origin
+
+    def __len__(self) -> int: ...
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last`, the last one not included."""
+        ...
+
+    def confirm(self) -> None:
+        """Before the store is sealed: raise where these ids must not be trusted."""
+        ...
+
+
+def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool) -> list[np.ndarray]:
     """[BOS] + ids (+ [EOS]) of each text, int32; at least one token. UserError for EOS where the tokenizer has none."""
+    return list(encode_chunk(tokenizer, texts, eos).documents())
+
+
+def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool) -> Chunk:
+    """The same documents as one chunk."""
+    check_eos(tokenizer, eos)
+    ids, lengths = tokenizer.encode(texts)
+    return framed(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if eos else None)
+
+
+def check_eos(tokenizer: Tokenizer, eos: bool) -> None:
+    """UserError where documents shall end with EOS and the tokenizer has none."""
     if eos and tokenizer.eos_id is None:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no end-of-document token.",
             key="eos",
             next="set `eos` of the tokenizer, or `eos: false` for the run",
         )
-    head = np.array([tokenizer.bos_id], dtype=np.int32)
-    tail = np.array([tokenizer.eos_id] if eos else [], dtype=np.int32)
-    return [np.concatenate((head, ids, tail)) for ids in tokenizer.encode_batch(texts)]
+
+
+def framed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None) -> Chunk:
+    """Documents with BOS before and, where given, EOS behind each; `ids` int32 [sum(lengths)].
+
+    >>> framed(np.array([5, 6, 7], np.int32), np.array([2, 0, 1]), 0, 1).ids.tolist()
+    [0, 5, 6, 1, 0, 1, 0, 7, 1]
+    """
+    more = 1 if eos_id is None else 2
+    result = np.empty(len(ids) + more * len(lengths), dtype=np.int32)
+    read = written = 0
+    for length in lengths.tolist():  # a slice a document is faster than any mask over all ids
+        result[written] = bos_id
+        result[written + 1 : written + 1 + length] = ids[read : read + length]
+        read += length
+        written += length + more
+        if eos_id is not None:
+            result[written - 1] = eos_id
+    return Chunk(result, lengths + more)
 
 
 class IdsDigest:
-    """SHA-256 over all documents in order, uncut: for each its length as int64, then its ids as uint32, little-endian.
+    """One hash over all documents in order, uncut, whatever a format does with them.
 
-    Stores of the same text and tokenizer have the same digest, whatever their format does with the documents.
+    For every 1,000 documents: XXH3-128 of their ids (int32, little-endian), one after another, and of their lengths
+    (int64); then SHA-256 over these. Groups can be hashed apart, so a store can be written in parts.
     """
 
+    ALGORITHM = "sha256 of xxh3-128 of ids and lengths by 1,000 documents"
+
     def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+        self.groups: list[bytes] = []
+        self._ids = xxh3_128()
+        self._lengths: list[np.ndarray] = []
+        self._documents = 0
 
-    def add(self, document: np.ndarray) -> None:
-        """Take in the next document."""
-        self._digest.update(len(document).to_bytes(8, "little"))
-        self._digest.update(np.ascontiguousarray(document, dtype="<u4").tobytes())
+    def add(self, chunk: Chunk) -> None:
+        """Take in the next documents."""
+        first = 0
+        while first < len(chunk.lengths):
+            last = min(len(chunk.lengths), first + GROUP_DOCUMENTS - self._documents)
+            part = chunk.part(first, last)
+            self._ids.update(np.ascontiguousarray(part.ids, dtype="<i4"))
+            self._lengths.append(part.lengths)
+            self._documents += last - first
+            if self._documents == GROUP_DOCUMENTS:
+                self.close()
+            first = last
 
-    def hexdigest(self) -> str:
-        """The digest so far."""
-        return self._digest.hexdigest()
+    def close(self) -> None:
+        """End a group that is not full: at the end of all documents, or of a part of so many groups."""
+        if self._documents:
+            self._ids.update(np.ascontiguousarray(np.concatenate(self._lengths), dtype="<i8"))
+            self.groups.append(self._ids.digest())
+        self._ids, self._lengths, self._documents = xxh3_128(), [], 0
+
+    @staticmethod
+    def of(groups: Sequence[bytes]) -> str:
+        """The hash of all groups, in hex."""
+        return hashlib.sha256(b"".join(groups)).hexdigest()

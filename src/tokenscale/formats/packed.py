@@ -1,93 +1,84 @@
 """The format `packed`: full rows, nothing dropped, memory-mapped.
 
 - `tokens.bin`: rows of `sequence_length` + 1 ids, one after another, uint16 where the vocabulary allows, else uint32;
-- `pieces.npy`: lengths of the pieces, row by row; the rest of a row is padding on the right;
-- `rows.npy`: int64 [rows + 1]; row r holds pieces[rows[r]:rows[r + 1]].
+- `checksums.npy`: uint64 [rows], XXH3-64 of each row's bytes, held against the row when it is read for the first time;
+- `pieces.npy`: int32 [pieces], lengths of the pieces, row by row; the rest of a row is padding on the right;
+- `rows.npy`: int64 [rows + 1]; row r holds pieces[rows[r]:rows[r + 1]];
+- `documents.npy`, `starts.npy`: int64 [pieces], the document that each piece is of, and its first token's place in it.
 
 Documents longer than a row are cut into pieces that overlap by one token, so every label appears exactly once. Rows are
 filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
-from tokenscale.formats.labels import labels_of
-from tokenscale.formats.manifest import located, no_documents, writing
-from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.corpus.reader import check_file
+from tokenscale.errors import UserError
+from tokenscale.files import HashedFile
+from tokenscale.formats.documents import Chunk, Documents
+from tokenscale.formats.labels import IGNORED
+from tokenscale.formats.manifest import located, restore
+from tokenscale.formats.writing import writing
+from tokenscale.formats.xxh3 import xxh3_64_intdigest
+from tokenscale.order.packing import cut, pack
 from tokenscale.order.permutation import permute
 from tokenscale.settings.data import StoreSettings
-from tokenscale.tokenizer.load import load
 
 #: of the order in which rows are stored; runs shuffle on top of it with their own
 STORAGE_SEED = 0x7061636B
-BLOCK_ROWS = 4096
+#: rows gathered at a time while writing
+BLOCK_ROWS = 1024
+FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
 
 
-def write(
-    store: StoreSettings,
-    corpus_directory: Path,
-    tokenizer_directory: Path,
-    directory: Path,
-    report: Callable[[int, int], None] | None = None,
-    *,
-    batch_documents: int = BATCH_DOCUMENTS,
-) -> dict[str, Any]:
-    """Write the store and return its manifest. Ids go to disk first, rows are gathered from there: memory holds the
-    lengths of all documents (8 bytes each, and as much for the packing) and a block of rows.
+def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
+    """Write the store and return its manifest.
 
-    The tokenizer gets `batch_documents` at a time; `report(documents, utf8_bytes)` hears of each batch. Raises
-    UserError for a split without documents.
+    Ids go to disk first, rows are gathered from there: memory holds about 50 bytes a document, and a block of rows.
     """
-    text = RawText(corpus_directory, store.split)
-    if len(text) == 0:
-        raise no_documents(store, corpus_directory)
-    tokenizer = load(tokenizer_directory)
-    dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 1 << 16 else "<u4")
-    digest = IdsDigest()
-    lengths = np.empty(len(text), dtype=np.int64)
-    with writing(store, corpus_directory, tokenizer, directory) as writer:
-        unpacked = writer.folder / "documents.bin"
-        number = 0
-        with open(unpacked, "wb") as file:
-            for texts in text.batches(batch_documents):
-                for document in encode_documents(tokenizer, texts, store.eos):
-                    digest.add(document)
-                    lengths[number] = len(document)
-                    number += 1
-                    file.write(document.astype(dtype).tobytes())
-                if report is not None:
-                    report(len(texts), sum(len(t.encode("utf-8")) for t in texts))
-        rows, pieces = _write_rows(writer.folder, unpacked, dtype, lengths, store.sequence_length, tokenizer.pad_id)
-        unpacked.unlink()
-        facts = {
-            "sequence_length": store.sequence_length,
-            "dtype": dtype.name,
-            "rows": rows,
-            "pieces": len(pieces),
-            "documents": len(text),
-            "tokens_useful": int(pieces.sum()) - len(pieces),
-            "tokens_total": rows * store.sequence_length,
-            "tokens_cut": 0,
-            "documents_cut": 0,
-            "documents_split": int(np.count_nonzero(lengths > store.sequence_length + 1)),
-            "ids_sha256": digest.hexdigest(),
-        }
-        return writer.finish(["tokens.bin", "pieces.npy", "rows.npy"], facts)
+    dtype = dtype_of(documents.origin.vocabulary_size)
+    with writing(store, documents, directory) as writer:
+        parts = writer.parts(lambda number: _Part(writer.folder, number, dtype))
+        facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store.sequence_length, documents.origin.pad_id)
+        return writer.finish(list(FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
+
+
+def dtype_of(vocabulary_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id; little-endian."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+class _Part:
+    """Documents one after another, as they come; see `writing.Part`."""
+
+    def __init__(self, folder: Path, number: int, dtype: np.dtype):
+        self._paths = [folder / f"part-{number:05d}.ids", folder / f"part-{number:05d}.lengths"]
+        self._files = [open(path, "wb") for path in self._paths]
+        self._dtype = dtype
+
+    def add(self, chunk: Chunk) -> None:
+        ids = chunk.ids.view("<u4") if self._dtype.itemsize == 4 else chunk.ids.astype(self._dtype)
+        self._files[0].write(ids)
+        self._files[1].write(chunk.lengths.astype("<i8"))
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        for file in self._files:
+            file.close()
+        return [path.name for path in self._paths], {}
 
 
 def _write_rows(
-    folder: Path, unpacked: Path, dtype: np.dtype, lengths: np.ndarray, sequence_length: int, pad_id: int
-) -> tuple[int, np.ndarray]:
-    """Pack, shuffle and write; returns the number of rows and the pieces' lengths in stored order."""
-    documents = np.asarray(np.memmap(unpacked, dtype=dtype, mode="r"))
+    folder: Path, parts: list[str], dtype: np.dtype, sequence_length: int, pad_id: int
+) -> tuple[dict[str, Any], str]:
+    """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
+    lengths = np.concatenate([np.fromfile(folder / name, dtype="<i8") for name in parts if name.endswith(".lengths")])
     document, starts, sizes = cut(lengths, sequence_length)
-    origins = (np.cumsum(lengths) - lengths)[document] + starts
-    packed, pointers = best_fit_decreasing(sizes, sequence_length + 1)
+    packed, pointers = pack(sizes, sequence_length + 1)
     rows = len(pointers) - 1
     stored = permute(np.arange(rows), rows, STORAGE_SEED)
     counts = np.diff(pointers)[stored]
@@ -95,63 +86,220 @@ def _write_rows(
     np.cumsum(counts, out=new_pointers[1:])
     order = np.repeat(pointers[stored], counts) + np.arange(len(packed)) - np.repeat(new_pointers[:-1], counts)
     packed = packed[order]
-    sizes, origins = sizes[packed], origins[packed]
-    np.save(folder / "pieces.npy", sizes.astype("<i4"))
-    np.save(folder / "rows.npy", new_pointers.astype("<i8"))
-    with open(folder / "tokens.bin", "wb") as file:
+    document, starts, sizes = document[packed], starts[packed], sizes[packed]
+    origins = (np.cumsum(lengths) - lengths)[document] + starts
+    checksums = np.empty(rows, dtype="<u8")
+    with HashedFile(folder / "tokens.bin") as file, _Flat([folder / n for n in parts if n.endswith(".ids")]) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
-            for row in range(first, last):
-                at = 0
-                for piece in range(new_pointers[row], new_pointers[row + 1]):
-                    size, origin = int(sizes[piece]), int(origins[piece])
-                    block[row - first, at : at + size] = documents[origin : origin + size]
-                    at += size
-            file.write(block.tobytes())
-    return rows, sizes
+            flat, width = memoryview(block).cast("B"), block.strides[0]
+            at, previous = 0, -1
+            one, end = new_pointers[first], new_pointers[last]
+            row_of = np.repeat(np.arange(last - first), np.diff(new_pointers[first : last + 1])).tolist()
+            for row, size, origin in zip(row_of, sizes[one:end].tolist(), origins[one:end].tolist(), strict=True):
+                at = row * width if row != previous else at
+                previous, size = row, size * dtype.itemsize
+                ids.read(flat[at : at + size], origin * dtype.itemsize)
+                at += size
+            checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
+            file.write(block)
+    np.save(folder / "checksums.npy", checksums)
+    np.save(folder / "pieces.npy", sizes.astype("<i4"))
+    np.save(folder / "rows.npy", new_pointers.astype("<i8"))
+    np.save(folder / "documents.npy", document.astype("<i8"))
+    np.save(folder / "starts.npy", starts.astype("<i8"))
+    facts = {
+        "sequence_length": sequence_length,
+        "dtype": dtype.name,
+        "rows": rows,
+        "pieces": len(sizes),
+        "tokens_useful": int(sizes.sum()) - len(sizes),
+        "tokens_total": rows * sequence_length,
+        "tokens_stored": int(sizes.sum()),
+        "places": rows * (sequence_length + 1),
+        "tokens_cut": 0,
+        "documents_cut": 0,
+        "documents_split": int(np.count_nonzero(lengths > sequence_length + 1)),
+    }
+    return facts, file.sha256
+
+
+class _Flat:
+    """Files read as one, by position: a mapping would count as memory, a read does not."""
+
+    def __init__(self, paths: list[Path]):
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+        self._ends = np.cumsum([path.stat().st_size for path in paths]).tolist()
+
+    def __enter__(self) -> "_Flat":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def read(self, target: memoryview, position: int) -> None:
+        """Fill `target` from byte `position` on; a piece lies in one document, and a document in one file."""
+        number = 0
+        while position >= self._ends[number]:
+            number += 1
+        start = self._ends[number - 1] if number else 0
+        if os.preadv(self._files[number], [target], position - start) != len(target):
+            raise OSError(f"part {number} of the ids is shorter than its lengths say")
+
+
+class Buffers:
+    """Memory that batches of n rows are read into, again and again."""
+
+    def __init__(self, rows: int, sequence_length: int, dtype: np.dtype):
+        self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
+        self.tokens_bt = np.empty((rows, sequence_length), dtype=np.int64)
+        self.labels_bt = np.empty((rows, sequence_length), dtype=np.int64)
+        self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
+        self.labels = self.labels_bt.reshape(-1)
+        self.row_bytes = [memoryview(row) for row in self.ids]
+
+
+class Plan:
+    """Which rows the next batches hold, worked out at once: what NumPy takes for a call is then shared.
+
+    `indices` [batches, n]; `ignored[i]`: which labels of batch i do not count, as indices into [n, T] flattened;
+    `checksums[i]`: of the rows of batch i, or no list at all where all of them were read before.
+    """
+
+    def __init__(self, indices: np.ndarray, ignored: list[np.ndarray], checksums: list[list[int]] | None):
+        self.indices, self.ignored, self.checksums = indices, ignored, checksums
 
 
 class PackedStore:
-    """Rows of a `packed` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
+    """Rows of a `packed` store by number. Give it the manifest that `formats.manifest.open_store` checked.
 
-    def __init__(self, where: Path, manifest: dict[str, Any]):
-        directory = located(where)[0]
-        self.manifest = manifest
+    Each row is held against its checksum when it is read for the first time (without the package xxhash: the whole file
+    against its SHA-256, here); `verify` False believes them all.
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
+        self.where, self.manifest = where, manifest
         self.sequence_length: int = manifest["sequence_length"]
+        self._path = located(where)[0] / "tokens.bin"
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
-        mapped = np.memmap(directory / "tokens.bin", dtype=dtype, mode="r")
-        self._tokens = np.asarray(mapped).reshape(-1, self.sequence_length + 1)
-        self._pointers = np.load(directory / "rows.npy")
-        pieces = np.load(directory / "pieces.npy")
-        ends = np.cumsum(pieces, dtype=np.int64)
-        before = np.concatenate(([0], ends))[self._pointers[:-1]]  # tokens in all rows before each row
-        self._ends = (ends - np.repeat(before, np.diff(self._pointers))).astype(np.int32)  # in its row, 4 bytes a piece
+        self._tokens = np.asarray(np.memmap(self._path, dtype=dtype, mode="r")).reshape(-1, self.sequence_length + 1)
+        self._checksums, self._pieces, self._pointers, self._documents, self._starts = (
+            np.load(located(where)[0] / name, mmap_mode="r") for name in FILES[1:]
+        )
+        if verify and xxh3_64_intdigest is None:
+            file = manifest["files"][0]
+            check_file(self._path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=True)
+        self._unseen = np.full(len(self._tokens), verify and xxh3_64_intdigest is not None)
 
     def __len__(self) -> int:
         """Rows."""
         return len(self._tokens)
 
-    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of the given rows: (tokens_bt, labels_bt), int64 [n, T].
+    def buffers(self, rows: int) -> Buffers:
+        """Memory for batches of so many rows."""
+        return Buffers(rows, self.sequence_length, self._tokens.dtype)
 
-        Labels are −100 on padding and on each piece's first token.
-        """
-        tokens = self._tokens[indices].astype(np.int64)
-        ends = self._row_ends(indices)
-        lengths = np.array([e[-1] for e in ends], dtype=np.int64)
-        return tokens[:, :-1], labels_of(tokens, [e[:-1] for e in ends], lengths)
+    def plan(self, indices: np.ndarray) -> Plan:
+        """Prepare the reading of batches of rows: `indices` [batches, n]. IndexError for a row that does not exist."""
+        indices = np.ascontiguousarray(indices, dtype=np.intp)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"a row outside 0 … {len(self) - 1}")
+        batches, rows = indices.shape
+        flat, pointers = self._ignored(indices.reshape(-1))
+        ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
+        size = rows * self.sequence_length
+        ignored = [flat[a:b] - i * size for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))]
+        fresh = bool(self._unseen[indices].any())
+        return Plan(indices, ignored, self._checksums[indices].tolist() if fresh else None)
+
+    def read(self, plan: Plan, i: int, into: Buffers) -> None:
+        """Batch i of a plan: into `tokens_bt` and `labels_bt` of the buffers, int64 [n, T]; labels are −100 on padding
+        and on each piece's first token. UserError for a row that is not what was written."""
+        indices = plan.indices[i]
+        np.take(self._tokens, indices, axis=0, out=into.ids, mode="clip")  # any other mode copies twice
+        if plan.checksums is not None:
+            if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
+                raise self._changed(indices, into, plan.checksums[i])
+            self._unseen[indices] = False
+        into.tokens_bt[...] = into.inputs
+        into.labels_bt[...] = into.targets
+        into.labels[plan.ignored[i]] = IGNORED
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of the given rows, as `read` gives them, in memory of their own."""
+        indices = np.asarray(indices)
+        buffers = self.buffers(len(indices))
+        self.read(self.plan(indices[None]), 0, buffers)
+        return buffers.tokens_bt, buffers.labels_bt
+
+    def stored(self, indices: np.ndarray) -> np.ndarray:
+        """The given rows as they lie in the file, checked, [n, T + 1]."""
+        buffers = self.buffers(len(indices))
+        self.read(self.plan(np.asarray(indices)[None]), 0, buffers)
+        return buffers.ids
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask."""
-        marks = np.zeros((len(indices), self.sequence_length + 1), dtype=bool)
+        first, last, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
+        marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
+        marks[np.repeat(np.arange(len(indices)), last - first), ends] = True
         marks[:, 0] = True
-        for row, ends in zip(marks, self._row_ends(indices), strict=True):
-            row[ends[:-1]] = True
-        return marks[:, :-1]
+        lengths = ends[np.cumsum(last - first) - 1]
+        marks[np.arange(len(indices)), lengths] = False  # padding belongs to the last piece
+        return marks[:, : self.sequence_length]
 
-    def _row_ends(self, indices: np.ndarray) -> list[np.ndarray]:
-        """For each row, where its pieces end; the last end is the row's length without padding."""
-        indices = np.asarray(indices, dtype=np.int64)
-        bounds = zip(self._pointers[indices].tolist(), self._pointers[indices + 1].tolist(), strict=True)
-        return [self._ends[first:last] for first, last in bounds]
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last` (not included), put together again from their pieces, a hundred at a time."""
+        order = np.lexsort((self._starts, self._documents))
+        bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
+        row_of = np.repeat(np.arange(len(self)), np.diff(self._pointers))
+        ends = np.cumsum(self._pieces, dtype=np.int64)
+        in_row = ends - self._pieces - (ends - self._pieces)[self._pointers[:-1]][row_of]
+        for one in range(0, last - first, 100):
+            lengths, ids = [], []
+            for number in range(one, min(one + 100, last - first)):
+                pieces = order[bounds[number] : bounds[number + 1]]
+                rows = self.stored(row_of[pieces])
+                parts = [
+                    row[in_row[p] + (k > 0) : in_row[p] + self._pieces[p]]
+                    for k, (p, row) in enumerate(zip(pieces.tolist(), rows, strict=True))
+                ]
+                ids += parts
+                lengths.append(sum(map(len, parts)))
+            yield Chunk(np.concatenate(ids).astype(np.int32), np.array(lengths, dtype=np.int64))
+
+    def _ignored(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(Labels of n rows that do not count, as indices into [n, T] flattened; where each row's begin, [n + 1])."""
+        n, T = len(indices), self.sequence_length
+        first, last, ends = self._piece_ends(indices)
+        counts = last - first
+        final = np.cumsum(counts) - 1
+        following = np.ones(len(ends), dtype=np.int64)  # behind a piece: the label that is the next one's first token
+        following[final] = T + 1 - ends[final]  # behind the last one: padding
+        row_of = np.repeat(np.arange(n), counts)
+        skipped = np.cumsum(following)
+        flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
+        return flat, np.concatenate(([0], skipped[final]))
+
+    def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(first and last piece of each row; for all pieces of the rows, one after another, where they end in them)."""
+        first, last = np.asarray(self._pointers[indices]), np.asarray(self._pointers[indices + 1])
+        counts = last - first
+        begins = np.cumsum(counts) - counts
+        sizes = np.asarray(self._pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())], dtype=np.int64)
+        ends = np.cumsum(sizes)
+        return first, last, ends - np.repeat((ends - sizes)[begins], counts)
+
+    def _changed(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
+        hashes = list(map(xxh3_64_intdigest, found.row_bytes))
+        n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
+        return UserError(
+            "a row of the token store has changed.",
+            file=self._path,
+            row=f"{int(indices[n]):,} of {len(self):,}, byte {int(indices[n]) * found.ids.strides[0]:,} on",
+            expected=f"XXH3 {right[n]:016x}  (checksums.npy)",
+            found=f"XXH3 {hashes[n]:016x}",
+            next=restore(self.where),
+        )

@@ -4,69 +4,65 @@ Parquet, columns `input_ids` and `attention_mask`, each row `sequence_length` + 
 row have `sequence_length` positions. What this costs in padding and in cut text is counted in the manifest.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
+from tokenscale.formats.documents import Chunk, Documents
 from tokenscale.formats.labels import labels_of
-from tokenscale.formats.manifest import SingleFile, no_documents, writing
-from tokenscale.formats.parquet import ListColumns, ShardWriter
+from tokenscale.formats.manifest import SingleFile
+from tokenscale.formats.parquet import ListColumns, Shard, shard_path
+from tokenscale.formats.writing import writing
 from tokenscale.settings.data import StoreSettings
-from tokenscale.tokenizer.load import load
 
 
 def write(
-    store: StoreSettings,
-    corpus_directory: Path,
-    tokenizer_directory: Path,
-    directory: Path,
-    report: Callable[[int, int], None] | None = None,
-    *,
-    batch_documents: int = BATCH_DOCUMENTS,
-    single: SingleFile | None = None,
+    store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store and return its manifest. Row i is document i of the split; memory holds one row group.
+    """Write the store and return its manifest. Row i is document i; memory holds a row group.
 
-    The tokenizer gets `batch_documents` at a time. With `single` the store is that one file of `directory`.
-    `report(documents, utf8_bytes)` hears of each batch. Raises UserError for a split without documents.
+    With `single` the store is that one file of `directory`.
     """
-    text = RawText(corpus_directory, store.split)
-    if len(text) == 0:
-        raise no_documents(store, corpus_directory)
-    tokenizer = load(tokenizer_directory)
-    width = store.sequence_length + 1
-    digest = IdsDigest()
-    useful = tokens_cut = documents_cut = 0
-    with writing(store, corpus_directory, tokenizer, directory, single) as writer:
-        metadata = {"tokenizer": tokenizer.name, "format": "padded", "created": text.manifest["source_date"]}
-        name = single.name if single else None
-        shards = ShardWriter(writer.folder, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata, name)
-        for texts in text.batches(batch_documents):
-            for document in encode_documents(tokenizer, texts, store.eos):
-                digest.add(document)
-                row, length = pad(document, width, tokenizer.pad_id)
-                shards.add(input_ids=row, attention_mask=(np.arange(width) < length).astype(np.int8))
-                useful += length - 1
-                tokens_cut += len(document) - length
-                documents_cut += len(document) > length
-            if report is not None:
-                report(len(texts), sum(len(t.encode("utf-8")) for t in texts))
+    with writing(store, documents, directory, single) as writer:
+        parts = writer.parts(lambda number: _Part(shard_path(writer.folder, number, single), store, documents))
         facts = {
             "sequence_length": store.sequence_length,
             "dtype": store.dtype,
-            "rows": len(text),
-            "documents": len(text),
-            "tokens_useful": useful,
-            "tokens_total": len(text) * store.sequence_length,
-            "tokens_cut": tokens_cut,
-            "documents_cut": documents_cut,
-            "ids_sha256": digest.hexdigest(),
+            "rows": len(documents),
+            "tokens_total": len(documents) * store.sequence_length,
+            "tokens_stored": parts.counts["tokens_useful"] + len(documents),
+            "places": len(documents) * (store.sequence_length + 1),
+            **parts.counts,
         }
-        return writer.finish(shards.close(), facts)
+        return writer.finish(parts.files, facts)
+
+
+class _Part:
+    """See `writing.Part`."""
+
+    def __init__(self, path: Path, store: StoreSettings, documents: Documents):
+        origin = documents.origin
+        metadata = {"tokenizer": origin.tokenizer["name"], "format": "padded", "created": origin.created}
+        self._shard = Shard(path, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata)
+        self._width, self._pad_id = store.sequence_length + 1, origin.pad_id
+        self._counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
+
+    def add(self, chunk: Chunk) -> None:
+        width, count = self._width, len(chunk.lengths)
+        rows = np.full((count, width), self._pad_id, dtype=np.int32)
+        for row, document in zip(rows, chunk.documents(), strict=True):
+            row[: min(len(document), width)] = document[:width]
+        lengths = np.minimum(chunk.lengths, width)
+        mask = (np.arange(width) < lengths[:, None]).astype(np.int8)
+        full = np.full(count, width, dtype=np.int64)
+        self._shard.add(input_ids=(rows.ravel(), full), attention_mask=(mask.ravel(), full))
+        self._counts["tokens_useful"] += int(lengths.sum()) - count
+        self._counts["tokens_cut"] += int((chunk.lengths - lengths).sum())
+        self._counts["documents_cut"] += int(np.count_nonzero(chunk.lengths > width))
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        return [self._shard.close()], self._counts
 
 
 def pad(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:

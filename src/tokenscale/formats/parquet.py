@@ -6,6 +6,7 @@ single rows in random order are dear until their groups are in the cache; a stor
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,90 +14,78 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.formats.manifest import located
+from tokenscale.formats.manifest import SingleFile, located
 from tokenscale.settings.data import StoreSettings
 
-SHARD_ROWS = 100_000
 #: decoded ids kept by one reader
 CACHE_BYTES = 512 << 20
 
 
-class ShardWriter:
-    """Rows of list columns into `shard-00000.parquet`, `shard-00001.parquet`, … of at most 100,000 rows each; all rows
-    into `<name>.parquet` where a name is given.
+class Shard:
+    """One Parquet file of list columns, written a row group at a time.
 
     The schema's metadata is given, so equal rows give equal bytes.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        store: StoreSettings,
-        columns: dict[str, str],
-        metadata: dict[str, str],
-        name: str | None = None,
-    ):
-        self.folder, self.store, self.name = folder, store, name
+    def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
+        self.path, self._group_rows = path, store.row_group_rows
         types = {
             name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
         }
         fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
         self.schema = pa.schema(fields, metadata=metadata)
-        self.names: list[str] = []
-        self._rows: dict[str, list[np.ndarray]] = {name: [] for name in columns}
-        self._shard_rows = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._row_group_rows = store.row_group_rows if name else min(store.row_group_rows, SHARD_ROWS)
+        self._pending: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
+        self._rows = 0
+        self._writer = pq.ParquetWriter(
+            path,
+            self.schema,
+            compression=store.codec,
+            compression_level=store.codec_level if store.codec == "zstd" else None,
+            use_dictionary=False,
+        )
 
-    def add(self, **row: np.ndarray) -> None:
-        """One row: an array for each column."""
-        if self.name is None and self._shard_rows + self._pending == SHARD_ROWS:
-            self._close_shard()
-        for name, values in row.items():
-            self._rows[name].append(values)
-        if self._pending == self._row_group_rows:
-            self._flush()
+    def add(self, **columns: tuple[np.ndarray, np.ndarray]) -> None:
+        """Some rows: for each column (values, one row after another; lengths int64 [rows])."""
+        rows = len(next(iter(columns.values()))[1])
+        first = 0
+        while first < rows:
+            last = min(rows, first + self._group_rows - self._rows)
+            self._pending.append({name: _part(values, n, first, last) for name, (values, n) in columns.items()})
+            self._rows += last - first
+            if self._rows == self._group_rows:
+                self._flush()
+            first = last
 
-    def close(self) -> list[str]:
-        """Finish the last shard; the names of all."""
-        self._close_shard()
-        return self.names
-
-    @property
-    def _pending(self) -> int:
-        return len(next(iter(self._rows.values())))
+    def close(self) -> str:
+        """Finish the file; its name."""
+        self._flush()
+        self._writer.close()
+        return self.path.name
 
     def _flush(self) -> None:
-        rows = self._pending
-        if rows == 0:
-            return
-        if self._writer is None:
-            self.names.append(f"{self.name or f'shard-{len(self.names):05d}'}.parquet")
-            self._writer = pq.ParquetWriter(
-                self.folder / self.names[-1],
-                self.schema,
-                compression=self.store.codec,
-                compression_level=self.store.codec_level if self.store.codec == "zstd" else None,
-                use_dictionary=False,
-            )
-        arrays = [self._array(field) for field in self.schema]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=rows)
-        self._shard_rows += rows
-        for values in self._rows.values():
-            values.clear()
+        if self._rows:
+            arrays = [self._array(field) for field in self.schema]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows)
+        self._pending, self._rows = [], 0
 
     def _array(self, field: pa.Field) -> pa.ListArray:
-        rows = self._rows[field.name]
-        offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        values = np.concatenate(rows).astype(field.type.value_type.to_pandas_dtype())
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=field.type)
+        lengths = np.concatenate([part[field.name][1] for part in self._pending])
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.concatenate([part[field.name][0] for part in self._pending])
+        values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=field.type)
 
-    def _close_shard(self) -> None:
-        self._flush()
-        if self._writer is not None:
-            self._writer.close()
-        self._writer, self._shard_rows = None, 0
+
+def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
+    """The file of a part: `shard-00000.parquet`, or the one file of a store that is one."""
+    return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
+
+
+def _part(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.cumsum(lengths)
+    start = ends[first - 1] if first else 0
+    return values[start : ends[last - 1] if last > first else start], lengths[first:last]
 
 
 class ListColumns:
@@ -127,6 +116,13 @@ class ListColumns:
         """Length of every row's list, int64 [rows]; decodes each group once, and keeps none of them."""
         found = [np.diff(self._decode(number, [column])[column][0]) for number in range(len(self._groups))]
         return np.concatenate(found).astype(np.int64) if found else np.zeros(0, dtype=np.int64)
+
+    def groups(self, first: int, last: int) -> Iterator[tuple[dict[str, tuple[np.ndarray, np.ndarray]], int, int]]:
+        """(decoded group, its first and its last row that is wanted) for rows `first` to `last`, not included."""
+        for number, start in enumerate(self.first_rows):
+            end = self.first_rows[number + 1] if number + 1 < len(self.first_rows) else self.rows
+            if start < last and end > first:
+                yield self._decode(number, self.columns), max(0, first - start), min(end, last) - start
 
     def row(self, i: int) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
         """The decoded group that holds row i, as (offsets, values) for each column, and the row's number in it."""

@@ -1,63 +1,56 @@
 """The format `token-list`: whole documents, never cut, as lists of ids in Parquet."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenscale.corpus.reader import RawText
-from tokenscale.formats.documents import BATCH_DOCUMENTS, IdsDigest, encode_documents
-from tokenscale.formats.manifest import SingleFile, no_documents, writing
-from tokenscale.formats.parquet import ListColumns, ShardWriter
+from tokenscale.formats.documents import Chunk, Documents
+from tokenscale.formats.manifest import SingleFile
+from tokenscale.formats.parquet import ListColumns, Shard, shard_path
+from tokenscale.formats.writing import writing
 from tokenscale.settings.data import StoreSettings
-from tokenscale.tokenizer.load import load
 
 
 def write(
-    store: StoreSettings,
-    corpus_directory: Path,
-    tokenizer_directory: Path,
-    directory: Path,
-    report: Callable[[int, int], None] | None = None,
-    *,
-    batch_documents: int = BATCH_DOCUMENTS,
-    single: SingleFile | None = None,
+    store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store and return its manifest. Row i is document i of the split; memory holds one row group.
+    """Write the store and return its manifest. Row i is document i; memory holds a row group.
 
-    The tokenizer gets `batch_documents` at a time. With `single` the store is that one file of `directory`.
-    `report(documents, utf8_bytes)` hears of each batch. Raises UserError for a split without documents.
+    With `single` the store is that one file of `directory`.
     """
-    text = RawText(corpus_directory, store.split)
-    if len(text) == 0:
-        raise no_documents(store, corpus_directory)
-    tokenizer = load(tokenizer_directory)
-    digest = IdsDigest()
-    tokens = 0
-    with writing(store, corpus_directory, tokenizer, directory, single) as writer:
-        metadata = {"tokenizer": tokenizer.name, "format": "token-list", "created": text.manifest["source_date"]}
-        name = single.name if single else None
-        shards = ShardWriter(writer.folder, store, {"tokens": store.dtype}, metadata, name)
-        for texts in text.batches(batch_documents):
-            for document in encode_documents(tokenizer, texts, store.eos):
-                digest.add(document)
-                shards.add(tokens=document)
-                tokens += len(document)
-            if report is not None:
-                report(len(texts), sum(len(t.encode("utf-8")) for t in texts))
+    with writing(store, documents, directory, single) as writer:
+        parts = writer.parts(lambda number: _Part(shard_path(writer.folder, number, single), store, documents))
         facts = {
             "dtype": store.dtype,
-            "rows": len(text),
-            "documents": len(text),
-            "tokens_useful": tokens - len(text),
-            "tokens_total": tokens,
+            "rows": len(documents),
+            "tokens_useful": parts.counts["tokens_total"] - len(documents),
+            "tokens_stored": parts.counts["tokens_total"],
+            "places": parts.counts["tokens_total"],
             "tokens_cut": 0,
             "documents_cut": 0,
-            "ids_sha256": digest.hexdigest(),
+            **parts.counts,
         }
-        return writer.finish(shards.close(), facts)
+        return writer.finish(parts.files, facts)
+
+
+class _Part:
+    """See `writing.Part`."""
+
+    def __init__(self, path: Path, store: StoreSettings, documents: Documents):
+        origin = documents.origin
+        metadata = {"tokenizer": origin.tokenizer["name"], "format": "token-list", "created": origin.created}
+        self._shard = Shard(path, store, {"tokens": store.dtype}, metadata)
+        self._tokens = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self._shard.add(tokens=(chunk.ids, chunk.lengths))
+        self._tokens += len(chunk.ids)
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        return [self._shard.close()], {"tokens_total": self._tokens}
 
 
 class TokenListStore:
@@ -85,3 +78,10 @@ class TokenListStore:
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Tokens of the given documents, int64 [n]."""
         return self.lengths[indices]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last` (not included), a row group at a time."""
+        for group, start, end in self._columns.groups(first, last):
+            offsets, values = group["tokens"]
+            lengths = np.diff(offsets[start : end + 1]).astype(np.int64)
+            yield Chunk(values[offsets[start] : offsets[end]].astype(np.int32), lengths)

@@ -14,8 +14,14 @@ def row_digest(step: int, slots: np.ndarray | range, *ids: np.ndarray) -> int:
     `ids` are arrays [len(slots)] that name what a slot holds: (row,), or (document, offset). The digests of all ranks
     add up, modulo 2**52, to that of the global batch, for every world size.
     """
+    return row_digests(np.array([step]), slots, *(np.asarray(values)[None] for values in ids))[0]
+
+
+def row_digests(steps: np.ndarray, slots: np.ndarray | range, *ids: np.ndarray) -> list[int]:
+    """`row_digest` of several steps at once: `ids` are arrays [len(steps), len(slots)]."""
     slots = np.asarray(slots, dtype=np.int64)
-    mixed = mix64(np.full(slots.shape, step, dtype=np.uint64))
-    for values in (slots, *ids):
+    shape = (len(steps), len(slots))
+    mixed = np.broadcast_to(mix64(np.asarray(steps, dtype=np.int64).astype(np.uint64))[:, None], shape)
+    for values in (np.broadcast_to(slots, shape), *ids):
         mixed = mix64(mixed ^ mix64(np.asarray(values, dtype=np.int64).astype(np.uint64)))
-    return int(mixed.sum(dtype=np.uint64)) % MODULUS
+    return (mixed.sum(axis=1, dtype=np.uint64) % np.uint64(MODULUS)).tolist()

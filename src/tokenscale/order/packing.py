@@ -53,3 +53,14 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     pointers = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=rows), out=pointers[1:])
     return decreasing[order], pointers
+
+
+def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.ndarray, np.ndarray]:
+    """`best_fit_decreasing` of so many pieces at a time, in order: memory that does not grow with their number."""
+    pieces, rows, before = [], [np.zeros(1, dtype=np.int64)], 0
+    for first in range(0, len(lengths), window):
+        found, pointers = best_fit_decreasing(lengths[first : first + window], capacity)
+        pieces.append(found + first)
+        rows.append(pointers[1:] + before)
+        before += int(pointers[-1])
+    return (np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)), np.concatenate(rows)

@@ -11,7 +11,8 @@ from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
 from tokenscale.files import atomic, sha256_file
 from tokenscale.settings.data import TokenizerSettings
-from tokenscale.tokenizer.fast import FastTokenizer, library
+from tokenscale.tokenizer import fast
+from tokenscale.tokenizer.engines.tokenizers import library
 
 CONTROL = ("<s>", "</s>", "<pad>")
 
@@ -51,6 +52,6 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-def load(path: Path, manifest: dict[str, Any]) -> FastTokenizer:
-    """The tokenizer of a file that `make` wrote."""
-    return FastTokenizer(path, manifest)
+ENGINES = fast.ENGINES
+load = fast.load
+control_texts = fast.control_texts

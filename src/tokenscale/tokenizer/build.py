@@ -1,7 +1,6 @@
 """Make or fetch a tokenizer: its file and its manifest in one folder, so that a store can always be rebuilt."""
 
 import importlib
-import importlib.metadata
 import platform
 import sys
 import time
@@ -14,6 +13,7 @@ from tokenscale.files import sha256_file, write_json
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY
+from tokenscale.tokenizer.engined import compared
 from tokenscale.tokenizer.manifest import VERSION
 
 
@@ -21,8 +21,9 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
     """Write the tokenizer's file, `build.json` and, last, `manifest.json`; returns the manifest.
 
     `corpus_directory` is needed by the kind `bpe` alone, which learns from its training split. Each kind's module
-    offers `make(settings, directory, corpus_directory) -> (path, facts)` and `load(path, manifest)`. Raises UserError
-    for options that do not fit the kind and for sources that cannot be had.
+    offers `make(settings, directory, corpus_directory) -> (path, facts)`, `load(path, manifest, engine)` and ENGINES;
+    every engine is compared with the reference, for `build.json`. Raises UserError for options that do not fit the
+    kind and for sources that cannot be had.
     """
     directory = Path(directory)
     if settings.kind not in TOKENIZERS:
@@ -36,7 +37,8 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
         )
     started = time.time()
     directory.mkdir(parents=True, exist_ok=True)
-    path, facts = importlib.import_module(TOKENIZERS[settings.kind]).make(settings, directory, corpus_directory)
+    kind = importlib.import_module(TOKENIZERS[settings.kind])
+    path, facts = kind.make(settings, directory, corpus_directory)
     manifest = {
         "schema_version": VERSION,
         "name": settings.name,
@@ -53,15 +55,8 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
             "tokenscale": __version__,
             "python": sys.version,
             "machine": platform.node(),
-            "versions": {name: _version(name) for name in ("mistral_common", "tiktoken", "tokenizers")},
+            "engines": compared(directory, manifest, kind.ENGINES, kind.control_texts(path)) if kind.ENGINES else {},
         },
     )
     write_json(directory / "manifest.json", manifest)
     return manifest
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -12,7 +12,8 @@ from typing import Any
 from tokenscale.errors import UserError
 from tokenscale.files import atomic
 from tokenscale.settings.data import TokenizerSettings
-from tokenscale.tokenizer.fast import FastTokenizer, library
+from tokenscale.tokenizer import fast
+from tokenscale.tokenizer.engines.tokenizers import library
 
 #: tried in order where neither the settings nor the folder's files name a token
 CUSTOMARY = {
@@ -55,9 +56,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-def load(path: Path, manifest: dict[str, Any]) -> FastTokenizer:
-    """The tokenizer of a file that `make` wrote."""
-    return FastTokenizer(path, manifest)
+ENGINES = fast.ENGINES
+load = fast.load
+control_texts = fast.control_texts
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tokenscale.errors import UserError
-from tokenscale.files import read_json
+from tokenscale.files import read_manifest_file
 
 VERSION = 1
 
@@ -16,15 +15,4 @@ def restore(directory: Path) -> str:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
-    path = Path(directory) / "manifest.json"
-    manifest = read_json(path, "tokenizer manifest", restore(directory))
-    version = manifest.get("schema_version", 0)
-    if version > VERSION:
-        raise UserError(
-            "the tokenizer was written by a newer tokenscale.",
-            tokenizer=path,
-            found=f"schema_version {version}",
-            expected=f"at most {VERSION}",
-            next="upgrade tokenscale, or rebuild: " + restore(directory),
-        )
-    return manifest
+    return read_manifest_file(Path(directory) / "manifest.json", "tokenizer", VERSION, restore(directory))

@@ -12,6 +12,7 @@ import numpy as np
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
 from tokenscale.settings.data import TokenizerSettings
+from tokenscale.tokenizer.base import Texts, Tokenizer, joined, strings
 
 CONTROL = ("<s>", "</s>", "<pad>")
 
@@ -24,27 +25,24 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, {"vocabulary_size": settings.vocabulary_size, "bos_id": 0, "eos_id": 1, "pad_id": 2}
 
 
-def load(path: Path, manifest: dict[str, Any]) -> "Numbers":
-    """The tokenizer of a file that `make` wrote."""
+ENGINES: dict[str, Any] = {}
+
+
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> "Numbers":
+    """The tokenizer of a file that `make` wrote; no package is needed, so there is no engine to choose."""
     return Numbers(path, manifest)
 
 
-class Numbers:
+class Numbers(Tokenizer):
     """See `tokenizer.base.Tokenizer`."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
-        self.name: str = manifest["name"]
-        self.kind: str = manifest["kind"]
-        self.vocabulary_size: int = manifest["vocabulary_size"]
-        self.bos_id: int = manifest["bos_id"]
-        self.eos_id: int | None = manifest["eos_id"]
-        self.pad_id: int = manifest["pad_id"]
-        self.file_sha256: str = manifest["file"]["sha256"]
+        super().__init__(manifest)
         self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, int32. UserError for a text that is not numbers, or a number too large."""
-        return [self._encode(text) for text in texts]
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths. UserError for a text that is not numbers, or a number too large."""
+        return joined([self._encode(text) for text in strings(texts)])
 
     def _encode(self, text: str) -> np.ndarray:
         words = text.split()

@@ -1,7 +1,7 @@
 """Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file that the mistral_common wheel ships.
 
-The file's ranks and pattern go into `tiktoken`, as mistral_common does itself: the same ids (a test compares), without
-importing the whole package while training. Control tokens are no part of tiktoken's table, so their text stays text.
+Beside it lie two files that are derived from its ranks, for the engines that read such: a tokenizer.json, and a list of
+ranks as tiktoken has it. Control tokens are no part of any of these tables, so their text stays text.
 
 The file of this generation does not list its control tokens; mistral_common's list says `<pad>` = 11, the published
 Mistral-Nemo tokenizer says 10. No mask depends on it: padding is known by length.
@@ -11,19 +11,26 @@ import base64
 import importlib.util
 import json
 import shutil
-from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokenscale.errors import UserError
-from tokenscale.files import atomic
+from tokenscale.files import atomic, canonical_json, sha256_file, write_text
 from tokenscale.settings.data import TokenizerSettings
+from tokenscale.tokenizer.engined import EngineTokenizer
+from tokenscale.tokenizer.engines import gigatoken, mistral_common, tiktoken, tokenizers
 
 FILE = "tekken_240718.json"
 #: what mistral_common gives control ids where the file does not list them
 CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
+#: the fastest first
+ENGINES = {
+    "gigatoken": gigatoken,
+    "tiktoken": tiktoken,
+    "tokenizers": tokenizers,
+    "mistral-common": mistral_common,
+}
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -41,64 +48,108 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         shutil.copyfile(source, temporary)
     data = json.loads(path.read_text(encoding="utf-8"))
     control = _control(data)
+    write_text(directory / "tokenizer.json", canonical_json(fast(data)))
+    lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _ordinary(data)]
+    write_text(directory / "ranks.tiktoken", "".join(lines))
+    derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
     facts = {
         "vocabulary_size": data["config"]["default_vocab_size"],
         "bos_id": control["<s>"],
         "eos_id": control["</s>"],
         "pad_id": control["<pad>"],
+        "control_ids": data["config"]["default_num_special_tokens"],
         "source": f"mistral_common/data/{FILE}",
+        "derived": [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in derived],
     }
     return path, facts
 
 
-def load(path: Path, manifest: dict[str, Any]) -> "Tekken":
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
     """The tokenizer of a file that `make` wrote."""
-    return Tekken(path, manifest)
+
+    def decode(ids: list[int]) -> str:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        first = data["config"]["default_num_special_tokens"]
+        names = {rank: text for text, rank in _control(data).items()}
+        parts = [
+            names.get(i, f"<SPECIAL_{i}>").encode()
+            if i < first
+            else base64.b64decode(data["vocab"][i - first]["token_bytes"])
+            for i in ids
+        ]
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)
+
+
+def control_texts(path: Path) -> list[str]:
+    """Text of the control tokens that a file of Tekken's names."""
+    return list(_control(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def fast(data: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json with Tekken's ids: one merge for each token, in the order of ranks.
+
+    The merge joins the two parts that are left when the token alone is merged by ranks, the lowest first, as tiktoken
+    does. Inside a text the same parts are left wherever the token appears, for no merge crosses its ends; so no other
+    merge is needed. The gate compares.
+    """
+    first = data["config"]["default_num_special_tokens"]
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _ordinary(data)}
+    letters = _letters()
+    written = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    longer = (token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
+    merges = [[written[part] for part in _halves(token, ranks)] for token in longer]
+    pattern = {"Regex": data["config"]["pattern"]}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_level]},
+        "post_processor": None,
+        "decoder": bytes_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {written[token]: rank + first for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }
+
+
+def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The last two parts of a token that is merged by ranks."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _ordinary(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries that are used: the file holds more than the vocabulary takes."""
+    config = data["config"]
+    return data["vocab"][: config["default_vocab_size"] - config["default_num_special_tokens"]]
+
+
+def _letters() -> dict[int, str]:
+    """GPT-2's way to write bytes as letters (Radford et al. 2019): printable ones as they are, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def _control(data: dict[str, Any]) -> dict[str, int]:
     listed = data.get("special_tokens")
     return {token["token_str"]: token["rank"] for token in listed} if listed else CONTROL
-
-
-class Tekken:
-    """See `tokenizer.base.Tokenizer`. One thread."""
-
-    def __init__(self, path: Path, manifest: dict[str, Any]):
-        try:
-            import tiktoken
-        except ImportError:
-            raise UserError(
-                "the tokenizer tekken needs the package tiktoken.",
-                file=path,
-                next="install mistral-common, which brings it",
-            ) from None
-        self.name: str = manifest["name"]
-        self.kind: str = manifest["kind"]
-        self.vocabulary_size: int = manifest["vocabulary_size"]
-        self.bos_id: int = manifest["bos_id"]
-        self.eos_id: int | None = manifest["eos_id"]
-        self.pad_id: int = manifest["pad_id"]
-        self.file_sha256: str = manifest["file"]["sha256"]
-        data = json.loads(path.read_text(encoding="utf-8"))
-        self._control_ids = data["config"]["default_num_special_tokens"]
-        self._control_names = {rank: text for text, rank in _control(data).items()}
-        ordinary = self.vocabulary_size - self._control_ids
-        ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][:ordinary]}
-        self._encoding = tiktoken.Encoding(
-            "tekken", pat_str=data["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
-        )
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, int32, without BOS and EOS."""
-        return [np.array(self._encoding.encode_ordinary(text), dtype=np.int32) + self._control_ids for text in texts]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids; control tokens by name."""
-        parts: list[bytes] = []
-        for i in np.asarray(ids).tolist():
-            if i < self._control_ids:
-                parts.append(self._control_names.get(i, f"<SPECIAL_{i}>").encode())
-            else:
-                parts.append(self._encoding.decode_single_token_bytes(i - self._control_ids))
-        return b"".join(parts).decode("utf-8", errors="replace")

@@ -7,8 +7,8 @@ from pathlib import Path
 from tokenscale.corpus.progress import Progress
 from tokenscale.corpus.reader import read_manifest
 from tokenscale.errors import UserError
+from tokenscale.formats.write import write
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.registry import FORMATS
 
 #: by name, as registries do: what a person's file goes through is no part of a store's code
 FROM_FILE = "tokenscale.commands.pretokenize"
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
     )
+    rule.add_argument("--engine", default="auto", help="what turns text into ids; auto: the fastest exact one")
     rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 
 
@@ -53,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
     documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     progress = Progress(f"store {store.directory}", total=documents)
-    write = importlib.import_module(FORMATS[store.format]).write
-    manifest = write(store, arguments.corpus.parent, tokenizer.parent, arguments.output.parent, progress)
+    folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
+    manifest = write(store, *folders, progress, engine=arguments.engine)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
