@@ -1,0 +1,641 @@
+"""What a person's own text asks for: how much of a row would be padding, what tokens cost, which format to choose.
+
+All of it from a sample of documents, measured here: they are tokenized, packed, and written in memory as each format
+lies on disk. What comes from the sample carries a 95 % interval: 200 resamples of documents (of row groups or stretches
+of a file, where only some were looked at), shrunk by what share of all documents was in the sample.
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale.commands.pretokenize import in_flags, unescaped
+from tokenscale.corpus.paths import expand
+from tokenscale.corpus.sample import Sample, sample
+from tokenscale.costs import data as costs
+from tokenscale.errors import UserError
+from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.settings import flags
+from tokenscale.settings.data import SourceSettings, StorageSettings, StoreSettings
+from tokenscale.settings.options import option
+from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.tokenizer.build import build
+from tokenscale.tokenizer.load import load
+from tokenscale.tokenizer.named import named
+
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+RESAMPLES = 200
+#: of the packing, which is done anew for each
+PACKINGS = 50
+SEED = 0
+#: documents that the tokenizer gets at a time, as `pretokenize` does it
+BATCH_DOCUMENTS = 100
+#: of fewer long documents in the sample, resamples say too little: how many there could be is bounded by their count
+FEW = 30
+#: below this gain in useful tokens, and with fewer tokens cut, rows of one document are as good as packed ones
+LEAST_GAIN, LEAST_CUT = 0.02, 0.001
+
+
+@dataclass(frozen=True)
+class AdviceSettings:
+    """What a person says about the training."""
+
+    tokenizer: str = option(
+        "tekken",
+        "a folder, a name below results/tokenizers, tekken, or NAME@COMMIT of the Hugging Face hub",
+        metavar="NAME",
+    )
+    sequence_length: int = option(2048, "positions a row", ge=8)
+    tokens_per_second: float | None = option(
+        None, "what one rank trains on in a second, padding counted, when it never waits for data", gt=0
+    )
+    epochs: float = option(1.0, "passes over the data", gt=0)
+    documents: int = option(5000, "how many to look at", ge=2, le=100_000)
+    text_column: str = option("text", "Parquet and JSON lines: column or key of the text", metavar="NAME")
+    separator: str | None = option(
+        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
+    )
+    json: str | None = option(None, "write the same facts to this file", metavar="FILE")
+
+
+FLAGS = flags.leaves(AdviceSettings)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no infinity: null."""
+        numbers = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: float(n) if math.isfinite(n) else None for name, n in numbers.items()}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found on the sample. Lengths are tokens with the one BOS; times are seconds of one core."""
+
+    sample: Sample
+    tokenizer: Tokenizer
+    lengths: np.ndarray  # int64 [documents]
+    text_bytes: np.ndarray  # int64 [documents]
+    batch_tokens: np.ndarray  # of each timed batch
+    batch_s: np.ndarray
+    #: format → bytes of each document (their sum is what the sample takes), seconds to write and to read all
+    stored: dict[str, tuple[np.ndarray, float, float]]
+
+
+def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Every fact, as `--json` writes it; `render` makes text of it. `say` hears what takes long.
+
+    Raises UserError for files and tokenizers that cannot be had, and for a data set of fewer than two documents.
+    """
+    source = SourceSettings(
+        kind="files",
+        files=files,
+        text_column=settings.text_column,
+        separator=None if settings.separator is None else unescaped(settings.separator),
+    )
+    try:
+        paths = expand(files)
+        found = sample(paths, source, settings.documents, SEED)
+    except UserError as error:
+        raise _in_flags(error) from None
+    with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
+        tokenizer = _tokenizer(settings.tokenizer, Path(folder), say)
+        measured = measure(found, tokenizer, settings.sequence_length)
+    size = sum(path.stat().st_size for path in paths)
+    return _facts(settings, [str(path) for path in paths], size, measured)
+
+
+def _in_flags(error: UserError) -> UserError:
+    error = in_flags(error)
+    facts = {label: text for label, text in error.facts.items() if (label, text) != ("flag", "source.files")}
+    what = error.what.replace("a source's", "the").replace("a source names", "the input names")
+    return UserError(what.replace("a source file", "a file"), **facts)
+
+
+def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer:
+    try:
+        asked = named(name)
+    except UserError as error:
+        facts = {label: text.replace("--tokenizer-name", "--tokenizer") for label, text in error.facts.items()}
+        raise UserError(error.what, **facts) from None
+    if asked.note:
+        say(asked.note)
+    directory = asked.directory
+    if directory is None or not (directory / "manifest.json").is_file():
+        directory = folder / asked.settings.name
+        say(f"making the tokenizer {asked.settings.name} (once: `pretokenize` keeps it)")
+        build(asked.settings, directory)
+    return load(directory)
+
+
+# -- measuring
+
+
+def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int) -> Measured:
+    """Tokenize the sample, pack it, and write it in memory."""
+    batches = [found.texts[i : i + BATCH_DOCUMENTS] for i in range(0, len(found.texts), BATCH_DOCUMENTS)]
+    tokenizer.encode_batch(batches[0])  # what an engine does once
+    documents: list[np.ndarray] = []
+    batch_s = []
+    batch_tokens = []
+    for batch in batches:
+        start = time.process_time()
+        ids = tokenizer.encode_batch(batch)
+        batch_s.append(time.process_time() - start)
+        batch_tokens.append(sum(map(len, ids)))
+        documents += [np.concatenate(([tokenizer.bos_id], i)).astype(np.int32) for i in ids]
+    timed = slice(1, None) if len(batches) > 1 else slice(None)  # the first one was seen before
+    lengths = np.array([len(document) for document in documents], dtype=np.int64)
+    return Measured(
+        found,
+        tokenizer,
+        lengths,
+        np.array([len(text.encode()) for text in found.texts], dtype=np.int64),
+        np.array(batch_tokens[timed], dtype=float),
+        np.maximum(batch_s[timed], 1e-9),
+        {
+            "padded": _padded(documents, lengths, sequence_length, tokenizer.pad_id),
+            "token-list": _token_list(documents),
+            "packed": _packed(documents, lengths, sequence_length, tokenizer),
+        },
+    )
+
+
+def _padded(documents: list[np.ndarray], lengths: np.ndarray, sequence_length: int, pad_id: int):
+    width = sequence_length + 1
+
+    def rows(some: list[np.ndarray]) -> dict[str, np.ndarray]:
+        block = np.full((len(some), width), pad_id, dtype=np.int32)
+        for row, document in zip(block, some, strict=True):
+            row[: len(document)] = document[:width]
+        mask = np.arange(width) < np.array([len(document) for document in some])[:, None]
+        return {"input_ids": block, "attention_mask": mask.astype(np.int8)}
+
+    return _parquet([d[:width] for d in documents], rows, width)
+
+
+def _token_list(documents: list[np.ndarray]):
+    return _parquet(documents, lambda some: {"tokens": some}, max(map(len, documents)))
+
+
+def _parquet(documents: list[np.ndarray], rows: Callable[[list[np.ndarray]], dict[str, Any]], longest: int):
+    """(bytes of each document, seconds to write, to read) of Parquet with the codec and row groups of our stores.
+
+    A document's share of the file is that of its ids, each compressed alone.
+    """
+    storage = StorageSettings()
+    codec = pa.Codec(storage.codec, compression_level=storage.codec_level)
+    alone = np.array([len(codec.compress(document, asbytes=True)) for document in documents], dtype=float)
+    sink = pa.BufferOutputStream()
+    writer = None
+    write_s = 0.0
+    group = max(1, min(storage.row_group_rows, (1 << 24) // longest))
+    for first in range(0, len(documents), group):
+        start = time.process_time()
+        columns = {name: _list_array(values) for name, values in rows(documents[first : first + group]).items()}
+        table = pa.table(columns)
+        writer = writer or pq.ParquetWriter(
+            sink, table.schema, compression=storage.codec, compression_level=storage.codec_level, use_dictionary=False
+        )
+        writer.write_table(table, row_group_size=group)
+        write_s += time.process_time() - start
+    writer.close()
+    buffer = sink.getvalue()
+    start = time.process_time()
+    file = pq.ParquetFile(pa.BufferReader(buffer))
+    for number in range(file.num_row_groups):
+        file.read_row_group(number, use_threads=False)
+    return alone / alone.sum() * buffer.size, write_s, time.process_time() - start
+
+
+def _list_array(rows: Any) -> pa.Array:
+    """Rows as an Arrow list array without a null."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    values = rows.ravel() if isinstance(rows, np.ndarray) else np.concatenate(rows)
+    kind = pa.list_(pa.field("element", pa.from_numpy_dtype(values.dtype), nullable=False))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
+
+
+def _packed(documents: list[np.ndarray], lengths: np.ndarray, sequence_length: int, tokenizer: Tokenizer):
+    """The same of memory-mapped rows: their bytes are counted, not compressed; a document's share is its tokens'."""
+    width, item = sequence_length + 1, _item_bytes(tokenizer)
+    start = time.process_time()
+    document, starts, sizes = cut(lengths, sequence_length)
+    pieces, rows = best_fit_decreasing(sizes, width)
+    block = np.full((len(rows) - 1, width), tokenizer.pad_id, dtype=f"<u{item}")
+    for row in range(len(rows) - 1):
+        at = 0
+        for piece in pieces[rows[row] : rows[row + 1]].tolist():
+            size, first = int(sizes[piece]), int(starts[piece])
+            block[row, at : at + size] = documents[document[piece]][first : first + size]
+            at += size
+    block.tobytes()
+    write_s = time.process_time() - start
+    start = time.process_time()
+    block.astype(np.int64)
+    read_s = time.process_time() - start
+    count = block.nbytes + 4 * len(pieces) + 8 * len(rows)
+    return lengths / lengths.sum() * count, write_s, read_s
+
+
+def _item_bytes(tokenizer: Tokenizer) -> int:
+    return 2 if tokenizer.vocabulary_size <= 1 << 16 else 4
+
+
+# -- estimates
+
+
+class _Estimator:
+    """Estimates from the documents of a sample and resamples of them."""
+
+    def __init__(self, measured: Measured):
+        found = measured.sample
+        self.measured, self.lengths = measured, measured.lengths
+        self.weights = costs.resampled(found.units, found.unit_count, RESAMPLES, SEED)
+        # finite population: what was seen is certain
+        seen = len(found.texts) / found.documents if found.counted and found.unit_count == len(found.texts) else 0.0
+        self.unseen = math.sqrt(max(0.0, 1 - seen))
+        self.documents = found.documents
+        count = len(measured.batch_s)
+        batches = costs.resampled(np.arange(count), count, RESAMPLES, SEED + 1)
+        #: tokens a second and core, and the same of each resample
+        self.speed = float(costs.ratio(measured.batch_tokens, measured.batch_s))
+        self.speeds = costs.ratio(measured.batch_tokens, measured.batch_s, batches)
+
+    def of(self, function: Callable[[np.ndarray | None], Any]) -> Estimate:
+        """Of a function of weights."""
+        return self.spread(float(function(None)), function(self.weights))
+
+    def total(self, per_document: np.ndarray) -> Estimate:
+        """Of a sum over all documents of the data set."""
+        mean = float(costs.mean(per_document))
+        if self.measured.sample.counted:
+            return self.spread(mean * self.documents, costs.mean(per_document, self.weights) * self.documents)
+        scale = self.documents / len(per_document)  # how many documents there are is estimated, too
+        return self.spread(mean * self.documents, self.weights @ np.asarray(per_document, dtype=float) * scale)
+
+    def spread(self, value: float, values: np.ndarray, certain: bool = True) -> Estimate:
+        """Value and interval; `certain`: known exactly where every document was seen."""
+        low, high = costs.interval(values)
+        if certain:
+            low, high = (value + (bound - value) * self.unseen for bound in (low, high))
+        return Estimate(value, min(low, value), max(high, value))
+
+    def of_speed(self, function: Callable[[Any], Any]) -> Estimate:
+        """Of a function of the tokenizer's tokens a second and core."""
+        return self.spread(float(function(self.speed)), function(self.speeds), certain=False)
+
+    def fill(self, sequence_length: int) -> Estimate:
+        """Share of useful positions in packed rows.
+
+        The more documents, the better they fit: what is left open falls about as one over their number. So what a half
+        of the sample loses against the whole is what all documents gain (and a third of what a quarter loses); the
+        upper end counts it three times more, up to rows without a free place.
+        """
+        lengths = self.lengths
+        value = filled(lengths, sequence_length)
+        if self.unseen == 0:
+            return Estimate(value, value, value)
+        lost = [value - np.mean([filled(lengths[i::k], sequence_length) for i in range(k)]) for k in (2, 4)]
+        more = max(0.0, lost[0], lost[1] / 3) * max(0.0, 1 - len(lengths) / self.documents)
+        drawn = (np.repeat(lengths, weights.astype(int)) for weights in self.weights[:PACKINGS])
+        low, high = costs.interval([filled(some, sequence_length) for some in drawn])
+        most = self.of(lambda w: costs.fill_at_most(lengths, sequence_length, w))
+        row = sequence_length / (self.documents * max(1.0, float(np.mean(lengths - 1))))  # of all, one more or less
+        value = min(most.value, value + more)
+        return Estimate(value, min(value, low) - row, min(most.high, max(value, high) + 3 * more))
+
+
+def filled(lengths: np.ndarray, sequence_length: int) -> float:
+    """Share of useful positions where these documents are packed."""
+    rows = len(best_fit_decreasing(cut(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
+    return costs.fill(lengths, sequence_length, rows)
+
+
+def _facts(settings: AdviceSettings, files: list[str], file_bytes: int, measured: Measured) -> dict[str, Any]:
+    estimator = _Estimator(measured)
+    lengths, wanted = measured.lengths, settings.sequence_length
+    of_length = {t: _of_length(estimator, t) for t in sorted({*LENGTHS, wanted})}
+    facts: dict[str, Any] = {
+        "files": files,
+        "file_bytes": file_bytes,
+        "sampled": {
+            "documents": len(lengths),
+            "text_bytes": int(measured.text_bytes.sum()),
+            "where": measured.sample.where,
+            "every_document": estimator.unseen == 0.0,
+        },
+        "tokenizer": {
+            "name": measured.tokenizer.name,
+            "engine": " ".join(filter(None, (measured.tokenizer.engine, measured.tokenizer.engine_version))),
+        },
+        "sequence_length": wanted,
+        "tokens_per_second": settings.tokens_per_second,
+        "epochs": settings.epochs,
+        "documents": estimator.total(np.ones(len(lengths))),
+        "text_bytes": estimator.total(measured.text_bytes),
+        "tokens": estimator.total(lengths),
+        "tokens_per_document": estimator.of(lambda w: costs.mean(lengths, w)),
+        "sequence_lengths": {str(t): row for t, row in of_length.items()},
+        "formats": _of_formats(estimator, wanted, of_length[wanted]["fill_packed"]),
+        "tokenizing": _of_tokenizing(estimator, settings.tokens_per_second),
+    }
+    if settings.tokens_per_second:
+        facts["approaches"] = _of_approaches(estimator, settings, of_length[wanted]["fill_packed"].value)
+    facts["choice"], facts["reason"] = _choice(of_length[wanted])
+    facts["next"] = _next(facts, settings)
+    return facts
+
+
+def _of_length(estimator: _Estimator, t: int) -> dict[str, Any]:
+    lengths = estimator.lengths
+    fill = estimator.fill(t)
+    padding = estimator.of(lambda w: costs.padding_share(lengths, t, w))
+    cut_tokens = estimator.of(lambda w: costs.cut_share(lengths, t, w))
+    cut_documents = estimator.of(lambda w: costs.cut_documents_share(lengths, t, w))
+    seen = int(np.count_nonzero(lengths - 1 > t))
+    if seen == 0:  # resamples of a sample without long documents hold none
+        share, tokens = costs.unseen_cut(lengths)
+        cut_tokens = Estimate(0.0, 0.0, tokens * estimator.unseen)
+        cut_documents = Estimate(0.0, 0.0, share * estimator.unseen)
+    elif seen < FEW:
+        cut_tokens, cut_documents = (
+            Estimate(
+                e.value, e.low, max(e.high, e.value * (1 + (costs.count_at_most(seen) / seen - 1) * estimator.unseen))
+            )
+            for e in (cut_tokens, cut_documents)
+        )
+    gain = estimator.of(lambda w: fill.value / (1 - costs.padding_share(lengths, t, w)))
+    return {
+        "padding": padding,
+        "cut": cut_tokens,
+        "cut_documents": cut_documents,
+        "fill_packed": fill,
+        "gain": Estimate(gain.value, gain.low * fill.low / fill.value, gain.high * fill.high / fill.value),
+    }
+
+
+def _of_formats(estimator: _Estimator, t: int, fill: Estimate) -> dict[str, Any]:
+    lengths, measured = estimator.lengths, estimator.measured
+    tokens = float(lengths.sum())
+    useful, kept = lengths - 1, np.minimum(lengths - 1, t)
+    packed = estimator.total(useful)
+    ends = (packed.low / fill.high, packed.high / fill.low)
+    positions = {
+        "padded": estimator.total(np.full(len(lengths), t)),
+        "token-list": estimator.total(lengths),
+        "packed": Estimate(packed.value / fill.value, *ends),
+    }
+    found = {}
+    for name, (each, write_s, read_s) in measured.stored.items():
+        size = estimator.total(each)
+        if name == "packed":  # rows are whole: bytes go with them, not with the sample's
+            row_bytes = (t + 1) * _item_bytes(measured.tokenizer) + 8
+            pieces = 4 * estimator.total(np.maximum(1, -(-useful // t))).value
+            rows = positions["packed"]
+            size = Estimate(*(n / t * row_bytes + pieces for n in (rows.value, rows.low, rows.high)))
+        found[name] = {
+            "tokens": positions[name],
+            "useful_tokens": estimator.total(kept if name == "padded" else useful),
+            "bytes": size,
+            "core_s_to_make": estimator.spread(
+                estimator.documents * (tokens / estimator.speed + write_s) / len(lengths),
+                estimator.documents * (tokens / estimator.speeds + write_s) / len(lengths),
+                certain=False,
+            ),
+            "core_s_to_read": estimator.documents * read_s / len(lengths),
+            "break_even_epochs": estimator.of_speed(
+                lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
+            ),
+        }
+    return found
+
+
+def _of_tokenizing(estimator: _Estimator, rate: float | None) -> dict[str, Any]:
+    measured = estimator.measured
+    text_bytes_per_token = measured.text_bytes.sum() / max(1, (measured.lengths - 1).sum())
+    found: dict[str, Any] = {
+        "tokens_per_core_s": estimator.of_speed(lambda s: s),
+        "text_bytes_per_core_s": estimator.of_speed(lambda s: s * text_bytes_per_token),
+        "rate_at_stall_0.01": estimator.of_speed(lambda s: costs.rate_at_stall(0.01, s)),
+        "rate_at_stall_0.1": estimator.of_speed(lambda s: costs.rate_at_stall(0.1, s)),
+    }
+    if rate:
+        found["core_share"] = estimator.of_speed(lambda s: costs.core_share(rate, s))
+        found["step_share"] = estimator.of_speed(lambda s: costs.stall_share(rate, s))
+    return found
+
+
+def _of_approaches(estimator: _Estimator, settings: AdviceSettings, fill: float) -> dict[str, Any]:
+    """Times of each approach on one rank that does its data work in the training thread."""
+    t, rate, lengths = settings.sequence_length, settings.tokens_per_second, estimator.lengths
+    n, documents = len(lengths), estimator.documents
+    stored = estimator.measured.stored
+    rows = {  # (positions of each document, format that is read, useful tokens of each document)
+        "padded": (np.full(n, t), None, np.minimum(lengths - 1, t)),
+        "padding-free": (lengths, None, lengths - 1),
+        "pretokenized-padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
+        "token-list": (lengths, "token-list", lengths - 1),
+        "packed": ((lengths - 1) / fill, "packed", lengths - 1),
+    }
+    found = {}
+    for approach, (positions, form, useful) in rows.items():
+
+        def times(weights, speed, positions=positions, form=form):
+            count, tokens = costs.mean(positions, weights) * documents, costs.mean(lengths, weights) * documents
+            if form is None:
+                data_s, once_s = tokens / speed, 0.0 * tokens
+            else:
+                data_s, once_s = documents * stored[form][2] / n, tokens / speed + documents * stored[form][1] / n
+            epoch = costs.epoch_s(count, rate, data_s)
+            return data_s / epoch, epoch, once_s + settings.epochs * epoch
+
+        values, resamples = times(None, estimator.speed), times(estimator.weights, estimator.speeds)
+        stall, epoch, all_s = (
+            estimator.spread(float(v), r, certain=False) for v, r in zip(values, resamples, strict=True)
+        )
+        found[approach] = {
+            "stall": stall,
+            "epoch_s": epoch,
+            "total_s": all_s,
+            "useful_tokens_per_s": estimator.spread(
+                float(costs.mean(useful)) * documents / values[1],
+                costs.mean(useful, estimator.weights) * documents / resamples[1],
+                certain=False,
+            ),
+        }
+    return found
+
+
+def _choice(at: dict[str, Estimate]) -> tuple[str, str]:
+    """The format, and why, in a sentence."""
+    if at["gain"].value - 1 < LEAST_GAIN and at["cut"].value < LEAST_CUT:
+        return "padded", (
+            f"documents fill their rows: padding takes {_share(at['padding'])} of the positions and "
+            f"{_share(at['cut'])} of the tokens are cut, so packing would gain less than {LEAST_GAIN:.0%}"
+        )
+    cuts = f", where padded rows also drop {_share(at['cut'])} of them" if at["cut"].value >= LEAST_CUT else ""
+    return "packed", (
+        f"{_times(at['gain'])} as many useful tokens from the same step as padded rows{cuts}; nothing is dropped"
+    )
+
+
+def _next(facts: dict[str, Any], settings: AdviceSettings) -> str:
+    store = StoreSettings(facts["choice"], sequence_length=settings.sequence_length).directory
+    if facts["choice"] == "padded":
+        return (
+            f"python -m tokenscale pretokenize --input-path {facts['files'][0]} --output-dir OUT "
+            f"--max-length {settings.sequence_length} --format padded"
+        )
+    return f"name the data in config/config.yaml, then: snakemake results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
+
+
+def to_json(value: Any) -> Any:
+    """The facts as plain values."""
+    if isinstance(value, Estimate):
+        return value.to_dict()
+    return {key: to_json(v) for key, v in value.items()} if isinstance(value, dict) else value
+
+
+# -- words
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The facts for a terminal, 100 columns wide."""
+    sampled, tokenizing, wanted = facts["sampled"], facts["tokenizing"], facts["sequence_length"]
+    more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
+    lines = [
+        f"{Path(facts['files'][0]).name}{more}",
+        f"holds {_count(facts['documents'])} documents, {_bytes(facts['text_bytes'])} of text, "
+        f"{_count(facts['tokens'])} tokens",
+        f"looked at {sampled['documents']:,} documents ({sampled['text_bytes'] / 1e6:.1f} MB; {sampled['where']}); "
+        "lo–hi: 95 % intervals",
+        f"tokenizer {facts['tokenizer']['name']} by {facts['tokenizer']['engine']}: "
+        f"{_count(tokenizing['tokens_per_core_s'])} tokens, {_bytes(tokenizing['text_bytes_per_core_s'])} a second on "
+        "one core",
+        "",
+        "one document a row, cut or padded:                      packed rows:",
+        f"{'row':>6}  {'padding':>13}  {'tokens cut':>13}  {'documents cut':>14}  {'useful':>15}  "
+        f"{'useful tokens, x padded':>24}",
+    ]
+    for t, of in facts["sequence_lengths"].items():
+        lines.append(
+            f"{t:>6}  {_share(of['padding']):>13}  {_share(of['cut']):>13}  {_share(of['cut_documents']):>14}  "
+            f"{_share(of['fill_packed'], 2):>15}  {_times(of['gain']):>24}"
+        )
+    lines += [
+        "",
+        f"rows of {wanted}:",
+        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16} {'core time to make':>20} "
+        f"{'pays after epochs':>18}",
+    ]
+    for name, of in facts["formats"].items():
+        lines.append(
+            f"{name:<11} {_count(of['tokens']):>14} {_count(of['useful_tokens']):>16} {_bytes(of['bytes']):>16} "
+            f"{_time(of['core_s_to_make']):>20} {_number(of['break_even_epochs'], 2):>18}"
+        )
+    lines += ["", *_stall_lines(facts)]
+    lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}."), *_wrapped("next", facts["next"])]
+    return "\n".join(lines)
+
+
+def _stall_lines(facts: dict[str, Any]) -> list[str]:
+    tokenizing, rate = facts["tokenizing"], facts["tokens_per_second"]
+    if not rate:
+        return [
+            "tokenizing while training, in the training thread, takes 1 % of the step at "
+            f"{_count(tokenizing['rate_at_stall_0.01'])} tokens/s,",
+            f"10 % at {_count(tokenizing['rate_at_stall_0.1'])} tokens/s a rank "
+            "(--tokens-per-second N says it for yours)",
+        ]
+    lines = [
+        f"tokenizing while training at {rate:,.0f} tokens/s a rank: {_share(tokenizing['core_share'], 2)} of a core,",
+        f"or {_share(tokenizing['step_share'], 2)} of the step in the training thread. One rank, {facts['epochs']:g} "
+        f"epoch{'s' * (facts['epochs'] != 1)}, data in that thread:",
+        f"{'approach':<20} {'step share of data':>18} {'an epoch':>18} {'all, with preparing':>20} "
+        f"{'useful tokens/s':>18}",
+    ]
+    for approach, of in facts["approaches"].items():
+        lines.append(
+            f"{approach:<20} {_share(of['stall'], 2):>18} {_time(of['epoch_s']):>18} {_time(of['total_s']):>20} "
+            f"{_count(of['useful_tokens_per_s']):>18}"
+        )
+    return lines
+
+
+def _wrapped(label: str, text: str, width: int = 98) -> list[str]:
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) + 8 > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    return [f"{label if i == 0 else '':<6}  {line}" for i, line in enumerate(lines)]
+
+
+def _number(estimate: Estimate, digits: int) -> str:
+    """lo–hi, rounded outwards, so that no more is claimed than holds; one number where both are the same.
+
+    >>> _number(Estimate(1.5, 1.234, 1.567), 1), _number(Estimate(2.0, 2.0, 2.0), 2)
+    ('1.2–1.6', '2.00')
+    """
+    if estimate.low == estimate.high and math.isfinite(estimate.low):
+        return f"{estimate.value:.{digits}f}"
+    low, high = (_outwards(estimate.low, digits, math.floor), _outwards(estimate.high, digits, math.ceil))
+    return low if low == high else f"{low}–{high}"
+
+
+def _outwards(number: float, digits: int, rounding: Callable[[float], int]) -> str:
+    if not math.isfinite(number):
+        return "never"
+    scaled = round(number * 10**digits, 6)  # 0.3 is not 0.30000000000000004
+    return f"{rounding(scaled) / 10**digits:.{digits}f}"
+
+
+def _share(estimate: Estimate, digits: int = 1) -> str:
+    percent = Estimate(*(100 * n for n in (estimate.value, estimate.low, estimate.high)))
+    return f"{_number(percent, digits)} %"
+
+
+def _times(estimate: Estimate) -> str:
+    return f"{_number(estimate, 2)}x"
+
+
+def _scaled(estimate: Estimate, units: list[tuple[float, str]]) -> str:
+    """In the largest unit that the value reaches, with three figures."""
+    size, unit = next((u for u in units if estimate.value >= u[0]), units[-1])
+    scaled = Estimate(*(n / size for n in (estimate.value, estimate.low, estimate.high)))
+    digits = max(0, 2 - int(math.floor(math.log10(max(scaled.value, 1e-9))))) if size != 1 else 0
+    return f"{_number(scaled, min(digits, 2))} {unit}".rstrip()
+
+
+def _count(estimate: Estimate) -> str:
+    if estimate.low == estimate.high and estimate.value < 1e6:
+        return f"{estimate.value:,.0f}"
+    return _scaled(estimate, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")])
+
+
+def _bytes(estimate: Estimate) -> str:
+    return _scaled(estimate, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
+
+
+def _time(estimate: Estimate) -> str:
+    return _scaled(estimate, [(86400, "d"), (3600, "h"), (60, "min"), (1.0000001, "s"), (1e-3, "ms")])

@@ -1,0 +1,167 @@
+"""What data cost before a step: padding, cut text, tokenizing, and when storing tokens has paid for itself.
+
+Lengths are tokens of whole documents with their one BOS. A row of sequence length T holds T + 1 tokens and trains on T
+positions; a label is useful unless it is padding or begins a document, so a document of n tokens brings n − 1. Where
+`weights` are given, document i counts weights[..., i] times and the result has the leading shape of the weights: a
+bootstrap resample is a row of weights (`resampled`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def padding_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """Share of positions that are padding with one document a row: 1 − Σ min(n − 1, T) / (documents · T).
+
+    >>> round(float(padding_share(np.array([5, 9, 17]), 8)), 6)
+    0.166667
+    """
+    kept = np.minimum(np.asarray(lengths) - 1, sequence_length)
+    return 1 - mean(kept, weights) / sequence_length
+
+
+def cut_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """Share of useful tokens that one document a row leaves out: Σ max(n − 1 − T, 0) / Σ (n − 1).
+
+    >>> float(cut_share(np.array([5, 9, 17]), 8))
+    0.2857142857142857
+    """
+    useful = np.asarray(lengths) - 1
+    return ratio(np.maximum(useful - sequence_length, 0), useful, weights)
+
+
+def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """Share of documents that are longer than a row."""
+    return mean((np.asarray(lengths) - 1 > sequence_length).astype(float), weights)
+
+
+def fill(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
+    """Share of positions with a useful label where whole documents lie in so many rows: Σ (n − 1) / (rows · T).
+
+    Pieces of a long document overlap by one token, so cutting it loses no label.
+    """
+    return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
+
+
+def fill_at_most(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """The fill of rows without a free place: n − 1 useful of the n tokens of each piece, T + 1 places for T positions.
+
+    >>> round(float(fill_at_most(np.array([9, 9]), 8)), 6), round(float(fill_at_most(np.array([3, 3, 3]), 8)), 6)
+    (1.0, 0.75)
+    """
+    useful = np.asarray(lengths) - 1
+    pieces = np.maximum(1, -(-useful // sequence_length))
+    return ratio(useful, useful + pieces, weights) * (sequence_length + 1) / sequence_length
+
+
+def core_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+    """Share of one core that tokenizing takes beside a training that reads so many tokens a second: N / s.
+
+    Above 1 a rank needs more than one core to keep up.
+    """
+    return tokens_per_s / tokenizer_tokens_per_s
+
+
+def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+    """Share of a step that tokenizing takes in the training thread: (1/s) / (1/N + 1/s) = N / (N + s).
+
+    `tokens_per_s` (N) is the rate without any stall.
+
+    >>> stall_share(50_000.0, 450_000.0)
+    0.1
+    """
+    return tokens_per_s / (tokens_per_s + tokenizer_tokens_per_s)
+
+
+def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+    """The training rate at which tokenizing takes this share of a step: N = s q / (1 − q).
+
+    >>> round(rate_at_stall(0.1, 450_000.0))
+    50000
+    """
+    return tokenizer_tokens_per_s * share / (1 - share)
+
+
+def break_even_epochs(
+    once_s: np.ndarray | float, online_s: np.ndarray | float, read_s: np.ndarray | float
+) -> np.ndarray | float:
+    """Epochs after which tokenizing beforehand has taken less time than tokenizing in each: once / (online − read).
+
+    `once_s` is tokenizing and writing, `online_s` tokenizing during an epoch, `read_s` reading what is stored. Infinite
+    where reading takes as long as tokenizing.
+
+    >>> float(break_even_epochs(12.0, 10.0, 2.0)), float(break_even_epochs(1.0, 1.0, 2.0))
+    (1.5, inf)
+    """
+    saved = np.asarray(online_s, dtype=float) - read_s
+    return np.where(saved > 0, once_s / np.where(saved > 0, saved, 1.0), np.inf)
+
+
+def epoch_s(positions: np.ndarray | float, tokens_per_s: float, data_s: np.ndarray | float) -> np.ndarray | float:
+    """Seconds of an epoch on one rank: positions at their rate, and what the data take in the training thread."""
+    return positions / tokens_per_s + data_s
+
+
+# -- uncertainty
+
+
+def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Weighted mean over documents."""
+    values = np.asarray(values, dtype=float)
+    return values.mean() if weights is None else weights @ values / weights.sum(axis=-1)
+
+
+def ratio(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Sum over sum (a rate is never a mean of rates); 0 where there is nothing to divide by."""
+    above, below = mean(numerators, weights), mean(denominators, weights)
+    return np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
+
+
+def resampled(units: np.ndarray, count: int, resamples: int, seed: int) -> np.ndarray:
+    """Bootstrap weights, float64 [resamples, documents]: how often each document is drawn.
+
+    `units` says which of `count` units a document belongs to. Whole units are drawn with replacement (Efron &
+    Tibshirani 1993, chapter 8): documents that were sampled together are not independent. Where each is its own unit,
+    this is the bootstrap over documents.
+    """
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples).astype(float)
+    return drawn[:, np.asarray(units)]
+
+
+def unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
+    """What may be cut where no document of the sample is: upper 95 % bounds of the shares of documents and of tokens.
+
+    With none among n, at most 1 − 0.05^(1/n) of all are (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). How
+    much such a document is cut no sample can say; it is counted as the longest one seen.
+
+    >>> round(unseen_cut(np.full(100, 9))[0], 3)
+    0.03
+    """
+    useful = np.asarray(lengths) - 1
+    share = 1 - 0.05 ** (1 / len(useful))
+    lost = share * float(useful.max())
+    return share, lost / max(1.0, float(useful.mean()) + lost)
+
+
+def count_at_most(seen: int) -> float:
+    """Upper 97.5 % bound of the mean of a count of rare things of which so many were seen: k + 1.96 √(k + 1) + 2.
+
+    Within 4 % of the exact Poisson bound from k = 1 on (Garwood 1936), which is 5.57 there.
+
+    >>> round(count_at_most(1), 1), round(count_at_most(4), 1)
+    (5.8, 10.4)
+    """
+    return seen + 1.96 * float(np.sqrt(seen + 1)) + 2
+
+
+def interval(values: np.ndarray | Sequence[float], coverage: float = 0.95) -> tuple[float, float]:
+    """Percentile interval of resampled values (infinite ones are kept).
+
+    >>> interval(np.arange(1001) / 1000)
+    (0.025, 0.975)
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    tail = (1 - coverage) / 2 * (len(ordered) - 1)
+    return float(ordered[int(np.floor(tail))]), float(ordered[int(np.ceil(len(ordered) - 1 - tail))])

@@ -1,0 +1,223 @@
+"""Advice about one's own data: the truth lies in the printed intervals, and what cannot be read is told."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tokenscale.cli import main
+from tokenscale.commands import advise as command
+from tokenscale.commands.pretokenize import FileSettings, write
+from tokenscale.costs import data as costs
+from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.tokenizer.build import build
+
+T = 64
+DOCUMENTS = 6_000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """6,000 documents of numbers, one token each, so that every length is known; and the tokenizer for them."""
+    root = tmp_path_factory.mktemp("place")
+    generator = np.random.default_rng(0)
+    counts = np.maximum(1, generator.lognormal(3.8, 1, DOCUMENTS).astype(int))
+    texts = [" ".join(map(str, generator.integers(0, 900, n))) for n in counts]
+    pq.write_table(pa.table({"text": texts}), root / "numbers.parquet", row_group_size=1000)
+    (root / "numbers.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in texts))
+    build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer")
+    np.save(root / "lengths.npy", counts + 1)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _fewer_packings(monkeypatch):
+    monkeypatch.setattr(command, "PACKINGS", 20)
+
+
+def advise(place, *arguments, file="numbers.parquet"):
+    return main(["advise", str(place / file), "--tokenizer", str(place / "tokenizer"), *arguments])
+
+
+def facts_of(place, tmp_path, *arguments, **more):
+    path = tmp_path / "facts.json"
+    assert advise(place, "--sequence-length", str(T), "--json", str(path), *arguments, **more) == 0
+    return json.loads(path.read_text())
+
+
+def truth(place):
+    lengths = np.load(place / "lengths.npy")
+    found = {"documents": len(lengths), "tokens": lengths.sum(), "tokens_per_document": lengths.mean()}
+    for t in (T, *command.LENGTHS):
+        pieces = cut(lengths, t)[2]
+        rows = len(best_fit_decreasing(pieces, t + 1)[1]) - 1
+        fill, padding = costs.fill(lengths, t, rows), float(costs.padding_share(lengths, t))
+        found |= {
+            f"{t} padding": padding,
+            f"{t} cut": float(costs.cut_share(lengths, t)),
+            f"{t} cut_documents": float(costs.cut_documents_share(lengths, t)),
+            f"{t} fill_packed": fill,
+            f"{t} gain": fill / (1 - padding),
+        }
+    return found
+
+
+def estimates(facts):
+    found = {name: facts[name] for name in ("documents", "tokens", "tokens_per_document")}
+    return found | {f"{t} {name}": e for t, of in facts["sequence_lengths"].items() for name, e in of.items()}
+
+
+@pytest.mark.parametrize("file", ["numbers.parquet", "numbers.jsonl"])
+def test_the_truth_lies_in_the_intervals(place, tmp_path, monkeypatch, file):
+    column = [] if file.endswith("parquet") else ["--text-column", "body"]
+    true = truth(place)
+    held = {name: 0 for name in true}
+    for seed in range(5):
+        monkeypatch.setattr(command, "SEED", seed)
+        found = estimates(facts_of(place, tmp_path, "--documents", "1500", *column, file=file))
+        assert set(found) == set(true)
+        for name, estimate in found.items():
+            held[name] += estimate["low"] <= true[name] <= estimate["high"]
+        # and they say something
+        assert all(found[name]["high"] < 1.2 * found[name]["low"] for name in ("tokens", f"{T} gain"))
+        assert 0 < found[f"{T} padding"]["high"] - found[f"{T} padding"]["low"] < 0.05
+    assert sum(held.values()) / (5 * len(held)) >= 0.92, held  # they promise 95 of 100
+    assert min(held[name] for name in ("documents", "tokens", f"{T} padding", f"{T} cut", f"{T} gain")) >= 4, held
+
+
+def test_the_printed_table_rounds_outwards_and_holds_the_truth(place, tmp_path, capsys):
+    found, true = estimates(facts_of(place, tmp_path, "--documents", "2500")), truth(place)
+    rows = re.findall(r"(?m)^ +(\d+) +(\S+) % +(\S+) % +(\S+) % +(\S+) % +(\S+)x$", capsys.readouterr().out)
+    assert [int(row[0]) for row in rows] == sorted({T, *command.LENGTHS})
+    for t, *cells in rows:
+        for name, cell in zip(("padding", "cut", "cut_documents", "fill_packed", "gain"), cells, strict=True):
+            low, _, high = cell.partition("–")
+            printed, scale = (float(low), float(high or low)), 1 if name == "gain" else 100
+            estimate = found[f"{t} {name}"]
+            assert printed[0] <= scale * estimate["low"] + 1e-9 and printed[1] >= scale * estimate["high"] - 1e-9
+            if int(t) == T:
+                assert printed[0] <= scale * true[f"{t} {name}"] <= printed[1], name
+
+
+def test_the_real_writers_take_as_many_bytes(place, tmp_path):
+    facts = facts_of(place, tmp_path, "--documents", "4000")
+    settings = FileSettings(
+        input_path=str(place / "numbers.parquet"),
+        output_dir=str(tmp_path / "out"),
+        tokenizer_name=str(place / "tokenizer"),
+        max_length=T,
+        compression="zstd",
+    )
+    written = write(settings, say=lambda _: None)
+    assert len(written) == 2
+    for path, manifest in written.items():
+        of = facts["formats"][manifest["format"]]
+        size = path.stat().st_size
+        assert (
+            0.98 * of["bytes"]["low"] <= size <= 1.02 * of["bytes"]["high"]
+        )  # compression differs a bit with more text
+        assert of["useful_tokens"]["low"] <= manifest["tokens_useful"] <= of["useful_tokens"]["high"]
+        assert of["tokens"]["low"] <= manifest["tokens_total"] <= of["tokens"]["high"]
+
+
+def test_of_a_data_set_seen_whole_the_numbers_are_exact(place, tmp_path, capsys):
+    found, true = estimates(facts_of(place, tmp_path, "--documents", "100000")), truth(place)
+    for name, estimate in found.items():
+        assert estimate["low"] == estimate["high"] == pytest.approx(true[name]), name
+
+
+def test_two_looks_find_the_same(place, tmp_path):
+    first, second = (facts_of(place, tmp_path, "--documents", "1000") for _ in range(2))
+    assert estimates(first) == estimates(second)
+    assert first["formats"]["token-list"]["bytes"] == second["formats"]["token-list"]["bytes"]
+
+
+def test_stalls_follow_from_the_speed_measured(place, tmp_path):
+    facts = facts_of(place, tmp_path, "--documents", "1000", "--tokens-per-second", "50000", "--epochs", "3")
+    tokenizing = facts["tokenizing"]
+    speed = tokenizing["tokens_per_core_s"]["value"]
+    assert tokenizing["core_share"]["value"] == pytest.approx(50_000 / speed)
+    assert tokenizing["step_share"]["value"] == pytest.approx(50_000 / (50_000 + speed))
+    assert tokenizing["rate_at_stall_0.1"]["value"] == pytest.approx(speed / 9)
+    approaches = facts["approaches"]
+    assert set(approaches) == {"padded", "padding-free", "pretokenized-padded", "token-list", "packed"}
+    online = approaches["padding-free"]
+    assert online["total_s"]["value"] == pytest.approx(3 * online["epoch_s"]["value"])
+    once = facts["formats"]["packed"]["core_s_to_make"]["value"]
+    packed = approaches["packed"]
+    assert packed["total_s"]["value"] == pytest.approx(3 * packed["epoch_s"]["value"] + once)
+    assert packed["useful_tokens_per_s"]["low"] > approaches["padded"]["useful_tokens_per_s"]["high"]
+
+
+def test_short_documents_ask_for_packing_and_full_rows_for_none(place, tmp_path, capsys):
+    assert facts_of(place, tmp_path)["choice"] == "packed"
+    capsys.readouterr()
+    pq.write_table(pa.table({"text": [" ".join(["7"] * T)] * 300}), tmp_path / "full.parquet")
+    tokenizer = ["--tokenizer", str(place / "tokenizer")]
+    assert main(["advise", str(tmp_path / "full.parquet"), *tokenizer, "--sequence-length", str(T)]) == 0
+    out = capsys.readouterr().out
+    assert "choose  padded: documents fill their rows" in out and "--format padded" in out
+
+
+@pytest.mark.parametrize("more", [[], ["--tokens-per-second", "50000", "--epochs", "3"]])
+def test_the_tables_fit_a_hundred_columns(place, capsys, more):
+    assert advise(place, "--documents", "500", *more) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100, max(out.splitlines(), key=len)
+    assert ("takes 1 % of the step" in out) is not bool(more)
+
+
+@pytest.mark.parametrize(
+    "name, content, arguments, told",
+    [
+        ("nowhere.parquet", None, [], "a file is missing"),
+        ("", None, [], "the input names a folder"),
+        ("*.parquet", None, [], "no file fits the pattern"),
+        ("empty.parquet", b"", [], "the input file is empty"),
+        ("empty.jsonl", b"", [], "the input file is empty"),
+        ("broken.parquet", b"PAR1 no", [], "not readable Parquet"),
+        ("what.dat", b"text", [], "does not say what it holds"),
+        ("one.txt", b"One document.", [], "is one document"),
+        ("blank.jsonl", b"\n\n", [], "holds no documents"),
+        ("lines.jsonl", b'{"body": "1"}\n{"body": "2"}\n', [], "has no key 'text'"),
+        ("lines.jsonl", b'{"text": "1"}\nnot JSON\n', [], "is not JSON"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "word"}\n', [], "reads numbers only"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--sequence-length", "few"], "has no value 'few'"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokens-per-second", "0"], "has no value '0'"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told(place, tmp_path, capsys, name, content, arguments, told):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["advise", str(tmp_path / name), "--tokenizer", str(place / "tokenizer"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tokenscale: ") and told in error, error
+    assert "source.files" not in error and "--tokenizer-name" not in error and "a names" not in error
+    # words of a configuration that nobody has written
+    assert "text_column" not in error and "--input-path" not in error
+
+
+@pytest.mark.parametrize(
+    "rows, told", [([], "holds no documents"), (["1"], "is one document"), ([None], "no documents")]
+)
+def test_a_table_of_too_few_documents_is_told(place, tmp_path, capsys, rows, told):
+    pq.write_table(pa.table({"text": pa.array(rows, pa.string())}), tmp_path / "few.parquet")
+    assert main(["advise", str(tmp_path / "few.parquet"), "--tokenizer", str(place / "tokenizer")]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_wrong_column_is_told_with_the_right_one(place, tmp_path, capsys):
+    pq.write_table(pa.table({"texts": ["1", "2"], "n": [1, 2]}), tmp_path / "a.parquet")
+    assert main(["advise", str(tmp_path / "a.parquet"), "--tokenizer", str(place / "tokenizer")]) == 2
+    assert "did you mean 'texts'?" in (error := capsys.readouterr().err) and "--text-column" in error
+
+
+def test_text_with_a_separator_is_read(place, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("1 2 3\n4 5\n6\n")
+    assert main(["advise", str(tmp_path / "a.txt"), "--tokenizer", str(place / "tokenizer"), "--separator", r"\n"]) == 0
+    assert "holds 3 documents" in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""Documents from all over a data set: every one equally likely, known totals, bounded reading."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenscale.corpus import sample as module
+from tokenscale.corpus.sample import sample
+from tokenscale.errors import UserError
+from tokenscale.settings.data import SourceSettings
+
+LINES = SourceSettings(kind="files")
+
+
+def texts(count, seed=0):
+    """Each begins with its number; log-normal lengths."""
+    draw = random.Random(seed)
+    return [f"{i} " + "x" * int(draw.lognormvariate(4, 1)) for i in range(count)]
+
+
+def number(text):
+    return int(text.split()[0])
+
+
+def parquet(path, documents, rows):
+    pq.write_table(pa.table({"text": documents, "other": [""] * len(documents)}), path, row_group_size=rows)
+    return path
+
+
+def lines(path, documents):
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in documents))
+    return path
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "text", "files"])
+def test_a_small_data_set_is_taken_whole(tmp_path, form):
+    documents, source = texts(50), LINES
+    if form == "parquet":
+        paths = [parquet(tmp_path / "a.parquet", documents[:30], 7), parquet(tmp_path / "b.parquet", documents[30:], 7)]
+    elif form == "files":
+        paths = [tmp_path / f"{i:02}.txt" for i in range(50)]
+        for path, text in zip(paths, documents, strict=True):
+            path.write_text(text)
+    elif form == "text":
+        paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="<|end|>")
+        paths[0].write_text("<|end|>".join(documents))
+    else:
+        paths = [lines(tmp_path / "a.jsonl", documents)]
+        if form.endswith("gz"):
+            packed = tmp_path / "a.jsonl.gz"
+            packed.write_bytes(gzip.compress(paths[0].read_bytes()))
+            paths = [packed]
+    found = sample(paths, source, 1000)
+    assert sorted(found.texts, key=number) == documents
+    assert found.documents == 50 and found.counted and found.unit_count == 50
+
+
+def test_a_null_is_no_document(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ["a", None, "b", None, "c", "d"], 2)
+    found = sample([path], LINES, 100)
+    assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_rows_come_from_everywhere(tmp_path, form):
+    documents = texts(5000)
+    path = (
+        parquet(tmp_path / "a.parquet", documents, 500) if form == "parquet" else lines(tmp_path / "a.jsonl", documents)
+    )
+    found = sample([path], LINES, 500, seed=3)
+    numbers = [number(text) for text in found.texts]
+    assert len(set(numbers)) == 500 and found.documents == 5000 and found.counted
+    assert (np.histogram(numbers, bins=10, range=(0, 5000))[0] > 25).all()
+    assert sample([path], LINES, 500, seed=3).texts == found.texts != sample([path], LINES, 500, seed=4).texts
+
+
+def test_of_many_row_groups_some_are_read_spread_over_all_files(tmp_path, monkeypatch):
+    documents = texts(20_000)
+    paths = [parquet(tmp_path / f"{i}.parquet", documents[i * 5000 : (i + 1) * 5000], 50) for i in range(4)]
+    monkeypatch.setattr(module, "READ_BYTES", 100_000)
+    found = sample(paths, LINES, 400)
+    groups = {number(text) // 50 for text in found.texts}
+    assert 16 <= len(groups) < 60 and found.unit_count < 60
+    assert {group // 100 for group in groups} == {0, 1, 2, 3}
+    assert found.documents == 20_000 and found.counted
+
+
+def test_of_a_giant_row_group_the_beginning_is_read(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "a.parquet", texts(20_000), 20_000)
+    monkeypatch.setattr(module, "READ_BYTES", 200_000)
+    found = sample([path], LINES, 100)
+    assert max(number(text) for text in found.texts) < 5000
+    assert "its beginning" in found.where and found.documents == 20_000
+
+
+@given(
+    st.lists(st.text("ab", max_size=9), max_size=12),
+    st.lists(st.integers(0, 120), max_size=6),
+    st.sampled_from([b"\n", b"<>"]),
+)
+def test_stretches_that_meet_part_the_documents_among_them(tmp_path_factory, pieces, cuts, separator):
+    path = tmp_path_factory.mktemp("stretch") / "a.txt"
+    path.write_bytes(separator.join(piece.encode() for piece in pieces))
+    size = path.stat().st_size
+    bounds = sorted({0, size, *(c for c in cuts if c < size)})
+    found = [p for a, b in zip(bounds, bounds[1:], strict=False) for p in module._beginning_in(path, a, b, separator)]
+    expected = path.read_bytes().split(separator)
+    assert found == (expected if expected[-1] else expected[:-1])
+
+
+@pytest.mark.parametrize("form", ["jsonl", "text"])
+def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, monkeypatch, form):
+    documents, source = texts(60_000), LINES
+    if form == "jsonl":
+        paths = [lines(tmp_path / "a.jsonl", documents[:20_000]), lines(tmp_path / "b.jsonl", documents[20_000:])]
+    else:
+        paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="||")
+        paths[0].write_text("||".join(documents))
+    monkeypatch.setattr(module, "READ_BYTES", 100_000)
+    found = sample(paths, source, 8000)
+    assert not found.counted and found.unit_count == module.STRETCHES
+    assert found.documents == pytest.approx(60_000, rel=0.05)
+    assert np.mean([len(t) for t in found.texts]) == pytest.approx(np.mean([len(t) for t in documents]), rel=0.05)
+    assert len({number(t) for t in found.texts}) == len(found.texts) < 20_000
+
+
+@pytest.mark.parametrize("line", ['{"text": 3}', '{"body": "x"}', "[1]", "{", "\xff"])
+def test_a_broken_line_in_a_stretch_is_told(tmp_path, monkeypatch, line):
+    path = tmp_path / "a.jsonl"
+    good = '{"text": "a good line"}\n' * 500
+    path.write_bytes((good + (line + "\n") * 200_000).encode("latin-1"))
+    monkeypatch.setattr(module, "READ_BYTES", 10_000)
+    with pytest.raises(UserError) as caught:
+        sample([path], LINES, 5000)
+    assert caught.value.facts["file"] == str(path)
+
+
+def test_too_much_compressed_text_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(tmp_path / "a.jsonl", texts(5000)).read_bytes()))
+    monkeypatch.setattr(module, "COMPRESSED_BYTES", 10_000)
+    with pytest.raises(UserError, match="compressed text cannot be entered"):
+        sample([path], LINES, 100)
+
+
+def test_memory_is_bounded_by_bytes_of_text_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
+    path = parquet(tmp_path / "a.parquet", texts(5000), 500)
+    for file in (path, lines(tmp_path / "a.jsonl", texts(5000))):
+        assert sum(len(t) for t in sample([file], LINES, 5000).texts) < 40_000
