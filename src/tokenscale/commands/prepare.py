@@ -21,10 +21,11 @@ from tokenscale.errors import UserError
 from tokenscale.files import locked, read_json, sha256_file
 from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.manifest import open_store, read_store_manifest
+from tokenscale.formats.write import write
 from tokenscale.settings import flags
 from tokenscale.settings.data import DOWNLOADED, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import FORMATS, SOURCES
+from tokenscale.settings.registry import SOURCES
 from tokenscale.settings.run import APPROACHES, RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 from tokenscale.tokenizer.load import load
@@ -195,8 +196,7 @@ def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, say: Callable[
     with _making(directory, f"the store {store.directory}"):
         rows = read_manifest(corpus.parent)["splits"][store.split]["rows"]
         progress = Progress(f"store {store.directory}", total=rows)
-        write = importlib.import_module(FORMATS[store.format]).write
-        manifest = write(store, corpus.parent, tokenizer.parent, directory, progress)
+        manifest = write(store, corpus.parent, tokenizer.parent, directory, progress, say=say)
         progress.close()
         say(f"{progress.line()}; {manifest['rows']:,} rows, fill {manifest['fill']:.2%}")
     return path

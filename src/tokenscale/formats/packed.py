@@ -33,7 +33,7 @@ from tokenscale.settings.data import StoreSettings
 STORAGE_SEED = 0x7061636B
 #: rows gathered at a time while writing
 BLOCK_ROWS = 1024
-FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
+STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
 
 
 def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
     with writing(store, documents, directory) as writer:
         parts = writer.parts(lambda number: _Part(writer.folder, number, dtype))
         facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store.sequence_length, documents.origin.pad_id)
-        return writer.finish(list(FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
+        return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
 
 
 def dtype_of(vocabulary_size: int) -> np.dtype:
@@ -186,7 +186,7 @@ class PackedStore:
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._tokens = np.asarray(np.memmap(self._path, dtype=dtype, mode="r")).reshape(-1, self.sequence_length + 1)
         self._checksums, self._pieces, self._pointers, self._documents, self._starts = (
-            np.load(located(where)[0] / name, mmap_mode="r") for name in FILES[1:]
+            np.load(located(where)[0] / name, mmap_mode="r") for name in STORE_FILES[1:]
         )
         if verify and xxh3_64_intdigest is None:
             file = manifest["files"][0]
