@@ -8,12 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.corpora import make_corpus
 from tokenscale.cli import main
 from tokenscale.commands import advise as command
-from tokenscale.commands.pretokenize import FileSettings, write
 from tokenscale.costs import data as costs
+from tokenscale.formats.write import write
 from tokenscale.order.packing import best_fit_decreasing, cut
-from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.data import StoreSettings, TokenizerSettings
+from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.build import build
 
 T = 64
@@ -103,25 +105,20 @@ def test_the_printed_table_rounds_outwards_and_holds_the_truth(place, tmp_path, 
                 assert printed[0] <= scale * true[f"{t} {name}"] <= printed[1], name
 
 
-def test_the_real_writers_take_as_many_bytes(place, tmp_path):
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_whole_store_is_as_large_as_said(place, tmp_path, form):
     facts = facts_of(place, tmp_path, "--documents", "4000")
-    settings = FileSettings(
-        input_path=str(place / "numbers.parquet"),
-        output_dir=str(tmp_path / "out"),
-        tokenizer_name=str(place / "tokenizer"),
-        max_length=T,
-        compression="zstd",
-    )
-    written = write(settings, say=lambda _: None)
-    assert len(written) == 2
-    for path, manifest in written.items():
-        of = facts["formats"][manifest["format"]]
-        size = path.stat().st_size
-        assert (
-            0.98 * of["bytes"]["low"] <= size <= 1.02 * of["bytes"]["high"]
-        )  # compression differs a bit with more text
-        assert of["useful_tokens"]["low"] <= manifest["tokens_useful"] <= of["useful_tokens"]["high"]
-        assert of["tokens"]["low"] <= manifest["tokens_total"] <= of["tokens"]["high"]
+    corpus = make_corpus(tmp_path / "corpus", pq.read_table(place / "numbers.parquet")["text"].to_pylist())
+    store = StoreSettings(form, sequence_length=T)
+    manifest = write(store, corpus, place / "tokenizer", tmp_path / "store", say=lambda _: None)
+    of = facts["formats"][form]
+    size = sum(file["bytes"] for file in manifest["files"])
+    assert 0.99 * of["bytes"]["low"] <= size <= 1.01 * of["bytes"]["high"]  # more text compresses a bit otherwise
+    assert of["useful_tokens"]["low"] <= manifest["tokens_useful"] <= of["useful_tokens"]["high"]
+    assert of["tokens"]["low"] <= manifest["tokens_total"] <= of["tokens"]["high"]
+    if form == "packed":
+        fill = facts["sequence_lengths"][str(T)]["fill_packed"]
+        assert fill["low"] <= manifest["tokens_useful"] / manifest["tokens_total"] <= fill["high"]
 
 
 def test_of_a_data_set_seen_whole_the_numbers_are_exact(place, tmp_path, capsys):

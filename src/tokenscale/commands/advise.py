@@ -1,14 +1,15 @@
 """What a person's own text asks for: how much of a row would be padding, what tokens cost, which format to choose.
 
-All of it from a sample of documents, measured here: they are tokenized, packed, and written in memory as each format
-lies on disk. What comes from the sample carries a 95 % interval: 200 resamples of documents (of row groups or stretches
-of a file, where only some were looked at), shrunk by what share of all documents was in the sample.
+All of it from a sample of documents, measured here: they are tokenized, packed, and written by each format's own writer
+into a folder that is thrown away. What comes from the sample carries a 95 % interval: 200 resamples of documents (of
+row groups or stretches of a file, where only some were looked at), shrunk by what share of all documents was seen.
 """
 
+import importlib
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ from tokenscale.corpus.paths import expand
 from tokenscale.corpus.sample import Sample, sample
 from tokenscale.costs import data as costs
 from tokenscale.errors import UserError
+from tokenscale.formats.documents import Chunk, Origin, framed
 from tokenscale.order.packing import best_fit_decreasing, cut
 from tokenscale.settings import flags
-from tokenscale.settings.data import SourceSettings, StorageSettings, StoreSettings
+from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.options import option
+from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.base import Tokenizer
 from tokenscale.tokenizer.build import build
 from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.named import named
+from tokenscale.tokenizer.named import BUILT, named
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 RESAMPLES = 200
@@ -115,7 +118,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str]
         raise _in_flags(error) from None
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _tokenizer(settings.tokenizer, Path(folder), say)
-        measured = measure(found, tokenizer, settings.sequence_length)
+        measured = measure(found, tokenizer, settings.sequence_length, Path(folder))
     size = sum(path.stat().st_size for path in paths)
     return _facts(settings, [str(path) for path in paths], size, measured)
 
@@ -138,7 +141,7 @@ def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer
     directory = asked.directory
     if directory is None or not (directory / "manifest.json").is_file():
         directory = folder / asked.settings.name
-        say(f"making the tokenizer {asked.settings.name} (once: `pretokenize` keeps it)")
+        say(f"making the tokenizer {asked.settings.name}: there is none in {BUILT}")
         build(asked.settings, directory)
     return load(directory)
 
@@ -146,116 +149,87 @@ def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer
 # -- measuring
 
 
-def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int) -> Measured:
-    """Tokenize the sample, pack it, and write it in memory."""
+class SampleDocuments:
+    """A sample's ids, as the writers of formats take documents (see `formats.documents.Documents`)."""
+
+    def __init__(self, chunk: Chunk, tokenizer: Tokenizer):
+        self.chunk = chunk
+        self.origin = Origin(
+            tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
+            vocabulary_size=tokenizer.vocabulary_size,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            source={"sample": "of advise"},
+            created="undated",
+        )
+
+    def __len__(self) -> int:
+        return len(self.chunk.lengths)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last`, a row group at a time."""
+        for start in range(first, last, 1000):
+            yield self.chunk.part(start, min(start + 1000, last))
+
+    def confirm(self) -> None:
+        """Ids of a sample are kept by nobody."""
+
+
+def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: Path) -> Measured:
+    """Tokenize the sample, and write it in every format with the format's own writer, below `folder`."""
     batches = [found.texts[i : i + BATCH_DOCUMENTS] for i in range(0, len(found.texts), BATCH_DOCUMENTS)]
     tokenizer.encode_batch(batches[0])  # what an engine does once
     documents: list[np.ndarray] = []
-    batch_s = []
-    batch_tokens = []
+    batch_s, batch_tokens = [], []
     for batch in batches:
         start = time.process_time()
         ids = tokenizer.encode_batch(batch)
         batch_s.append(time.process_time() - start)
         batch_tokens.append(sum(map(len, ids)))
-        documents += [np.concatenate(([tokenizer.bos_id], i)).astype(np.int32) for i in ids]
+        documents += ids
     timed = slice(1, None) if len(batches) > 1 else slice(None)  # the first one was seen before
     lengths = np.array([len(document) for document in documents], dtype=np.int64)
+    chunk = framed(np.concatenate(documents).astype(np.int32), lengths, tokenizer.bos_id, None)
     return Measured(
         found,
         tokenizer,
-        lengths,
+        chunk.lengths,
         np.array([len(text.encode()) for text in found.texts], dtype=np.int64),
         np.array(batch_tokens[timed], dtype=float),
         np.maximum(batch_s[timed], 1e-9),
-        {
-            "padded": _padded(documents, lengths, sequence_length, tokenizer.pad_id),
-            "token-list": _token_list(documents),
-            "packed": _packed(documents, lengths, sequence_length, tokenizer),
-        },
+        {name: _stored(name, chunk, tokenizer, sequence_length, folder / name) for name in FORMATS},
     )
 
 
-def _padded(documents: list[np.ndarray], lengths: np.ndarray, sequence_length: int, pad_id: int):
-    width = sequence_length + 1
+def _stored(
+    name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path
+) -> tuple[np.ndarray, float, float]:
+    """(bytes of each document, seconds to write, seconds to read and decode) of one format.
 
-    def rows(some: list[np.ndarray]) -> dict[str, np.ndarray]:
-        block = np.full((len(some), width), pad_id, dtype=np.int32)
-        for row, document in zip(block, some, strict=True):
-            row[: len(document)] = document[:width]
-        mask = np.arange(width) < np.array([len(document) for document in some])[:, None]
-        return {"input_ids": block, "attention_mask": mask.astype(np.int8)}
-
-    return _parquet([d[:width] for d in documents], rows, width)
-
-
-def _token_list(documents: list[np.ndarray]):
-    return _parquet(documents, lambda some: {"tokens": some}, max(map(len, documents)))
-
-
-def _parquet(documents: list[np.ndarray], rows: Callable[[list[np.ndarray]], dict[str, Any]], longest: int):
-    """(bytes of each document, seconds to write, to read) of Parquet with the codec and row groups of our stores.
-
-    A document's share of the file is that of its ids, each compressed alone.
+    A document's share of the files: in `packed` that of its tokens, else that of its ids, each compressed alone.
     """
-    storage = StorageSettings()
-    codec = pa.Codec(storage.codec, compression_level=storage.codec_level)
-    alone = np.array([len(codec.compress(document, asbytes=True)) for document in documents], dtype=float)
-    sink = pa.BufferOutputStream()
-    writer = None
-    write_s = 0.0
-    group = max(1, min(storage.row_group_rows, (1 << 24) // longest))
-    for first in range(0, len(documents), group):
-        start = time.process_time()
-        columns = {name: _list_array(values) for name, values in rows(documents[first : first + group]).items()}
-        table = pa.table(columns)
-        writer = writer or pq.ParquetWriter(
-            sink, table.schema, compression=storage.codec, compression_level=storage.codec_level, use_dictionary=False
-        )
-        writer.write_table(table, row_group_size=group)
-        write_s += time.process_time() - start
-    writer.close()
-    buffer = sink.getvalue()
+    store = StoreSettings(name, sequence_length=sequence_length)
     start = time.process_time()
-    file = pq.ParquetFile(pa.BufferReader(buffer))
-    for number in range(file.num_row_groups):
-        file.read_row_group(number, use_threads=False)
-    return alone / alone.sum() * buffer.size, write_s, time.process_time() - start
-
-
-def _list_array(rows: Any) -> pa.Array:
-    """Rows as an Arrow list array without a null."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    values = rows.ravel() if isinstance(rows, np.ndarray) else np.concatenate(rows)
-    kind = pa.list_(pa.field("element", pa.from_numpy_dtype(values.dtype), nullable=False))
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
-
-
-def _packed(documents: list[np.ndarray], lengths: np.ndarray, sequence_length: int, tokenizer: Tokenizer):
-    """The same of memory-mapped rows: their bytes are counted, not compressed; a document's share is its tokens'."""
-    width, item = sequence_length + 1, _item_bytes(tokenizer)
-    start = time.process_time()
-    document, starts, sizes = cut(lengths, sequence_length)
-    pieces, rows = best_fit_decreasing(sizes, width)
-    block = np.full((len(rows) - 1, width), tokenizer.pad_id, dtype=f"<u{item}")
-    for row in range(len(rows) - 1):
-        at = 0
-        for piece in pieces[rows[row] : rows[row + 1]].tolist():
-            size, first = int(sizes[piece]), int(starts[piece])
-            block[row, at : at + size] = documents[document[piece]][first : first + size]
-            at += size
-    block.tobytes()
+    manifest = importlib.import_module(FORMATS[name]).write(store, SampleDocuments(chunk, tokenizer), folder)
     write_s = time.process_time() - start
+    paths = [folder / file["name"] for file in manifest["files"]]
     start = time.process_time()
-    block.astype(np.int64)
+    for path in paths:
+        if path.suffix == ".parquet":
+            file = pq.ParquetFile(path)
+            for number in range(file.num_row_groups):
+                file.read_row_group(number, use_threads=False)
+        else:
+            np.fromfile(path, dtype=np.uint8)
     read_s = time.process_time() - start
-    count = block.nbytes + 4 * len(pieces) + 8 * len(rows)
-    return lengths / lengths.sum() * count, write_s, read_s
-
-
-def _item_bytes(tokenizer: Tokenizer) -> int:
-    return 2 if tokenizer.vocabulary_size <= 1 << 16 else 4
+    each = chunk.lengths.astype(float)
+    if name != "packed":
+        codec = pa.Codec(store.codec, compression_level=store.codec_level)
+        kept = sequence_length + 1 if name == "padded" else None
+        each = np.array([len(codec.compress(ids[:kept], asbytes=True)) for ids in chunk.documents()], dtype=float)
+    size = sum(path.stat().st_size for path in paths)
+    return each / each.sum() * size, write_s, read_s
 
 
 # -- estimates
@@ -405,13 +379,8 @@ def _of_formats(estimator: _Estimator, t: int, fill: Estimate) -> dict[str, Any]
     found = {}
     for name, (each, write_s, read_s) in measured.stored.items():
         size = estimator.total(each)
-        if name == "packed":  # rows are whole: bytes go with them, not with the sample's
-            row_bytes = (t + 1) * _item_bytes(measured.tokenizer) + 8
-            pieces = 4 * estimator.total(np.maximum(1, -(-useful // t))).value
-            rows = positions["packed"]
-            size = Estimate(*(n / t * row_bytes + pieces for n in (rows.value, rows.low, rows.high)))
         found[name] = {
-            "tokens": positions[name],
+            "tokens": positions.get(name, positions["token-list"]),
             "useful_tokens": estimator.total(kept if name == "padded" else useful),
             "bytes": size,
             "core_s_to_make": estimator.spread(
