@@ -49,11 +49,14 @@ rule pretokenize:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.log",
     benchmark:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
-    threads: 1
+    threads: 8
     resources:
         mem_mb=4000,
+    params:
+        engine=settings.settings.engine,
     message:
         "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}"
     shell:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
-        " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"
+        " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads} --output {output:q}"
+        " > {log:q} 2>&1"

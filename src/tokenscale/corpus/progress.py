@@ -38,13 +38,16 @@ class Progress:
         return time.monotonic() - self.start
 
     def line(self) -> str:
-        """Documents (of how many) where there are any, megabytes (of how many), megabytes a second, seconds."""
+        """Documents (of how many) where there are any, megabytes (of how many), megabytes a second, seconds; and how
+        many more at this pace, where the end is known."""
         of = f" of {self.total:,}" if self.total else ""
         speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
         amount = f"{self.bytes / 1e6:.1f}" + (f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else "") + " MB"
         if self.documents:
             amount = f"{self.documents:,}{of} documents, {amount}"
-        return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s"
+        share = self.documents / self.total if self.total else self.bytes / self.total_bytes if self.total_bytes else 0
+        left = f", {self.seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 else ""
+        return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s{left}"
 
     def close(self) -> None:
         """Clear the live line."""

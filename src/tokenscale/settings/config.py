@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import yaml
@@ -35,6 +35,9 @@ class ConfigFile:
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
     gpus_per_node: int | None = option(None, "said by cluster profiles; by default one machine holds a whole run", ge=1)
+    engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
+        "auto", "what makes the ids of token stores; auto: the fastest that is here and exact. The ids are the same"
+    )
     corpus: str | None = option(None, "every experiment reads this corpus in place of its own")
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")

@@ -96,6 +96,9 @@ class RunSettings:
     approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "packed"] = option(
         "packed", "how documents become rows, and when they are tokenized"
     )
+    engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
+        "auto", "what tokenizes while training; auto: the fastest that is here and exact; tokenizers: as the studies did"
+    )
     sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
     storage: StorageSettings = option(StorageSettings, "layout of the Parquet formats")
@@ -162,6 +165,8 @@ class RunSettings:
             )
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
+        if self.engine != "auto" and APPROACHES[self.approach] is not None:
+            found.append(("engine", f"approach {self.approach} tokenizes nothing while training"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found

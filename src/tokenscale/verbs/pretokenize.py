@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 from pathlib import Path
 
 from tokenscale.corpus.progress import Progress
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
     )
+    rule.add_argument("--threads", type=int, help="of the engine; by default as many as there are cores")
     rule.add_argument("--engine", default="auto", help="what turns text into ids; auto: the fastest exact one")
     rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:
             raise UserError(f"--{name} is missing.", next="python -m tokenscale pretokenize --help")
+    if arguments.threads:
+        os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
     documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]

@@ -38,8 +38,8 @@ def fast_json(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def threads() -> int:
-    """How many threads an engine may use: TOKENSCALE_THREADS, else the cores that this process may run on."""
-    stated = os.environ.get("TOKENSCALE_THREADS", "")
+    """How many threads an engine may use: RAYON_NUM_THREADS, else the cores that this process may run on."""
+    stated = os.environ.get("RAYON_NUM_THREADS", "")
     if stated.isdigit() and int(stated) > 0:
         return int(stated)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
