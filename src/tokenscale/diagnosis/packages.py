@@ -39,6 +39,7 @@ PACKAGES = (
     Package("tiktoken", "tiktoken", "trainer"),  # comes with mistral-common
     Package("gigatoken", "gigatoken", "trainer"),
     Package("xxhash", "xxhash", "trainer"),
+    Package("zstandard", "zstandard", "trainer", "writing archives"),
     Package("duckdb", "duckdb", "report"),
     Package("pandas", "pandas", "report"),
     Package("matplotlib", "matplotlib", "report"),
