@@ -54,7 +54,9 @@ def roots(tmp_path, monkeypatch) -> prose.Roots:
     (root / "doc/part/broken.txt.gz").write_bytes(b"no gzip at all")
     (root / "doc/part/latin.txt").write_bytes("Größe".encode("latin-1"))
     put("doc/part/program.c", text("no text"))
-    (root / "doc/part/again.txt").symlink_to(root / "doc/part/README.gz")
+    put("elsewhere/linked.txt", text("linked"))
+    (root / "doc/part/linked.txt").symlink_to(root / "elsewhere/linked.txt")
+    put("doc/part/paragraph.txt", sentence("paragraph") * 3)
     put("site/madeup/__init__.py", f'"""{text("package")}"""\n')
     put("site/madeup/part.py", f'def f():\n    """{text("function")}"""\n\n\ndef g():\n    """Short."""\n')
     put("site/madeup-1.0.dist-info/README.md", text("markdown"))
@@ -74,6 +76,7 @@ def test_every_source_is_read_and_nothing_else(roots, tmp_path):
         "manual/man3/two.3",
         "documentation/doc/part/README.gz",
         "documentation/doc/part/guide.html",
+        "documentation/doc/part/paragraph.txt",
         "environment/site/madeup-1.0.dist-info/README.md",
         "docstrings/madeup/__init__.py",
         "docstrings/madeup/part.py",
@@ -107,6 +110,11 @@ def test_it_stops_at_what_was_asked_for(roots, tmp_path):
     facts = prose.build(tmp_path / "out.parquet", 0.008, roots)
     longest = max(len(row["text"].encode()) for row in rows(tmp_path / "out.parquet"))
     assert 8000 <= facts["bytes"] < 8000 + longest
+    taken = []
+    for seed in range(4):
+        prose.build(tmp_path / "out.parquet", 0.002, roots, seed=seed)
+        taken.append({row["origin"] for row in rows(tmp_path / "out.parquet")})
+    assert not all(origins == taken[0] for origins in taken)  # any amount is a mixture that the seed draws
 
 
 def test_the_file_is_zstd_in_row_groups_of_1000(tmp_path, monkeypatch):
@@ -150,7 +158,7 @@ def test_lengths_are_log_normal():
         (r"\fBbold\fP and \f[I]more\f[] \(em \(aqx\(aq, 5\-6 \e n", "bold and more — 'x', 5-6 \\ n"),
         ('.BR ls (1),\n.B "two words"\n.IR file ...', "ls(1), two words file..."),
         (".de XX\nnot text\n..\ntext", "text"),
-        (".if n \\{\\\n.ds x y\n.\\}\ntext", "text"),
+        (".if n \\{\\\nnot text\n.\\}\ntext", "text"),
         (".ie n not text\n.el not text\ntext", "text"),
         (".nf\nint  main\n  x;\n.fi\nThen\nfilled.", "int  main\n  x;\n\nThen filled."),
         (".TS\nl l.\na\tb\n.TE\ntext", "text"),

@@ -122,14 +122,14 @@ def documents(roots: Roots, seed: int = 0) -> Iterator[tuple[str, str]]:
 
     The origin begins with the source: `manual/man1/ls.1.gz::0` is the first piece of a manual page.
     """
-    seen: set[bytes] = set()
+    seen, seen_whole = set(), set()
     for origin, read in sorted(_files(roots), key=lambda file: _key(seed, file[0])):
         for name, text in read():
             kept = [p for p in paragraphs(text) if _new(p, seen)]
             draw = random.Random(f"{seed}/{origin}{name}")
             pieces = cut(kept, lambda draw=draw: MEDIAN_CHARACTERS * draw.lognormvariate(0, SIGMA))
             for number, piece in enumerate(pieces):
-                if len(piece) >= MINIMUM_CHARACTERS and is_english(piece) and _new(piece, seen):
+                if len(piece) >= MINIMUM_CHARACTERS and is_english(piece) and _new(piece, seen_whole):
                     yield piece, f"{origin}{name}::{number}"
 
 
