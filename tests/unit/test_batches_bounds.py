@@ -1,0 +1,81 @@
+"""Document ids and cumulative lengths say what the pieces of a row say."""
+
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import HOSTILE, Lab, make_run, texts_around
+from tokenscale.batches.bounds import cu_seqlens, document_ids
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
+
+T = 16
+#: rows of T positions, each as the lengths of its pieces; what is left is padding
+ROWS = st.lists(st.lists(st.integers(1, T), min_size=1, max_size=6).filter(lambda row: sum(row) <= T + 1), max_size=5)
+
+
+def starts_of(rows):
+    """As a packed store marks them: where pieces begin among the T inputs of a row of T + 1."""
+    starts = np.zeros((len(rows), T), dtype=bool)
+    for row, lengths in zip(starts, rows, strict=True):
+        begins = np.cumsum([0, *lengths[:-1]])
+        row[begins[begins < T]] = True
+    return starts
+
+
+def pieces_of(rows):
+    """Each row's pieces as lists of positions, padding in the last one: by counting, one token after another."""
+    for lengths in rows:
+        piece_of = [piece for piece, length in enumerate(lengths) for _ in range(length)][:T]
+        piece_of += [piece_of[-1]] * (T - len(piece_of))
+        yield piece_of
+
+
+@given(ROWS)
+def test_every_token_has_the_number_of_its_piece_and_padding_that_of_the_last(rows):
+    ids = document_ids(starts_of(rows))
+    assert ids.dtype == np.int32 and ids.shape == (len(rows), T)
+    assert ids.tolist() == list(pieces_of(rows))
+
+
+@given(ROWS)
+def test_cumulative_lengths_cut_the_flattened_batch_into_its_pieces(rows):
+    bounds, longest = cu_seqlens(starts_of(rows))
+    runs = [row.count(piece) for row in pieces_of(rows) for piece in sorted(set(row))]
+    assert bounds.dtype == np.int32 and bounds[0] == 0 and bounds[-1] == len(rows) * T
+    assert np.diff(bounds).tolist() == runs
+    assert longest == max(runs, default=0)
+
+
+def test_they_agree_with_the_pieces_of_a_real_store(tmp_path):
+    lab = Lab(tmp_path, [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+    settings = make_run("packed", sequence_length=T).store
+    folder = lab.store(settings)
+    store = PackedStore(folder, open_store(folder, settings))
+    pieces, pointers = np.load(folder / "pieces.npy"), np.load(folder / "rows.npy")
+    rows = [pieces[a:b].tolist() for a, b in zip(pointers[:-1], pointers[1:], strict=True)]
+    assert any(len(row) > 2 for row in rows) and any(sum(row) < T for row in rows)
+    starts = store.starts(np.arange(len(store)))
+    assert document_ids(starts).tolist() == list(pieces_of(rows))
+    _, labels = store.rows(np.arange(len(store)))
+    ids = document_ids(starts)
+    crossing = ids[:, 1:] != ids[:, :-1]
+    assert (labels[:, :-1][crossing] == -100).all()  # no label that counts is predicted over a border
+
+
+@pytest.mark.parametrize("starts", [np.zeros((2, 4), dtype=bool), np.ones((2, 4), dtype=np.int64)])
+def test_what_are_no_starts_is_refused(starts):
+    for bounds in (document_ids, cu_seqlens):
+        with pytest.raises(ValueError, match="every row begins"):
+            bounds(starts)
+
+
+def test_more_tokens_than_int32_can_count_are_refused():
+    with TemporaryDirectory() as folder:  # a file with a hole: no memory
+        starts = np.memmap(f"{folder}/starts", dtype=bool, mode="w+", shape=(1 << 11, 1 << 20))
+        starts[:, 0] = True
+        with pytest.raises(ValueError, match="int32"):
+            cu_seqlens(starts)
