@@ -1,0 +1,154 @@
+"""Reading ahead changes nothing but when batches are read, and leaves no thread behind."""
+
+import threading
+import time
+
+import pytest
+
+from tests.corpora import HOSTILE, Lab, make_run, same, texts_around
+from tokenscale.batches.ahead import Ahead
+from tokenscale.settings.run import APPROACHES
+
+T = 16
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_over():
+    yield
+    assert not readers()
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "tokenscale-ahead"]
+
+
+class Source:
+    """Batches of an approach that count how often they were asked; can fail, and can be held up."""
+
+    def __init__(self, batches):
+        self._batches, self.vocabulary_size = batches, batches.vocabulary_size
+        self.asked, self.fails_at, self.gate = 0, None, threading.Event()
+        self.gate.set()
+
+    def next(self):
+        self.asked += 1
+        self.gate.wait(10)
+        if self.state()["step"] == self.fails_at:
+            raise OSError("the disk is gone")
+        return self._batches.next()
+
+    def state(self):
+        return self._batches.state()
+
+    def seek(self, state):
+        self._batches.seek(state)
+
+
+def settled(source):
+    """How often it was asked, when it is asked no more."""
+    seen = -1
+    while seen != source.asked:
+        seen = source.asked
+        time.sleep(0.05)
+    return seen
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_batches_and_states_are_those_of_the_source(lab, approach, depth):
+    run = make_run(approach, sequence_length=T, global_batch=3)
+    source, ahead = lab.batches(run), Ahead(lab.batches(run), depth)
+    assert ahead.vocabulary_size == source.vocabulary_size
+    kept = []
+    for _ in range(70):  # over the end of a block of the order
+        assert ahead.state() == source.state()
+        kept.append((ahead.next(), source.next().copy()))
+    assert ahead.state() == source.state()
+    assert all(same(a, b) for a, b in kept)  # at the end: nobody wrote into what was handed out
+    ahead.close()
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_a_seek_discards_what_was_read_ahead(lab, approach):
+    run = make_run(approach, sequence_length=T, global_batch=3)
+    source, ahead = lab.batches(run), Ahead(lab.batches(run), depth=4)
+    for step in (9, 2, 40):
+        state = None
+        for at in (source, ahead):
+            at.seek({"step": step})
+            at.next()
+            state = at.state()
+        for _ in range(3):
+            assert same(ahead.next(), source.next())
+        for at in (source, ahead):
+            at.seek(state)
+        assert ahead.state() == source.state() == state
+        assert same(ahead.next(), source.next()) and ahead.state() == source.state()
+    ahead.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_so_many_batches_lie_ready_and_no_more(lab, depth):
+    source = Source(lab.batches(make_run("packed", sequence_length=T)))
+    ahead = Ahead(source, depth)
+    assert settled(source) == 0 and not readers()
+    for taken in range(1, 4):
+        ahead.next()
+        assert settled(source) == taken + depth
+        assert len(readers()) == 1
+    ahead.close()
+
+
+def test_an_error_comes_in_its_turn_and_the_state_stays(lab):
+    run = make_run("token-list", sequence_length=T)
+    source, plain = Source(lab.batches(run)), lab.batches(run)
+    source.fails_at = 3
+    ahead = Ahead(source, depth=5)
+    for _ in range(3):
+        assert same(ahead.next(), plain.next())
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            ahead.next()
+        assert not readers() and ahead.state() == plain.state()
+    source.fails_at = None
+    assert same(ahead.next(), plain.next())
+    ahead.close()
+
+
+def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand(lab):
+    source = Source(lab.batches(make_run("packed", sequence_length=T)))
+    ahead = Ahead(source)
+    ahead.next()
+    settled(source)  # the thread waits for a place
+    ahead.close()
+    assert not readers()
+
+    ahead.next()
+    settled(source)
+    source.gate.clear()
+    ahead.next()  # was ready; the thread is now held up in the source
+    asked = settled(source)
+    threading.Timer(0.2, source.gate.set).start()
+    ahead.close()
+    assert not readers() and source.asked == asked
+
+
+def test_closing_loses_nothing(lab):
+    run = make_run("padding-free", sequence_length=T)
+    ahead, plain = Ahead(lab.batches(run), depth=3), lab.batches(run)
+    for _ in range(4):
+        assert same(ahead.next(), plain.next())
+        ahead.close()
+        ahead.close()
+        assert not readers() and ahead.state() == plain.state()
+    ahead.close()
+
+
+def test_a_depth_of_nothing_is_refused(lab):
+    with pytest.raises(ValueError, match="depth 0"):
+        Ahead(lab.batches(make_run("packed", sequence_length=T)), depth=0)
