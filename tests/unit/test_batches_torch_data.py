@@ -1,0 +1,272 @@
+"""Our stores and batches in other people's loops: the same rows, the same global batches, whatever reads them."""
+
+import itertools
+import json
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
+from tokenscale.batches.batch import merge_states
+from tokenscale.batches.bounds import document_ids
+from tokenscale.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
+from tokenscale.errors import UserError
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
+from tokenscale.formats.padded import PaddedStore
+from tokenscale.formats.token_list import TokenListStore
+from tokenscale.settings.run import APPROACHES
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+T = 16
+READERS = {"packed": PackedStore, "pretokenized-padded": PaddedStore, "token-list": TokenListStore}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+def store_of(lab, approach):
+    """(folder, our own reader) of an approach's store."""
+    settings = make_run(approach, sequence_length=T).store
+    folder = lab.store(settings)
+    return folder, READERS[approach](folder, open_store(folder, settings))
+
+
+def stream_of(lab, run, **options):
+    return BatchStream(
+        run,
+        corpus_directory=str(lab.corpus),
+        tokenizer_directory=lab.tokenizer,
+        store_directory=lab.store(run.store) if run.store else None,
+        **options,
+    )
+
+
+def same(found, batch):
+    return torch.equal(found["input_ids"], torch.from_numpy(batch.tokens_bt)) and torch.equal(
+        found["labels"], torch.from_numpy(batch.labels_bt)
+    )
+
+
+# -- StoreDataset
+
+
+@pytest.mark.parametrize("approach", ["packed", "pretokenized-padded"])
+def test_row_i_is_row_i_of_the_store(lab, approach):
+    folder, store = store_of(lab, approach)
+    rows = list(StoreDataset(folder))
+    tokens, labels = store.rows(np.arange(len(store)))
+    assert len(rows) == len(StoreDataset(str(folder))) == len(store)
+    for row, wanted_tokens, wanted_labels in zip(rows, tokens, labels, strict=True):
+        assert row.keys() == {"input_ids", "labels"}
+        assert row["input_ids"].dtype == row["labels"].dtype == torch.int64
+        assert row["input_ids"].tolist() == wanted_tokens.tolist()
+        assert row["labels"].tolist() == wanted_labels.tolist()
+
+
+def test_item_i_of_a_token_list_is_document_i(lab):
+    folder, store = store_of(lab, "token-list")
+    items = list(StoreDataset(folder))
+    assert len(items) == len(store)
+    for i, item in enumerate(items):
+        assert item.keys() == {"input_ids"} and item["input_ids"].dtype == torch.int64
+        assert item["input_ids"].tolist() == store.document(i).tolist()
+
+
+def test_bounds_come_on_request_and_only_from_packed_rows(lab):
+    folder, store = store_of(lab, "packed")
+    found = torch.stack([row["document_ids"] for row in StoreDataset(folder, bounds=True)])
+    assert found.dtype == torch.int32 and int(found.max()) > 0
+    assert found.numpy().tolist() == document_ids(store.starts(np.arange(len(store)))).tolist()
+    with pytest.raises(UserError, match="packed"):
+        StoreDataset(store_of(lab, "token-list")[0], bounds=True)
+
+
+@pytest.mark.parametrize("approach", READERS)
+def test_items_are_of_their_own_memory(lab, approach):
+    dataset = StoreDataset(store_of(lab, approach)[0])
+    whole = [row["input_ids"].clone() for row in dataset]
+    items = [row for i in range(len(dataset)) for row in dataset.__getitems__([i, (i + 1) % len(dataset)])]
+    for item in items:
+        for values in item.values():
+            values.fill_(-7)
+    assert all(torch.equal(row["input_ids"], wanted) for row, wanted in zip(dataset, whole, strict=True))
+    again = dataset.__getitems__([0, 0])
+    again[0]["input_ids"].fill_(-7)
+    assert torch.equal(again[1]["input_ids"], whole[0])
+
+
+@pytest.mark.parametrize("approach", READERS)
+def test_rows_that_do_not_exist_are_an_index_error(lab, approach):
+    dataset = StoreDataset(store_of(lab, approach)[0])
+    for i in (-1, len(dataset)):
+        with pytest.raises(IndexError):
+            dataset[i]
+
+
+def test_a_changed_store_is_refused(lab, tmp_path):
+    folder = make_store(tmp_path, lab.corpus, lab.tokenizer, "packed-sequence_length=16")
+    data = folder / "tokens.bin"
+    data.write_bytes(data.read_bytes()[:-2])
+    with pytest.raises(UserError, match="token store"):
+        StoreDataset(folder)
+
+
+@pytest.mark.parametrize("approach", READERS)
+def test_a_pickle_holds_a_place_not_the_data(lab, approach):
+    dataset = StoreDataset(store_of(lab, approach)[0])
+    closed = len(pickle.dumps(dataset))
+    first = dataset[0]["input_ids"]
+    assert len(pickle.dumps(dataset)) == closed
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[0]["input_ids"], first)
+
+
+def test_a_forked_process_opens_files_of_its_own(lab, monkeypatch):
+    dataset = StoreDataset(store_of(lab, "packed")[0])
+    dataset[0]
+    here = dataset._store()
+    assert dataset._store() is here
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    assert dataset._store() is not here
+
+
+# -- GlobalOrderSampler
+
+
+def loader_of(dataset, rank=0, world_size=1, step=0, seed=5, **options):
+    order = GlobalOrderSampler(len(dataset), 6, seed=seed, rank=rank, world_size=world_size)
+    order.load_state_dict({"step": step})
+    return DataLoader(dataset, batch_sampler=order, **options)
+
+
+def ours(lab, approach, **options):
+    return lab.batches(make_run(approach, sequence_length=T, global_batch=6, seed=5), **options)
+
+
+@pytest.mark.parametrize("approach", ["packed", "pretokenized-padded"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
+def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, world_size):
+    dataset = StoreDataset(store_of(lab, approach)[0])
+    ranks = zip(*(loader_of(dataset, rank, world_size) for rank in range(world_size)), strict=True)
+    batches = ours(lab, approach)
+    for parts in itertools.islice(ranks, 80):  # over the end of a block of the order
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        assert same(whole, batches.next())
+
+
+@pytest.mark.parametrize("options", [dict(num_workers=w) for w in (1, 2, 4)] + [{"multiprocessing_context": "spawn"}])
+def test_workers_change_nothing(lab, options):
+    dataset = StoreDataset(store_of(lab, "packed")[0])
+    dataset[0]  # open here, before workers are forked or spawned
+    batches = ours(lab, "packed")
+    for found in itertools.islice(loader_of(dataset, **({"num_workers": 1} | options)), 20):
+        assert same(found, batches.next())
+
+
+def test_the_state_is_the_step_and_resumes_at_another_world_size(lab):
+    dataset = StoreDataset(store_of(lab, "packed")[0])
+    order = GlobalOrderSampler(len(dataset), 6, seed=5, rank=1, world_size=4)
+    assert order.state_dict() == {"step": 0}
+    for _ in zip(range(70), DataLoader(dataset, batch_sampler=order), strict=False):
+        pass
+    state = json.loads(json.dumps(order.state_dict()))
+    assert state == {"step": 70}
+    batches = ours(lab, "packed")
+    batches.seek(state)
+    first = batches.next().copy()
+    other = GlobalOrderSampler(len(dataset), 6, seed=5)
+    other.load_state_dict(state)
+    assert same(next(iter(DataLoader(dataset, batch_sampler=other))), first)
+    going = iter(other)
+    next(going)
+    other.load_state_dict({"step": 3})  # in the middle of an iteration, too
+    batches.seek({"step": 3})
+    wanted = batches.next()
+    assert same(torch.utils.data.default_collate(dataset.__getitems__(next(going))), wanted)
+    assert other.state_dict() == {"step": 4}
+
+
+def test_ranks_that_would_read_nothing_are_refused():
+    with pytest.raises(UserError, match="read nothing"):
+        GlobalOrderSampler(100, 4, world_size=5)
+
+
+# -- BatchStream
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_a_stream_gives_the_batches_of_the_run_with_any_number_of_workers(lab, approach, workers):
+    run = make_run(approach, sequence_length=T, global_batch=5, seed=2)
+    stream = stream_of(lab, run, steps=11, rank=1, world_size=2)
+    found = list(DataLoader(stream, batch_size=None, num_workers=workers))
+    batches = lab.batches(run, 1, 2)
+    assert len(found) == 11
+    for batch in found:
+        assert same(batch, wanted := batches.next())
+        counts = wanted.useful_tokens, wanted.total_tokens, wanted.order_digest
+        assert (batch["useful_tokens"], batch["total_tokens"], batch["order_digest"]) == counts
+        assert batch["state"] == batches.state()
+
+
+def test_a_stream_can_be_spawned(lab):
+    run = make_run("packed", sequence_length=T, global_batch=5)
+    loader = DataLoader(stream_of(lab, run), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    batches = lab.batches(run)
+    assert all(same(batch, batches.next()) for batch in itertools.islice(loader, 5))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_a_stream_goes_on_from_states_of_another_world_size(lab, approach):
+    """Three ranks stop with workers ahead of them; one goes on, with other workers, from their states through JSON."""
+    run = make_run(approach, sequence_length=T, global_batch=7)
+    ranks = [iter(DataLoader(stream_of(lab, run, rank=r, world_size=3), batch_size=None)) for r in range(2)]
+    ranks.append(iter(DataLoader(stream_of(lab, run, rank=2, world_size=3), batch_size=None, num_workers=2)))
+    batches = lab.batches(run)
+    for _ in range(4):
+        states = [next(rank)["state"] for rank in ranks]
+        batches.next()
+    stream = stream_of(lab, run, steps=6)
+    stream.load_state_dict(json.loads(json.dumps(merge_states(states))))
+    for workers in (0, 3):  # every iteration begins where the state says
+        found = list(DataLoader(stream, batch_size=None, num_workers=workers))
+        assert len(found) == 6
+        batches.seek({"step": 4})
+        assert all(same(batch, batches.next()) for batch in found)
+
+
+def test_a_missing_store_is_named_where_the_iteration_begins(lab):
+    stream = BatchStream(make_run("packed", sequence_length=T), store_directory=lab.directory / "nowhere")
+    with pytest.raises(UserError, match="nowhere"):
+        next(iter(DataLoader(stream, batch_size=None)))
+
+
+# -- the README's example
+
+
+def test_the_example_of_the_readme_runs(lab, tmp_path, monkeypatch, capsys):
+    """On a store of the demo's name and shape. It trains: the loss falls, and its last batch is ours of that step."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Our batches in your loop")[1].split("\n## ")[0]
+    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
+    assert len(code.splitlines()) <= 20
+    name = re.search(r"results/tokens/docstrings/bpe-4096/(\S+?)\"", code)[1]
+    folder = make_store(tmp_path / "results/tokens/docstrings/bpe-4096", lab.corpus, lab.tokenizer, name)
+    monkeypatch.chdir(tmp_path)
+    variables = {}
+    exec(compile(code, "README.md", "exec"), variables)
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 20 and losses[-1] < losses[0]
+    run = make_run("packed", sequence_length=256)
+    batches = lab.batches(run)
+    assert folder.name == run.store.directory
+    batches.seek({"step": 19})
+    assert same(variables["batch"], batches.next())
