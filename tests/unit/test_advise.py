@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -127,6 +128,33 @@ def test_of_a_data_set_seen_whole_the_numbers_are_exact(place, tmp_path, capsys)
         assert estimate["low"] == estimate["high"] == pytest.approx(true[name]), name
 
 
+def estimator(lengths, documents):
+    """Of a sample of these lengths, each drawn alone from so many documents."""
+    found = SimpleNamespace(
+        texts=lengths, units=np.arange(len(lengths)), unit_count=len(lengths), documents=documents, counted=True
+    )
+    timed = np.array([1.0, 2.0])
+    return command._Estimator(command.Measured(found, None, lengths, lengths, timed, timed, {}))
+
+
+def test_the_fill_is_that_of_all_documents_not_of_the_few_looked_at(place):
+    everything = np.load(place / "lengths.npy")
+    generator = np.random.default_rng(0)
+    true, t = command.filled(everything, 2048), 2048
+    samples = [generator.choice(everything, 600, replace=False) for _ in range(20)]
+    naive = np.mean([command.filled(lengths, t) for lengths in samples])
+    found = [estimator(lengths, len(everything)).fill(t) for lengths in samples]
+    assert abs(np.mean([e.value for e in found]) - true) < 0.6 * abs(naive - true)
+    assert np.mean([e.low <= true <= e.high for e in found]) >= 0.95
+
+
+def test_of_one_long_document_seen_there_may_be_five_times_as_many():
+    lengths = np.array([10] * 999 + [500])
+    of = command._of_length(estimator(lengths, 10**6), 100)
+    assert of["cut_documents"].value == 0.001 and of["cut_documents"].high > 0.0055
+    assert of["cut"].high > 5.5 * of["cut"].value
+
+
 def test_two_looks_find_the_same(place, tmp_path):
     first, second = (facts_of(place, tmp_path, "--documents", "1000") for _ in range(2))
     assert estimates(first) == estimates(second)
@@ -142,9 +170,13 @@ def test_stalls_follow_from_the_speed_measured(place, tmp_path):
     assert tokenizing["rate_at_stall_0.1"]["value"] == pytest.approx(speed / 9)
     approaches = facts["approaches"]
     assert set(approaches) == {"padded", "padding-free", "pretokenized-padded", "token-list", "packed"}
+    for approach in ("padded", "pretokenized-padded"):  # every position takes its time, padding, too
+        of = approaches[approach]
+        computing = of["epoch_s"]["value"] * (1 - of["stall"]["value"])
+        assert computing == pytest.approx(DOCUMENTS * facts["sequence_length"] / 50_000)
     online = approaches["padding-free"]
     assert online["total_s"]["value"] == pytest.approx(3 * online["epoch_s"]["value"])
-    once = facts["formats"]["packed"]["core_s_to_make"]["value"]
+    once = facts["formats"]["packed"]["core_s_to_tokenize_and_write"]["value"]
     packed = approaches["packed"]
     assert packed["total_s"]["value"] == pytest.approx(3 * packed["epoch_s"]["value"] + once)
     assert packed["useful_tokens_per_s"]["low"] > approaches["padded"]["useful_tokens_per_s"]["high"]
@@ -218,3 +250,17 @@ def test_text_with_a_separator_is_read(place, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("1 2 3\n4 5\n6\n")
     assert main(["advise", str(tmp_path / "a.txt"), "--tokenizer", str(place / "tokenizer"), "--separator", r"\n"]) == 0
     assert "holds 3 documents" in capsys.readouterr().out
+
+
+def test_what_is_written_once_is_not_scaled_up(place, tmp_path, monkeypatch):
+    whole = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
+    monkeypatch.setattr(command, "BYTES_ONCE", ("tokens.bin",))
+    once = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
+    assert once["low"] < 0.5 * whole["low"]
+
+
+def test_what_no_training_reads_pays_nothing_back(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "NOT_READ", ("token-list",))
+    monkeypatch.setattr(command, "_of_approaches", lambda *_: {})
+    of = facts_of(place, tmp_path, "--documents", "200")["formats"]["token-list"]
+    assert "break_even_epochs" not in of and "unpacked first" in capsys.readouterr().out

@@ -64,8 +64,10 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
 
 def test_a_null_is_no_document(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", None, "b", None, "c", "d"], 2)
-    found = sample([path], LINES, 100)
-    assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ["a", None, "b", None, "c", "d"]))
+    for file in (path, tmp_path / "a.jsonl"):
+        found = sample([file], LINES, 100)
+        assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])

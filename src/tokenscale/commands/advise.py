@@ -43,6 +43,8 @@ SEED = 0
 BATCH_DOCUMENTS = 100
 #: of fewer long documents in the sample, resamples say too little: how many there could be is bounded by their count
 FEW = 30
+#: files of a store that hardly grow with it; formats that are unpacked before a training reads them
+BYTES_ONCE, NOT_READ = ("ranking.bin",), ("archive",)
 #: below this gain in useful tokens, and with fewer tokens cut, rows of one document are as good as packed ones
 LEAST_GAIN, LEAST_CUT = 0.02, 0.001
 
@@ -96,8 +98,17 @@ class Measured:
     text_bytes: np.ndarray  # int64 [documents]
     batch_tokens: np.ndarray  # of each timed batch
     batch_s: np.ndarray
-    #: format → bytes of each document (their sum is what the sample takes), seconds to write and to read all
-    stored: dict[str, tuple[np.ndarray, float, float]]
+    stored: dict[str, "Stored"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A sample in one format."""
+
+    bytes_each: np.ndarray  # [documents]; with `bytes_once`, their sum is what the files take
+    bytes_once: int  # what more documents hardly add to
+    write_s: float
+    read_s: float | None  # None: trainings do not read it
 
 
 def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -202,10 +213,8 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
     )
 
 
-def _stored(
-    name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path
-) -> tuple[np.ndarray, float, float]:
-    """(bytes of each document, seconds to write, seconds to read and decode) of one format.
+def _stored(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path) -> Stored:
+    """The sample in one format, measured.
 
     A document's share of the files: in `packed` that of its tokens, else that of its ids, each compressed alone.
     """
@@ -233,8 +242,9 @@ def _stored(
         codec = pa.Codec(store.codec, compression_level=store.codec_level)
         kept = sequence_length + 1 if name == "padded" else None
         each = np.array([len(codec.compress(ids[:kept], asbytes=True)) for ids in chunk.documents()], dtype=float)
+    once = sum(path.stat().st_size for path in paths if path.name in BYTES_ONCE)
     size = sum(path.stat().st_size for path in paths)
-    return each / each.sum() * size, write_s, read_s
+    return Stored(each / each.sum() * (size - once), once, write_s, None if name in NOT_READ else read_s)
 
 
 # -- estimates
@@ -382,22 +392,24 @@ def _of_formats(estimator: _Estimator, t: int, fill: Estimate) -> dict[str, Any]
         "packed": Estimate(packed.value / fill.value, *ends),
     }
     found = {}
-    for name, (each, write_s, read_s) in measured.stored.items():
-        size = estimator.total(each)
+    for name, stored in measured.stored.items():
+        size, write_s, read_s = estimator.total(stored.bytes_each), stored.write_s, stored.read_s
+        size = Estimate(*(n + stored.bytes_once for n in (size.value, size.low, size.high)))
         found[name] = {
             "tokens": positions.get(name, positions["token-list"]),
             "useful_tokens": estimator.total(kept if name == "padded" else useful),
             "bytes": size,
-            "core_s_to_make": estimator.spread(
+            "core_s_to_tokenize_and_write": estimator.spread(
                 estimator.documents * (tokens / estimator.speed + write_s) / len(lengths),
                 estimator.documents * (tokens / estimator.speeds + write_s) / len(lengths),
                 certain=False,
             ),
-            "core_s_to_read": estimator.documents * read_s / len(lengths),
-            "break_even_epochs": estimator.of_speed(
-                lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
-            ),
         }
+        if read_s is not None:
+            found[name]["core_s_to_read"] = estimator.documents * read_s / len(lengths)
+            found[name]["break_even_epochs"] = estimator.of_speed(
+                lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
+            )
     return found
 
 
@@ -436,7 +448,10 @@ def _of_approaches(estimator: _Estimator, settings: AdviceSettings, fill: float)
             if form is None:
                 data_s, once_s = tokens / speed, 0.0 * tokens
             else:
-                data_s, once_s = documents * stored[form][2] / n, tokens / speed + documents * stored[form][1] / n
+                data_s, once_s = (
+                    documents * stored[form].read_s / n,
+                    tokens / speed + documents * stored[form].write_s / n,
+                )
             epoch = costs.epoch_s(count, rate, data_s)
             return data_s / epoch, epoch, once_s + settings.epochs * epoch
 
@@ -516,13 +531,14 @@ def render(facts: dict[str, Any]) -> str:
     lines += [
         "",
         f"rows of {wanted}:",
-        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16} {'core time to make':>20} "
+        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16} {'tokenize and write':>20} "
         f"{'pays after epochs':>18}",
     ]
     for name, of in facts["formats"].items():
+        pays = _number(of["break_even_epochs"], 1) if "break_even_epochs" in of else "unpacked first"
         lines.append(
             f"{name:<11} {_count(of['tokens']):>14} {_count(of['useful_tokens']):>16} {_bytes(of['bytes']):>16} "
-            f"{_time(of['core_s_to_make']):>20} {_number(of['break_even_epochs'], 1):>18}"
+            f"{_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
         )
     lines += ["", *_stall_lines(facts)]
     lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}."), *_wrapped("next", facts["next"])]
