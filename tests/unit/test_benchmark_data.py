@@ -1,12 +1,13 @@
 """The data benchmark: checked before timed, counted like for like, complete in its record."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from tests.corpora import Lab, texts_around
-from tokenscale.benchmark import data
+from tokenscale.benchmark import data, data_table, peers
 from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.settings.benchmark import DataBenchmarkSettings
@@ -22,6 +23,8 @@ def lab(tmp_path_factory):
     for store in ("padded", "packed"):
         lab.store(StoreSettings(store, sequence_length=T))
     lab.store(StoreSettings("token-list"))
+    for store in ("padded", "token-list"):
+        lab.store(StoreSettings(store, sequence_length=T if store == "padded" else 1024, codec="snappy", dtype="int64"))
     return lab
 
 
@@ -34,19 +37,74 @@ def arguments(lab, output):
     ]  # fmt: skip
 
 
+ARMS = [*APPROACHES, *data.PACKED[1:], *data.REFERENCE, *data.studies.ARMS, "memcpy"]
+
+
 def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
-    assert main(arguments(lab, tmp_path / "out.json")) == 0
+    pytest.importorskip("transformers")
+    assert main([*arguments(lab, tmp_path / "out.json"), "--figure", str(tmp_path / "out.svg")]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     found = sorted((r["round"], r["arm"]) for r in result["records"])
-    assert found == sorted((n, arm) for n in range(2) for arm in [*APPROACHES, "memcpy"])
+    assert found == sorted((n, arm) for n in range(2) for arm in ARMS)
     for record in result["records"]:
-        assert record["batches"] == len(record["batch_s"]) == 4 and record["total_tokens"] == 4 * 3 * T
+        count = 4 * 64 if record["arm"] in data.FAST else 4
+        assert record["batches"] == len(record["batch_s"]) == count and record["total_tokens"] == count * 3 * T
+        assert record["memory_bytes"] >= 0
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
     assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
     printed = capsys.readouterr().out
-    assert all(f"\n{arm} " in printed for arm in [*APPROACHES, "memcpy"])
-    assert result["cache"] == "warm" and result["schema"] == 1 and "numpy" in result["versions"]
+    assert all(f"\n{arm} " in printed for arm in ARMS)
+    assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
+    assert result["cache"] == "warm" and result["schema"] == 2 and "numpy" in result["versions"]
+    assert (tmp_path / "out.svg").read_text().count("studies' padded") == 1
+
+
+def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(arguments(lab, tmp_path / "out.json")) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert not {r["arm"] for r in result["records"]} & set(data.studies.ARMS)
+    assert "left out: studies' token-list: package transformers is not installed" in capsys.readouterr().out
+
+
+def test_a_peer_reads_the_same_rows_in_a_process_of_its_own(lab, tmp_path):
+    """The one peer that needs no package: an access pattern."""
+    assert main([*arguments(lab, tmp_path / "out.json"), "--peers", sys.executable]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    records = [r for r in result["records"] if r["arm"] == "nanogpt"]
+    assert len(records) == 2 and all(len(r["batch_s"]) == 4 for r in records) and "nanogpt" in result["peers"]
+
+
+def test_a_peer_that_gives_other_tokens_is_not_measured(lab, tmp_path, monkeypatch):
+    rows = np.arange(40, dtype=np.int32).reshape(4, 10)
+    measured = peers.Peers(rows, tmp_path / "peers")
+    order = np.array([[0, 3], [2, 1]])
+    assert len(measured.measure("nanogpt", order)["batch_s"]) == 2
+    np.save(tmp_path / "peers/rows.npy", rows + 1)  # what the peer has on disk is now something else
+    with pytest.raises(RuntimeError, match="other tokens"):
+        measured.measure("nanogpt", order)
+
+
+def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
+    """As the field notes describe them, by hand, for the first rows."""
+    pytest.importorskip("transformers")
+    stores = {"token-list": lab.store(StoreSettings("token-list", codec="snappy", dtype="int64"))}
+    stores["padded"] = lab.store(StoreSettings("padded", sequence_length=T, codec="snappy", dtype="int64"))
+    arms = {a: data.studies.open_arm(a, 2, T, lab.corpus, lab.tokenizer, stores) for a in data.studies.ARMS}
+    online, offline = arms["studies' padding-free"].next(), arms["studies' token-list"].next()
+    assert online[0].shape == online[1].shape == (2, T)
+    first = online[0][0].tolist()
+    assert first[:2] == [0, 0] == offline[0][0].tolist()[:2]  # BOS by the loop, and by the tokenizer
+    masked = online[1][0][np.array(first) == 0]
+    assert (masked == -100).all()
+    assert arms["studies' padded"].next()[0].tolist() == arms["studies' pretokenized-padded"].next()[0].tolist()
+
+
+def test_ratios_are_of_the_same_round():
+    seconds = {"packed": (1.0, 4.0, 1.0), "memcpy": (1.0, 2.0, 4.0)}
+    records = [{"arm": a, "round": n, "seconds": s, "batches": 1} for a, v in seconds.items() for n, s in enumerate(v)]
+    assert data_table.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
 
 
 def test_pairs_count_alike(lab, tmp_path):
@@ -65,7 +123,7 @@ def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
         return tokens + (np.arange(tokens.shape[1]) == 3), labels
 
     monkeypatch.setattr(PaddedStore, "rows", wrong)
-    monkeypatch.setattr(data, "_round", lambda *a: pytest.fail("timed"))
+    monkeypatch.setattr(data._Bench, "round", lambda *a: pytest.fail("timed"))
     settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=2, rounds=1)
     with pytest.raises(UserError, match="different batches"):
         data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")

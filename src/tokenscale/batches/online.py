@@ -26,6 +26,7 @@ class OnlineDocuments:
                     next=f"name the folder of the {name}, or use a pretokenized approach",
                 )
         self.text = RawText(corpus_directory, "train")
+        self.text.decode_all()
         self.tokenizer = load(tokenizer_directory, run.engine)
         self.eos = run.eos
         wanted = run.model.vocabulary_size

@@ -14,13 +14,14 @@ from tokenscale.settings.run import RunSettings
 class PackedBatches(RowOrder):
     """Rows of the store in the global order, read into two sets of buffers in turn.
 
-    A batch's arrays hold until the next but one is asked for: whoever keeps one longer copies it.
+    A batch's arrays hold until the next but one is asked for: whoever keeps one longer copies it. With `out` int32 they
+    are to be widened elsewhere, on a device.
     """
 
-    def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int):
+    def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int, out: type = np.int64):
         super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
         self._store = store
-        self._buffers = [store.buffers(len(self.slots)) for _ in range(2)]
+        self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
         self._total = len(self.slots) * store.sequence_length
 
     def prepare(self, indices: np.ndarray) -> None:
@@ -31,7 +32,7 @@ class PackedBatches(RowOrder):
         """See `RowOrder`."""
         into = self._buffers[step & 1]
         self._store.read(self._plan, i, into)
-        useful = self._total - len(self._plan.ignored[i])
+        useful = self._total - len(self._plan.ignored(i))
         return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest)
 
 

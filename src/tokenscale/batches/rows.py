@@ -11,8 +11,9 @@ from tokenscale.order.permutation import samples_at
 from tokenscale.order.shares import share
 from tokenscale.settings.run import RunSettings
 
-#: steps whose order is worked out at once: NumPy's cost a call is then shared
-BLOCK_STEPS = 64
+#: steps whose order is worked out at once: NumPy's cost a call is then shared. Few after a seek, which has to be quick;
+#: then as many as hold so many rows
+BLOCK_STEPS, BLOCK_ROWS = 64, 4096
 
 
 class RowOrder:
@@ -56,7 +57,9 @@ class RowOrder:
         self._step = int(state["step"])
 
     def _order(self, step: int) -> None:
-        steps = np.arange(step, step + BLOCK_STEPS, dtype=np.int64)
+        onward = step == self._first + len(self._digests)
+        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if onward and step else BLOCK_STEPS
+        steps = np.arange(step, step + count, dtype=np.int64)
         positions = steps[:, None] * self._global_batch + self.slots[None, :]
         indices = samples_at(positions, self.rows, self._seed)
         self.prepare(indices)

@@ -1,14 +1,17 @@
-"""How fast is text turned into batches, and batches read: the five approaches, side by side, without a model.
+"""How fast is text turned into batches, and batches read, without a model: every way side by side, the same ids.
 
-One process, one core, warm page cache. In each round every arm opens its source anew and takes the same number of
-batches; the order of the arms changes from round to round, so that drift of the machine falls on all alike. In the
-same round, copying a batch's arrays is timed: no reader can beat it. Before anything is timed, online and offline arms
-of a pair are compared bit for bit. Times and counts are recorded, rates are left to the analysis.
+One process, one core. In each round every arm opens its source anew and takes batches; the order of the arms changes
+from round to round, so that drift of the machine falls on all alike. The limit is measured in the same rounds: two
+int64 tensors of a batch's shape are copied, their sources rotating through a pool as large as the token file, so that
+the copy reads memory as a reader has to. Before anything is timed, online and offline arms of a pair are compared bit
+for bit; what a peer gives is compared with the rows. Times and counts are recorded, rates are left to the analysis.
 """
 
+import ctypes
+import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,55 +21,82 @@ import numpy as np
 
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
+from tokenscale.batches.packed import PackedBatches
+from tokenscale.benchmark import studies
+from tokenscale.benchmark.peers import Peers
 from tokenscale.corpus.reader import read_manifest as read_corpus_manifest
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file, write_json
-from tokenscale.order.permutation import permute
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
+from tokenscale.order.permutation import permute, samples_at
 from tokenscale.records import hardware
 from tokenscale.records.provenance import versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
-from tokenscale.settings.data import CorpusSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import APPROACHES, RunSettings
+from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest
 
-VERSION = 1
+VERSION = 2
 PAIRS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
-MEMCPY = "memcpy"
+LIMIT = "memcpy"
+REFERENCE = ("padded, tokenizers", "padding-free, tokenizers")
+PACKED = ("packed", "packed, first touch", "packed, int32", "packed, cold")
+#: of arms so fast that a few batches say nothing
+TIMES_AS_MANY = 64
+FAST = {LIMIT, "packed", "packed, first touch", "packed, int32"}
+POOL_BYTES = 2 << 30
 
 
 def measure(
-    settings: DataBenchmarkSettings, corpus_directory: Path, tokenizer_directory: Path, stores: Path, output: Path
+    settings: DataBenchmarkSettings,
+    corpus_directory: Path,
+    tokenizer_directory: Path,
+    stores: Path,
+    output: Path,
+    *,
+    peers: str | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    `stores` is results/tokens/<corpus>/<tokenizer>; it must hold the three formats at this sequence length. Raises
-    UserError for a store that is missing or does not match, and for a pair whose batches differ.
+    `stores` is results/tokens/<corpus>/<tokenizer>; it must hold the stores of `benchmark_stores`. `peers` is a Python
+    that has other libraries, whose files go below `folder`. Raises UserError for a store that is missing or does not
+    match, and for a pair whose batches differ.
     """
-    runs = {approach: _run(settings, approach, corpus_directory, tokenizer_directory) for approach in APPROACHES}
-
-    def opened(approach: str) -> Batches:
-        run = runs[approach]
-        return open_batches(
-            run,
-            corpus_directory=corpus_directory,
-            tokenizer_directory=tokenizer_directory,
-            store_directory=stores / run.store.directory if run.store else None,
-        )
-
+    bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
+    left_out: dict[str, str] = {}
+    arms = [*APPROACHES, *PACKED[1:], LIMIT]
+    if bench.has_reference_engine:
+        arms += REFERENCE
+    if (reason := studies.missing()) is None:
+        arms += studies.ARMS
+    else:
+        left_out |= dict.fromkeys(studies.ARMS, reason)
+    if peers is not None:
+        bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
+        arms += bench.peers.names
     with _one_core() as core:
-        checked = _check_pairs(opened, settings)
-        rounds = [_round(opened, settings, number) for number in range(settings.rounds)]
+        checked = bench.check_pairs()
+        rounds = [bench.round(arms, number) for number in range(settings.rounds)]
+    run = bench.runs["packed"]
     result = {
         "schema": VERSION,
         "benchmark": "data",
         "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
-        "corpus": runs["packed"].corpus.name,
+        "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
-        "tokenizer": runs["packed"].tokenizer.name,
+        "tokenizer": run.tokenizer.name,
         "tokenizer_file_sha256": read_manifest(tokenizer_directory)["file"]["sha256"],
-        "approaches": {approach: to_dict(run, science_only=True) for approach, run in runs.items()},
+        "engine": bench.engine,
+        "approaches": {approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()},
         "cache": "warm",
+        "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
+        "token_file_bytes": bench.token_file_bytes,
+        "left_out": left_out,
+        "peers": bench.peers.versions if bench.peers else {},
         "checked": checked,
         "hardware": {**hardware.describe(), "core_used": core},
         "versions": versions(),
@@ -77,32 +107,183 @@ def measure(
     return result
 
 
-def table(result: dict[str, Any]) -> str:
-    """The result for a terminal: medians over rounds, and useful tokens a second as sum over sum."""
-    settings = result["settings"]
-    lines = [
-        f"{settings['rounds']} rounds of {settings['batches']} batches of {settings['rows']} x "
-        f"{settings['sequence_length']}, one core, page cache {result['cache']}",
-        f"{'arm':<20} {'open s':>8} {'median ms':>10} {'mean ms':>9} {'useful':>7} {'useful tokens/s':>16} "
-        f"{'x memcpy':>9}",
-    ]
-    by_arm: dict[str, list[dict[str, Any]]] = {}
-    for record in result["records"]:
-        by_arm.setdefault(record["arm"], []).append(record)
-    copy_s = float(np.median([s for record in by_arm[MEMCPY] for s in record["batch_s"]]))
-    for arm, records in by_arm.items():
-        batch_s = float(np.median([s for record in records for s in record["batch_s"]]))
-        useful = sum(record["useful_tokens"] for record in records)
-        total = sum(record["total_tokens"] for record in records)
-        seconds = sum(record["seconds"] for record in records)
-        mean_s = seconds / sum(record["batches"] for record in records)
-        opening = float(np.median([record["open_s"] for record in records]))
-        lines.append(
-            f"{arm:<20} {opening:>8.3f} {batch_s * 1e3:>10.3f} {mean_s * 1e3:>9.3f} {useful / total:>7.1%} "
-            f"{useful / seconds:>16,.0f} {batch_s / copy_s:>9.1f}"
+class _Bench:
+    """What is measured, opened anew for each arm of each round."""
+
+    def __init__(self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path):
+        self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
+        self.runs = {approach: _run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
+        self.peers: Peers | None = None
+        self.has_reference_engine = read_manifest(tokenizer)["kind"] != "numbers"
+        self._packed = stores / self.runs["packed"].store.directory
+        self._manifest = open_store(self._packed, self.runs["packed"].store)
+        self.token_file_bytes = self._manifest["files"][0]["bytes"]
+        self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
+        self.engine = load(tokenizer).engine
+        self._pool: list[Any] = []
+
+    def open(self, arm: str) -> Batches:
+        """The batches of an arm of ours."""
+        approach, _, engine = arm.partition(", ")
+        run = self.runs[approach]
+        run = replace(run, engine=engine) if engine else run
+        return open_batches(
+            run,
+            corpus_directory=self.corpus,
+            tokenizer_directory=self.tokenizer,
+            store_directory=self.stores / run.store.directory if run.store else None,
         )
-    lines.append("x memcpy: ratio of medians. Opening holds the decoding of a Parquet store that fits the cache")
-    return "\n".join(lines)
+
+    def round(self, arms: list[str], number: int) -> list[dict[str, Any]]:
+        """Every arm once, in this round's order."""
+        records = []
+        for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
+            _release_memory()
+            before = _anonymous_bytes()
+            count = self.settings.batches * (TIMES_AS_MANY if arms[i] in FAST else 1)
+            record, kept = self._arm(arms[i], count)
+            record.setdefault("memory_bytes", max(0, _anonymous_bytes() - before))
+            del kept
+            records.append({"arm": arms[i], "round": number, "batches": count, **record})
+        return records
+
+    def check_pairs(self) -> list[dict[str, Any]]:
+        """Compare the first batches of each pair, with both engines; what a round reads is read here once, which warms
+        the page cache."""
+        checked, count = [], self.settings.batches
+        for online, offline in PAIRS:
+            for arm in [online, *([f"{online}, tokenizers"] if self.has_reference_engine else [])]:
+                pair = zip(_take(self.open(arm), count), _take(self.open(offline), count), strict=True)
+                for number, (a, b) in enumerate(pair):
+                    if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
+                        raise UserError(
+                            f"{arm} and {offline} give different batches: nothing was timed.",
+                            batch=number,
+                            digests=f"{a.order_digest} and {b.order_digest}",
+                            next="rebuild the store; if they still differ, this is a bug worth reporting",
+                        )
+                checked.append({"online": arm, "offline": offline, "identical_batches": count})
+        batches = self.open("packed")
+        for _ in range(count * TIMES_AS_MANY):
+            batches.next()
+        return checked
+
+    def packed_rows(self) -> np.ndarray:
+        """All rows as they are stored, for the peers."""
+        store = PackedStore(self._packed, self._manifest)
+        return store.stored(np.arange(len(store)))
+
+    def _arm(self, arm: str, count: int) -> tuple[dict[str, Any], Any]:
+        """(Record, what holds the arm's memory)."""
+        settings = self.settings
+        if arm == LIMIT:
+            return self._copies(count)
+        if self.peers is not None and arm in self.peers.names:
+            rows = self._manifest["rows"]
+            order = samples_at(np.arange(count * settings.rows), rows, self.runs["packed"].effective_seed)
+            record = self.peers.measure(arm, order.reshape(count, settings.rows))
+            tokens = count * settings.rows * settings.sequence_length
+            return {"useful_tokens": tokens, "total_tokens": tokens, **record}, None
+        start = time.perf_counter()
+        if arm in studies.ARMS:
+            storage = {"sequence_length": settings.sequence_length, **studies.STORAGE}
+            names = {"padded": StoreSettings("padded", **storage), "token-list": StoreSettings("token-list", **storage)}
+            folders = {name: self.stores / store.directory for name, store in names.items()}
+            theirs = studies.open_arm(
+                arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders
+            )
+            return _timed(theirs.next, lambda batch: batch[2:], count, start), theirs
+        if arm == "packed, cold":
+            _forget(self._packed / "tokens.bin")
+        batches = self._packed_arm(arm, count) if arm in PACKED else self.open(arm)
+        start = start if arm != "packed" else time.perf_counter()
+        return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
+
+    def _packed_arm(self, arm: str, count: int) -> PackedBatches:
+        run = self.runs["packed"]
+        verify = arm in ("packed, first touch", "packed, cold")
+        store = PackedStore(self._packed, self._manifest, verify=verify)
+        out = np.int32 if arm == "packed, int32" else np.int64
+        return PackedBatches(store, run, rank=0, world_size=1, out=out)
+
+    def _copies(self, count: int) -> tuple[dict[str, Any], Any]:
+        """Copying inputs and labels of one batch, int64, into memory that is there already."""
+        import torch
+
+        torch.set_num_threads(1)
+        shape = (self.settings.rows, self.settings.sequence_length)
+        if not self._pool:
+            tensors = max(2, self.pool_bytes // (8 * shape[0] * shape[1]))
+            self._pool = [torch.randint(0, 100_000, shape) for _ in range(tensors)]
+        pool, size = self._pool, len(self._pool)
+        tokens, labels = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64)
+        numbers = iter(range(count))
+
+        def copy() -> int:
+            k = 2 * next(numbers)
+            tokens.copy_(pool[k % size])
+            labels.copy_(pool[(k + 1) % size])
+            return tokens.numel()
+
+        record = _timed(copy, lambda total: (total, total), count, time.perf_counter())
+        return record | {"memory_bytes": 0}, None
+
+
+def _timed(
+    take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
+) -> dict[str, Any]:
+    """Times of `count` batches; what came since `start` is opening."""
+    open_s = time.perf_counter() - start
+    batch_s = []
+    useful = total = 0
+    for _ in range(count):
+        start = time.perf_counter()
+        batch = take()
+        batch_s.append(time.perf_counter() - start)
+        found = counts(batch)
+        useful, total = useful + found[0], total + found[1]
+    return {
+        "open_s": open_s,
+        "batch_s": batch_s,
+        "median_batch_s": float(np.median(batch_s)),
+        "seconds": sum(batch_s),
+        "useful_tokens": useful,
+        "total_tokens": total,
+    }
+
+
+def _take(batches: Batches, count: int) -> list[Batch]:
+    return [batches.next().copy() for _ in range(count)]
+
+
+def _forget(path: Path) -> None:
+    """Ask the system to drop a file from its page cache."""
+    if hasattr(os, "posix_fadvise"):
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def _release_memory() -> None:
+    """What earlier arms freed goes back to the system, so that growth is this arm's own."""
+    import pyarrow
+
+    gc.collect()
+    pyarrow.default_memory_pool().release_unused()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that is no file's; 0 where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("RssAnon:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _run(
@@ -118,81 +299,6 @@ def _run(
         sequence_length=settings.sequence_length,
     )
     return replace(run, global_batch=settings.rows, micro_batch=settings.rows)
-
-
-def _round(opened: Any, settings: DataBenchmarkSettings, number: int) -> list[dict[str, Any]]:
-    """Every arm once, in this round's order, and the copy of the last batch's arrays."""
-    arms = [*APPROACHES, MEMCPY]
-    records = []
-    example = _take(opened("packed"), 1)[0]
-    for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
-        record = _memcpy(example, settings) if arms[i] == MEMCPY else _arm(opened, arms[i], settings)
-        records.append({"arm": arms[i], "round": number, "batches": settings.batches, **record})
-    return records
-
-
-def _arm(opened: Any, approach: str, settings: DataBenchmarkSettings) -> dict[str, Any]:
-    start = time.perf_counter()
-    batches = opened(approach)
-    open_s = time.perf_counter() - start
-    batch_s = []
-    useful = total = 0
-    for _ in range(settings.batches):
-        start = time.perf_counter()
-        batch = batches.next()
-        batch_s.append(time.perf_counter() - start)
-        useful += batch.useful_tokens
-        total += batch.total_tokens
-    return {
-        "open_s": open_s,
-        "batch_s": batch_s,
-        "median_batch_s": float(np.median(batch_s)),
-        "seconds": sum(batch_s),
-        "useful_tokens": useful,
-        "total_tokens": total,
-    }
-
-
-def _memcpy(batch: Batch, settings: DataBenchmarkSettings) -> dict[str, Any]:
-    """Copying the inputs and labels of one batch, int64, into memory that is there already: the limit."""
-    sources = [np.ascontiguousarray(batch.tokens_bt), np.ascontiguousarray(batch.labels_bt)]
-    targets = [np.zeros_like(source) for source in sources]
-    batch_s = []
-    for _ in range(settings.batches):
-        start = time.perf_counter()
-        for source, target in zip(sources, targets, strict=True):
-            np.copyto(target, source)
-        batch_s.append(time.perf_counter() - start)
-    return {
-        "open_s": 0.0,
-        "batch_s": batch_s,
-        "median_batch_s": float(np.median(batch_s)),
-        "seconds": sum(batch_s),
-        "useful_tokens": batch.useful_tokens * settings.batches,
-        "total_tokens": batch.total_tokens * settings.batches,
-    }
-
-
-def _check_pairs(opened: Any, settings: DataBenchmarkSettings) -> list[dict[str, Any]]:
-    """Compare the first batches of each pair; what one round reads is read here once, which warms the page cache."""
-    checked = []
-    for online, offline in PAIRS:
-        pair = zip(_take(opened(online), settings.batches), _take(opened(offline), settings.batches), strict=True)
-        for number, (a, b) in enumerate(pair):
-            if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
-                raise UserError(
-                    f"{online} and {offline} give different batches: nothing was timed.",
-                    batch=number,
-                    digests=f"{a.order_digest} and {b.order_digest}",
-                    next="rebuild the store; if they still differ, this is a bug worth reporting",
-                )
-        checked.append({"online": online, "offline": offline, "identical_batches": settings.batches})
-    _take(opened("packed"), settings.batches)
-    return checked
-
-
-def _take(batches: Batches, count: int) -> list[Batch]:
-    return [batches.next().copy() for _ in range(count)]
 
 
 @contextmanager

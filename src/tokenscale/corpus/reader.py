@@ -84,6 +84,12 @@ class RawText:
         """Documents in the split."""
         return self._rows
 
+    def decode_all(self) -> None:
+        """Where the whole split fits the cache, decode it now: the first documents then cost what all others cost."""
+        if self.split["utf8_bytes"] <= CACHE_BYTES:
+            for number in range(len(self._groups)):
+                self._group(number)
+
     def text(self, i: int) -> str:
         """Document i, 0 <= i < len(self); IndexError otherwise."""
         if not 0 <= i < self._rows:

@@ -10,7 +10,6 @@ Documents longer than a row are cut into pieces that overlap by one token, so ev
 filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tokenscale.corpus.reader import check_file
 from tokenscale.errors import UserError
 from tokenscale.files import HashedFile
 from tokenscale.formats.documents import Chunk, Documents
+from tokenscale.formats.flat import Flat, FlatPart, dtype_of, ids_in, lengths_in
 from tokenscale.formats.labels import IGNORED
 from tokenscale.formats.manifest import located, restore
 from tokenscale.formats.writing import writing
@@ -43,40 +43,16 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
     """
     dtype = dtype_of(documents.origin.vocabulary_size)
     with writing(store, documents, directory) as writer:
-        parts = writer.parts(lambda number: _Part(writer.folder, number, dtype))
+        parts = writer.parts(lambda number: FlatPart(writer.folder, number, dtype))
         facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store.sequence_length, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
-
-
-def dtype_of(vocabulary_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id; little-endian."""
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-
-
-class _Part:
-    """Documents one after another, as they come; see `writing.Part`."""
-
-    def __init__(self, folder: Path, number: int, dtype: np.dtype):
-        self._paths = [folder / f"part-{number:05d}.ids", folder / f"part-{number:05d}.lengths"]
-        self._files = [open(path, "wb") for path in self._paths]
-        self._dtype = dtype
-
-    def add(self, chunk: Chunk) -> None:
-        ids = chunk.ids.view("<u4") if self._dtype.itemsize == 4 else chunk.ids.astype(self._dtype)
-        self._files[0].write(ids)
-        self._files[1].write(chunk.lengths.astype("<i8"))
-
-    def close(self) -> tuple[list[str], dict[str, int]]:
-        for file in self._files:
-            file.close()
-        return [path.name for path in self._paths], {}
 
 
 def _write_rows(
     folder: Path, parts: list[str], dtype: np.dtype, sequence_length: int, pad_id: int
 ) -> tuple[dict[str, Any], str]:
     """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
-    lengths = np.concatenate([np.fromfile(folder / name, dtype="<i8") for name in parts if name.endswith(".lengths")])
+    lengths = lengths_in(folder, parts)
     document, starts, sizes = cut(lengths, sequence_length)
     packed, pointers = pack(sizes, sequence_length + 1)
     rows = len(pointers) - 1
@@ -89,7 +65,7 @@ def _write_rows(
     document, starts, sizes = document[packed], starts[packed], sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
     checksums = np.empty(rows, dtype="<u8")
-    with HashedFile(folder / "tokens.bin") as file, _Flat([folder / n for n in parts if n.endswith(".ids")]) as ids:
+    with HashedFile(folder / "tokens.bin") as file, Flat(ids_in(folder, parts)) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
@@ -125,37 +101,13 @@ def _write_rows(
     return facts, file.sha256
 
 
-class _Flat:
-    """Files read as one, by position: a mapping would count as memory, a read does not."""
-
-    def __init__(self, paths: list[Path]):
-        self._files = [os.open(path, os.O_RDONLY) for path in paths]
-        self._ends = np.cumsum([path.stat().st_size for path in paths]).tolist()
-
-    def __enter__(self) -> "_Flat":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files:
-            os.close(file)
-
-    def read(self, target: memoryview, position: int) -> None:
-        """Fill `target` from byte `position` on; a piece lies in one document, and a document in one file."""
-        number = 0
-        while position >= self._ends[number]:
-            number += 1
-        start = self._ends[number - 1] if number else 0
-        if os.preadv(self._files[number], [target], position - start) != len(target):
-            raise OSError(f"part {number} of the ids is shorter than its lengths say")
-
-
 class Buffers:
     """Memory that batches of n rows are read into, again and again."""
 
-    def __init__(self, rows: int, sequence_length: int, dtype: np.dtype):
+    def __init__(self, rows: int, sequence_length: int, dtype: np.dtype, out: type = np.int64):
         self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
-        self.tokens_bt = np.empty((rows, sequence_length), dtype=np.int64)
-        self.labels_bt = np.empty((rows, sequence_length), dtype=np.int64)
+        self.tokens_bt = np.empty((rows, sequence_length), dtype=out)
+        self.labels_bt = np.empty((rows, sequence_length), dtype=out)
         self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
         self.labels = self.labels_bt.reshape(-1)
         self.row_bytes = [memoryview(row) for row in self.ids]
@@ -164,12 +116,16 @@ class Buffers:
 class Plan:
     """Which rows the next batches hold, worked out at once: what NumPy takes for a call is then shared.
 
-    `indices` [batches, n]; `ignored[i]`: which labels of batch i do not count, as indices into [n, T] flattened;
-    `checksums[i]`: of the rows of batch i, or no list at all where all of them were read before.
+    `indices` [batches, n]; `checksums[i]`: of the rows of batch i, or no list at all where all were read before.
     """
 
-    def __init__(self, indices: np.ndarray, ignored: list[np.ndarray], checksums: list[list[int]] | None):
-        self.indices, self.ignored, self.checksums = indices, ignored, checksums
+    def __init__(self, indices: np.ndarray, ignored: np.ndarray, ends: list[int], checksums: list[list[int]] | None):
+        self.indices, self.checksums = indices, checksums
+        self._ignored, self._ends = ignored, ends
+
+    def ignored(self, i: int) -> np.ndarray:
+        """Which labels of batch i do not count, as indices into [n, T] flattened."""
+        return self._ignored[self._ends[i] : self._ends[i + 1]]
 
 
 class PackedStore:
@@ -197,9 +153,9 @@ class PackedStore:
         """Rows."""
         return len(self._tokens)
 
-    def buffers(self, rows: int) -> Buffers:
-        """Memory for batches of so many rows."""
-        return Buffers(rows, self.sequence_length, self._tokens.dtype)
+    def buffers(self, rows: int, out: type = np.int64) -> Buffers:
+        """Memory for batches of so many rows; `out` int32 where they are widened later, on a device."""
+        return Buffers(rows, self.sequence_length, self._tokens.dtype, out)
 
     def plan(self, indices: np.ndarray) -> Plan:
         """Prepare the reading of batches of rows: `indices` [batches, n]. IndexError for a row that does not exist."""
@@ -207,15 +163,13 @@ class PackedStore:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"a row outside 0 … {len(self) - 1}")
         batches, rows = indices.shape
-        flat, pointers = self._ignored(indices.reshape(-1))
+        flat, pointers = self._ignored(indices.reshape(-1), rows)
         ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
-        size = rows * self.sequence_length
-        ignored = [flat[a:b] - i * size for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))]
         fresh = bool(self._unseen[indices].any())
-        return Plan(indices, ignored, self._checksums[indices].tolist() if fresh else None)
+        return Plan(indices, flat, ends, self._checksums[indices].tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
-        """Batch i of a plan: into `tokens_bt` and `labels_bt` of the buffers, int64 [n, T]; labels are −100 on padding
+        """Batch i of a plan: into `tokens_bt` and `labels_bt` of the buffers, [n, T]; labels are −100 on padding
         and on each piece's first token. UserError for a row that is not what was written."""
         indices = plan.indices[i]
         np.take(self._tokens, indices, axis=0, out=into.ids, mode="clip")  # any other mode copies twice
@@ -223,9 +177,9 @@ class PackedStore:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
                 raise self._changed(indices, into, plan.checksums[i])
             self._unseen[indices] = False
-        into.tokens_bt[...] = into.inputs
-        into.labels_bt[...] = into.targets
-        into.labels[plan.ignored[i]] = IGNORED
+        np.copyto(into.tokens_bt, into.inputs, casting="unsafe")  # ids fit: the vocabulary is below 2**31
+        np.copyto(into.labels_bt, into.targets, casting="unsafe")
+        into.labels[plan.ignored(i)] = IGNORED
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels of the given rows, as `read` gives them, in memory of their own."""
@@ -270,15 +224,15 @@ class PackedStore:
                 lengths.append(sum(map(len, parts)))
             yield Chunk(np.concatenate(ids).astype(np.int32), np.array(lengths, dtype=np.int64))
 
-    def _ignored(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(Labels of n rows that do not count, as indices into [n, T] flattened; where each row's begin, [n + 1])."""
+    def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(Labels of n rows that do not count, as indices into [batch, T] flattened; where a row's begin, [n + 1])."""
         n, T = len(indices), self.sequence_length
         first, last, ends = self._piece_ends(indices)
         counts = last - first
         final = np.cumsum(counts) - 1
         following = np.ones(len(ends), dtype=np.int64)  # behind a piece: the label that is the next one's first token
         following[final] = T + 1 - ends[final]  # behind the last one: padding
-        row_of = np.repeat(np.arange(n), counts)
+        row_of = np.repeat(np.arange(n) % max(1, batch), counts)
         skipped = np.cumsum(following)
         flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
         return flat, np.concatenate(([0], skipped[final]))

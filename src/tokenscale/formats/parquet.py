@@ -143,9 +143,11 @@ class ListColumns:
         """What the columns take when decoded, from the files' metadata (values; offsets are small beside them)."""
         total = 0
         for file, group in self._groups:
-            row_group = self._files[file].metadata.row_group(group)
-            chunks = [row_group.column(c) for c in range(row_group.num_columns)]
-            total += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in self.columns)
+            schema, row_group = self._files[file].schema_arrow, self._files[file].metadata.row_group(group)
+            for column in map(row_group.column, range(row_group.num_columns)):
+                name = column.path_in_schema.split(".")[0]
+                if name in self.columns:  # Parquet has no int8: what a value takes is for Arrow to say
+                    total += column.num_values * schema.field(name).type.value_type.bit_width // 8
         return total
 
     def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:

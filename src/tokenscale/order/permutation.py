@@ -4,14 +4,21 @@ import numpy as np
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
+# constants of splitmix64, made once: a block of the order is a few hundred calls of NumPy, each about a microsecond
+_ADD, _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_SALTS = np.array([(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64)[:, None]
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
     """Finaliser of splitmix64 (Steele, Lea & Flood 2014) on an array of uint64: a bijection that scatters every bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x + _ADD
+    x ^= x >> _S30
+    x *= _M1
+    x ^= x >> _S27
+    x *= _M2
+    x ^= x >> _S31
+    return x
 
 
 def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int = 0) -> np.ndarray:
@@ -31,28 +38,34 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
     if n == 1:
         return np.zeros_like(index)
     bits = max(2, (n - 1).bit_length())
-    key = mix64(np.asarray(epoch, dtype=np.int64).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64)))
-    keys = np.broadcast_to(key, index.shape).ravel()
+    epochs = np.asarray(epoch, dtype=np.int64)
+    if epochs.size > 1 and epochs.min() == epochs.max():
+        epochs = epochs.reshape(-1)[:1]  # one key for all: the rounds' keys are then single numbers
+    key = mix64(epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64)))
+    keys = mix64(key + _SALTS)  # [rounds, 1 or indices]
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
     outside = np.flatnonzero(values >= np.uint64(n))
     while outside.size:
-        values[outside] = _feistel(values[outside], keys[outside], bits)
-        outside = outside[values[outside] >= np.uint64(n)]
+        walked = _feistel(values[outside], keys if key.size == 1 else keys[:, outside], bits)
+        values[outside] = walked
+        outside = outside[walked >= np.uint64(n)]
     return values.astype(np.int64).reshape(index.shape)
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """One pass of the network on `bits`-bit numbers; the halves differ by a bit where `bits` is odd."""
+    """One pass of the network on `bits`-bit numbers; the halves differ by a bit where `bits` is odd.
+
+    `keys` [rounds, 1]: the same for all; or [rounds, values].
+    """
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
     high, low = values >> low_bits, values & low_mask
-    for number in range(_ROUNDS):
-        salt = np.uint64((number * 0xD1342543DE82EF95) & _MASK)
+    for number, round_keys in enumerate(keys):
         if number % 2:
-            high = high ^ (mix64(low ^ mix64(keys + salt)) & high_mask)
+            high ^= mix64(low ^ round_keys) & high_mask
         else:
-            low = low ^ (mix64(high ^ mix64(keys + salt)) & low_mask)
+            low ^= mix64(high ^ round_keys) & low_mask
     return (high << low_bits) | low
 
 

@@ -285,6 +285,9 @@ def benchmark_stores(settings: Any) -> list[StoreSettings]:
         StoreSettings("padded", sequence_length=settings.sequence_length),
         StoreSettings("token-list"),
         StoreSettings("packed", sequence_length=settings.sequence_length),
+        # as the studies' files were
+        StoreSettings("padded", sequence_length=settings.sequence_length, codec="snappy", dtype="int64"),
+        StoreSettings("token-list", codec="snappy", dtype="int64"),
     ]
 
 

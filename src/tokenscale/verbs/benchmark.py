@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
     data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    data.add_argument("--peers", metavar="PYTHON", help="a Python with datasets, mosaicml-streaming or litdata")
+    data.add_argument("--figure", type=Path, metavar="FILE", help="draw the table: .svg, .png or .pdf")
     text = kinds.add_parser("text", help="real English text without repeats, to measure tokenizers with")
     text.add_argument("--megabytes", type=_positive, default=100.0, metavar="X", help="how much (default 100)")
     text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
@@ -50,7 +52,11 @@ def run(arguments: argparse.Namespace) -> None:
         return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
-    print(module.table(module.measure(settings, *folders, arguments.output)))
+    result = module.measure(settings, *folders, arguments.output, peers=arguments.peers)
+    shown = importlib.import_module("tokenscale.benchmark.data_table")
+    if arguments.figure:
+        shown.draw(result, arguments.figure)
+    print(shown.table(result))
 
 
 def _positive(text: str) -> float:

@@ -1,0 +1,133 @@
+"""One peer's reader over rows of token ids: run by `peers.py` in whatever Python has the peer. Standard library, NumPy,
+torch and the peer; nothing of ours, and no argument parser.
+
+    python peer_reader.py PEER ROWS.npy ORDER.npy FOLDER OUTPUT.json
+
+ROWS is int32 [rows, T + 1]; ORDER int64 [batches, rows a batch]; the peer's own files are made in FOLDER when they are
+not there. Each batch ends as inputs and labels, int64 torch tensors [n, T].
+"""
+
+import json
+import os
+import sys
+import time
+import zlib
+from importlib.metadata import version
+
+import numpy as np
+import torch
+
+
+def datasets(rows, folder):
+    """Hugging Face datasets, Arrow on disk, torch format."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if not os.path.isdir(folder):
+        datasets.Dataset.from_dict({"input_ids": rows}).save_to_disk(folder)
+
+    def opened():
+        data = datasets.load_from_disk(folder).with_format("torch")
+        return lambda indices: data[indices.tolist()]["input_ids"]
+
+    return opened, version("datasets")
+
+
+def mds(rows, folder):
+    """mosaicml-streaming, local MDS shards."""
+    from streaming import MDSWriter, StreamingDataset
+
+    if not os.path.isdir(folder):
+        with MDSWriter(out=folder, columns={"tokens": f"ndarray:int32:{rows.shape[1]}"}) as writer:
+            for row in rows:
+                writer.write({"tokens": row})
+
+    def opened():
+        data = StreamingDataset(local=folder, shuffle=False, batch_size=1)
+
+        def row(i):
+            return torch.from_numpy(data[i]["tokens"].astype(np.int64))
+
+        return lambda indices: torch.stack([row(i) for i in indices.tolist()])
+
+    return opened, version("mosaicml-streaming")
+
+
+def litdata(rows, folder):
+    """litdata's TokensLoader. Its fast path is order of chunks; here it is asked for the same rows as all others."""
+    from litdata import StreamingDataset
+    from litdata.streaming import Cache, TokensLoader
+
+    width = rows.shape[1]
+    if not os.path.isdir(folder):
+        cache = Cache(folder, chunk_size=width * 1024, item_loader=TokensLoader())
+        for i, row in enumerate(rows):
+            cache._add_item(i, torch.from_numpy(row.astype(np.int32)))
+        cache.done()
+        cache.merge()
+
+    def opened():
+        data = StreamingDataset(folder, item_loader=TokensLoader(block_size=width), shuffle=False)
+        return lambda indices: torch.stack([data[i].long() for i in indices.tolist()])
+
+    return opened, version("litdata")
+
+
+def nanogpt(rows, folder):
+    """The access pattern of nanoGPT, re-created: a new mapping each batch, two widened copies a row."""
+    path = folder + ".bin"
+    if not os.path.isfile(path):
+        rows.astype(np.uint32).tofile(path)
+    width = rows.shape[1]
+
+    def opened():
+        def batch(indices):
+            data = np.memmap(path, dtype=np.uint32, mode="r")
+            starts = (indices * width).tolist()
+            x = torch.stack([torch.from_numpy(data[i : i + width - 1].astype(np.int64)) for i in starts])
+            y = torch.stack([torch.from_numpy(data[i + 1 : i + width].astype(np.int64)) for i in starts])
+            return x, y
+
+        return batch
+
+    return opened, "pattern of its train.py"
+
+
+PEERS = {"datasets": datasets, "mosaicml-streaming": mds, "litdata": litdata, "nanogpt": nanogpt}
+
+
+def main(peer, rows_file, order_file, folder, output):
+    torch.set_num_threads(1)
+    rows, order = np.load(rows_file, mmap_mode="r"), np.load(order_file)
+    make, stated = PEERS[peer](np.asarray(rows), folder)
+    before = _anonymous_bytes()
+    start = time.perf_counter()
+    batch = make()
+    open_s = time.perf_counter() - start
+    batch_s, digest = [], 0
+    for indices in order:
+        start = time.perf_counter()
+        found = batch(indices)
+        tokens, labels = found if isinstance(found, tuple) else (found[:, :-1], found[:, 1:])
+        batch_s.append(time.perf_counter() - start)
+        assert tokens.dtype == labels.dtype == torch.int64 and tokens.shape == labels.shape
+        digest = zlib.crc32(labels.contiguous().numpy(), zlib.crc32(tokens.contiguous().numpy(), digest))
+    held = max(0, _anonymous_bytes() - before)
+    with open(output, "w") as file:
+        json.dump(
+            {"version": stated, "open_s": open_s, "batch_s": batch_s, "crc32": digest, "memory_bytes": held}, file
+        )
+    sys.stdout.flush()
+    os._exit(0)  # some leave threads and shared memory that wait for each other
+
+
+def _anonymous_bytes():
+    try:
+        with open("/proc/self/status") as file:
+            return 1024 * int(file.read().split("RssAnon:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

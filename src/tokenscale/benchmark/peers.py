@@ -1,0 +1,72 @@
+"""Other libraries' readers over the very same rows, each in a process of its own, in a Python that has them."""
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.benchmark import peer_reader
+from tokenscale.errors import UserError
+
+#: peer → the module that says whether it is installed
+MODULES = {"datasets": "datasets", "mosaicml-streaming": "streaming", "litdata": "litdata", "nanogpt": "numpy"}
+LIMIT_S = 600
+
+
+class Peers:
+    """The peers that the Python `interpreter` has, over `rows` [rows, T + 1]; files go below `folder`."""
+
+    def __init__(self, rows: np.ndarray, folder: Path, interpreter: str = sys.executable):
+        self._folder, self._interpreter = folder, interpreter
+        self._rows = folder / "rows.npy"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(self._rows, rows.astype(np.int32))
+        self.versions: dict[str, str] = {}
+        self.names = [peer for peer, module in MODULES.items() if self._has(module)]
+
+    def measure(self, peer: str, order: np.ndarray) -> dict[str, Any]:
+        """Open the peer anew and read `order` [batches, n]. RuntimeError where what it gives is not the rows."""
+        paths = self._folder / "order.npy", self._folder / peer, self._folder / f"{peer}.json"
+        np.save(paths[0], order)
+        script = [self._interpreter, peer_reader.__file__, peer, str(self._rows), *map(str, paths)]
+        paths[2].unlink(missing_ok=True)
+        done = subprocess.run(script, capture_output=True, text=True, timeout=LIMIT_S)
+        if not paths[2].exists():
+            raise RuntimeError(f"{peer} failed:\n{done.stderr[-2000:]}")
+        found = json.loads(paths[2].read_text())
+        if found["crc32"] != _digest(np.load(self._rows, mmap_mode="r"), order):
+            raise RuntimeError(f"{peer} gives other tokens than were written: nothing it says counts")
+        self.versions[peer] = found["version"]
+        return {
+            "open_s": found["open_s"],
+            "batch_s": found["batch_s"],
+            "median_batch_s": float(np.median(found["batch_s"])),
+            "seconds": sum(found["batch_s"]),
+            "memory_bytes": found["memory_bytes"],
+        }
+
+    def _has(self, module: str) -> bool:
+        found = " and ".join(f"u.find_spec({name!r})" for name in (module, "torch"))
+        code = f"import importlib.util as u; raise SystemExit(not ({found}))"
+        try:
+            return subprocess.run([self._interpreter, "-c", code], capture_output=True, timeout=60).returncode == 0
+        except OSError as error:
+            raise UserError(
+                "the Python of the peers cannot be started.",
+                flag="--peers",
+                file=self._interpreter,
+                reason=error.strerror,
+                next="name the python of an environment that has them",
+            ) from None
+
+
+def _digest(rows: np.ndarray, order: np.ndarray) -> int:
+    digest = 0
+    for indices in order:
+        wide = rows[indices].astype(np.int64)
+        digest = zlib.crc32(np.ascontiguousarray(wide[:, 1:]), zlib.crc32(np.ascontiguousarray(wide[:, :-1]), digest))
+    return digest

@@ -1,0 +1,127 @@
+"""The studies' own way from text or tokens to batches, kept as it was, so that ours can be measured against it.
+
+Their two offline readers decode the whole table into memory at opening, and turn each row into Python objects and
+these into tensors; their online readers call the Hugging Face tokenizer document by document. Two BOS a document and
+the mask by id are theirs, too. One sequence at a time, stacked to a batch, as a DataLoader without workers does.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tokenscale.formats.labels import IGNORED
+
+ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
+#: what their files looked like
+STORAGE = {"codec": "snappy", "dtype": "int64"}
+
+
+def missing() -> str | None:
+    """Why these arms cannot run here."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        return "package transformers is not installed"
+    return None
+
+
+class StudyBatches:
+    """Endless batches of (tokens, labels), torch int64 [rows, T]; and how many labels count."""
+
+    def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
+        self._samples, self._rows = samples, rows
+
+    def next(self) -> tuple[Any, Any, int, int]:
+        """(tokens, labels, useful tokens, all tokens)."""
+        import torch
+
+        pairs = [next(self._samples) for _ in range(self._rows)]
+        tokens, labels = torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs])
+        return tokens, labels, int((labels != IGNORED).sum()), tokens.numel()
+
+
+def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer: Path, stores: dict[str, Path]):
+    """The batches of one arm. `stores` holds the folders of their `padded` and `token-list` files."""
+    length = sequence_length
+    if arm == "studies' padding-free":
+        encode, bos, _ = _tokenizer(tokenizer)
+        texts = pq.read_table(_files(corpus, "train"), memory_map=True)["text"]
+        return StudyBatches(_stream(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows)
+    if arm == "studies' padded":
+        encode, _, pad = _tokenizer(tokenizer, length + 1)
+        texts = pq.read_table(_files(corpus, "train"), memory_map=True)["text"]
+        return StudyBatches(_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows)
+    bos, pad = _ids(tokenizer)
+    if arm == "studies' token-list":
+        lists = pq.read_table(_files(stores["token-list"], "shard"), memory_map=True)["tokens"]
+        return StudyBatches(_stream(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows)
+    table = pq.read_table(_files(stores["padded"], "shard"), memory_map=True)
+    ids, masks = table["input_ids"], table["attention_mask"]
+
+    def padded(i: int) -> list[int]:
+        masks[i].as_py()  # read, and used by nobody
+        return ids[i].as_py()
+
+    return StudyBatches(_rows(padded, len(ids), pad), rows)
+
+
+def _stream(document: Callable[[int], list[int]], count: int, bos: int, length: int) -> Iterator[tuple[Any, Any]]:
+    """A buffer that documents are put into, a BOS before each beside the tokenizer's own, and rows are cut from."""
+    import torch
+
+    buffer: list[int] = []
+    i = 0
+    while True:
+        while len(buffer) < length + 1:
+            buffer.append(bos)
+            buffer += document(i % count)
+            i += 1
+        tokens = torch.tensor(buffer[:length], dtype=torch.long)
+        labels = torch.tensor(buffer[1 : length + 1], dtype=torch.long)
+        labels[tokens == bos] = IGNORED
+        buffer = buffer[length:] if len(buffer) > length + 1 else []
+        yield tokens, labels
+
+
+def _rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tuple[Any, Any]]:
+    import torch
+
+    i = 0
+    while True:
+        ids = torch.tensor(row(i % count), dtype=torch.long)
+        labels = ids[1:].clone()
+        labels[labels == pad] = IGNORED
+        i += 1
+        yield ids[:-1].clone(), labels
+
+
+def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[str], list[int]], int, int]:
+    """`transformers`' tokenizer that adds a BOS, as Mistral-Nemo's does; (text → ids, BOS, pad)."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    from tokenscale.tokenizer.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else manifest["file"]["name"]
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / name))
+    fast.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
+    bos = fast.bos_token_id
+    fast.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    if padded_to is None:
+        return lambda text: fast.encode(text), bos, fast.pad_token_id
+    options = {"max_length": padded_to, "padding": "max_length", "truncation": True, "padding_side": "right"}
+    return lambda text: fast(text, **options)["input_ids"], bos, fast.pad_token_id
+
+
+def _ids(folder: Path) -> tuple[int, int]:
+    from tokenscale.tokenizer.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    return manifest["bos_id"], manifest["pad_id"]
+
+
+def _files(folder: Path, prefix: str) -> list[str]:
+    return sorted(str(path) for path in folder.glob(f"{prefix}-*.parquet"))
