@@ -14,6 +14,7 @@ VERBS = {
     "corpus": "raw text → raw Parquet with train and validation splits",
     "tokenizer": "make or fetch a tokenizer, with its manifest",
     "pretokenize": "raw Parquet → one token store",
+    "unpack": "an archive → a packed store",
     "advise": "what to do with your own text, from a sample: padding, bytes, speed, and the format to choose",
     "train": "a training from flags: on a file, a corpus by name, or random numbers; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal it",

@@ -10,6 +10,7 @@ import pytest
 from tests.corpora import HOSTILE, Lab, make_store, texts_around
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
+from tokenscale.formats.archive import ArchiveStore
 from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.labels import IGNORED, labels_of
 from tokenscale.formats.manifest import open_store
@@ -23,8 +24,9 @@ T = 16
 PADDED = StoreSettings("padded", sequence_length=T)
 TOKEN_LIST = StoreSettings("token-list")
 PACKED = StoreSettings("packed", sequence_length=T)
-ALL = [PADDED, TOKEN_LIST, PACKED]
-READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore}
+ARCHIVE = StoreSettings("archive")
+ALL = [PADDED, TOKEN_LIST, PACKED, ARCHIVE]
+READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +223,16 @@ def read_all(path, store):
     reader = READERS[store.format](path, open_store(path, store))
     if store.format == "token-list":
         return [reader.document(i).tolist() for i in range(len(reader))]
+    if store.format == "archive":
+        return [document.tolist() for chunk in reader.chunks(0, len(reader)) for document in chunk.documents()]
     return [part.tolist() for part in reader.rows(np.arange(len(reader)))]
 
 
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
 def test_every_single_byte_flip_is_found(tmp_path, store):
-    """Of a small store, byte by byte: on opening, or at the first touch of a row."""
+    """Of a small store, byte by byte: on opening, or at the first touch of a row or a block."""
     lab = Lab(tmp_path / "lab", ["some words", "", "x" * 40], vocabulary_size=259)
-    path = lab.store(replace(store, **({"sequence_length": 8} if store.format != "token-list" else {})))
+    path = lab.store(replace(store, **({"sequence_length": 8} if "sequence_length" in store.options() else {})))
     store = StoreSettings.parse(path.name)
     good_content = read_all(path, store)
     names = [file["name"] for file in json.loads((path / "manifest.json").read_text())["files"]]

@@ -8,7 +8,8 @@ import pytest
 
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
 from tokenscale.errors import UserError
-from tokenscale.formats import writing
+from tokenscale.formats import ranked, writing
+from tokenscale.formats.archive import ArchiveStore
 from tokenscale.formats.documents import Chunk, IdsDigest, framed
 from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
@@ -25,6 +26,7 @@ STORES = [
     StoreSettings("padded", sequence_length=T),
     StoreSettings("token-list"),
     StoreSettings("packed", sequence_length=T),
+    StoreSettings("archive"),
 ]
 TEXTS = [*HOSTILE, *texts_around(T)] * 3
 
@@ -38,6 +40,7 @@ def lab(tmp_path_factory):
 def small_parts(monkeypatch):
     monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
     monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
 
 
 def files_of(path):
@@ -227,7 +230,7 @@ def test_documents_are_framed_by_hand():
 @pytest.mark.parametrize(("first", "last"), [(0, None), (0, 0), (3, 4), (5, 30)])
 def test_stores_give_their_documents_back(lab, store, first, last):
     """`packed` puts documents together again that lie in many rows."""
-    reader = {"token-list": TokenListStore, "packed": PackedStore}[store.format]
+    reader = {"token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}[store.format]
     path = lab.store(store)
     last = len(TEXTS) if last is None else last
     found = [d.tolist() for c in reader(path, open_store(path, store)).chunks(first, last) for d in c.documents()]

@@ -48,6 +48,7 @@ class Origin:
     source: dict[str, Any]  # hashes of the text, or of the files that were converted
     created: str  # a date of the source's own
     engine: str = ""  # what made the ids; for the build record, never for the manifest
+    ids_digest: str | None = None  # of all documents, where it is known before they are written
 
 
 class Documents(Protocol):

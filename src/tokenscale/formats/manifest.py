@@ -106,7 +106,7 @@ def open_store(
             raise _mismatch(where, asked_by, name, value, found)
     compare("tokenizer", tokenizer_name, manifest["tokenizer"]["name"])
     compare("tokenizer file, sha256", tokenizer_sha256, manifest["tokenizer"]["file_sha256"])
-    compare("corpus manifest, sha256", corpus_manifest_sha256, manifest["corpus_manifest_sha256"])
+    compare("corpus manifest, sha256", corpus_manifest_sha256, manifest.get("corpus_manifest_sha256"))
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
         raise _mismatch(where, asked_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
     for file in manifest["files"]:

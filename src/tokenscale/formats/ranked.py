@@ -108,6 +108,23 @@ def compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
     return zstandard.ZstdCompressor(compression_params=parameters).compress
 
 
+def decompressed(frame: memoryview, size: int) -> np.ndarray:
+    """The content of a zstd frame, uint8 [size]. Raises ValueError if it is damaged or of another size."""
+    # Arrow does not tell how much it decompressed; zstd checks what the frame says of itself (RFC 8878, 3.1.1.1)
+    magic, descriptor = bytes(frame[:4]), frame[4] if len(frame) > 4 else 0
+    single, kind = descriptor >> 5 & 1, descriptor >> 6
+    width = (single, 2, 4, 8)[kind]
+    first = 6 - single
+    said = int.from_bytes(frame[first : first + width], "little") + (256 if kind == 1 else 0)
+    if magic != b"\x28\xb5\x2f\xfd" or descriptor & 0b1011 or width == 0 or said != size:
+        raise ValueError(f"not a zstd frame of {size} bytes")
+    try:
+        content = pa.Codec("zstd").decompress(frame, decompressed_size=size)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"a damaged zstd frame: {error}") from None
+    return np.frombuffer(content, dtype=np.uint8)
+
+
 def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
     """One block of the given ids: uint8, uint16 or uint32 [n], all ranked. `level` is a level of zstd or a name in
     `SETTINGS`.
@@ -162,7 +179,7 @@ def unpack(data: bytes, ids_by_rank: np.ndarray, n: int) -> np.ndarray:
         raise ValueError(f"a frame of {len(frame)} bytes; the block's header says {frame_bytes}")
     if not n <= code_bytes <= 2 * n or third_bytes > code_bytes - n:
         raise ValueError(f"{code_bytes} + {third_bytes} bytes of codes cannot be {n} ids")
-    content = _decompress(frame, code_bytes + third_bytes)
+    content = decompressed(frame, code_bytes + third_bytes)
     codes, thirds = content[:code_bytes], content[code_bytes:].astype(np.int64)
     if (codes == NOTHING).any():
         raise ValueError(f"a byte {NOTHING} among the codes")
@@ -202,23 +219,6 @@ def unpack(data: bytes, ids_by_rank: np.ndarray, n: int) -> np.ndarray:
 def _check_ids(ids: np.ndarray) -> None:
     if ids.ndim != 1 or ids.dtype.kind != "u" or ids.dtype.itemsize > 4:
         raise ValueError(f"ids are uint8, uint16 or uint32 [n], not {ids.dtype} {list(ids.shape)}")
-
-
-def _decompress(frame: memoryview, size: int) -> np.ndarray:
-    """The content of a zstd frame, uint8 [size]. Raises ValueError if it is damaged or of another size."""
-    # Arrow does not tell how much it decompressed; zstd checks what the frame says of itself (RFC 8878, 3.1.1.1)
-    magic, descriptor = bytes(frame[:4]), frame[4] if len(frame) > 4 else 0
-    single, kind = descriptor >> 5 & 1, descriptor >> 6
-    width = (single, 2, 4, 8)[kind]
-    first = 6 - single
-    said = int.from_bytes(frame[first : first + width], "little") + (256 if kind == 1 else 0)
-    if magic != b"\x28\xb5\x2f\xfd" or descriptor & 0b1011 or width == 0 or said != size:
-        raise ValueError(f"not a zstd frame of {size} bytes")
-    try:
-        content = pa.Codec("zstd").decompress(frame, decompressed_size=size)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"a damaged zstd frame: {error}") from None
-    return np.frombuffer(content, dtype=np.uint8)
 
 
 @cache

@@ -58,7 +58,8 @@ class StoreWriter:
         self.resumed = 0
         self._part_documents = part_documents or max(1, len(documents))
         self._groups: list[bytes] = []
-        self._occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
+        #: how often each id occurs in the parts that are written, int64 [V]
+        self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
 
     def parts(self, open_part: Callable[[int], Part]) -> Parts:
         """Write all documents, `open_part(number)` after another. Parts that an interrupted writer of the same store
@@ -77,7 +78,7 @@ class StoreWriter:
             for name, count in facts["counts"].items():
                 found.counts[name] = found.counts.get(name, 0) + count
             self._groups += [bytes.fromhex(group) for group in facts["groups"]]
-            self._occurrences += np.load(self._occurrences_of(record))
+            self.occurrences += np.load(self._occurrences_of(record))
         self.resumed = found.resumed
         return found
 
@@ -85,13 +86,22 @@ class StoreWriter:
         self, names: list[str], facts: dict[str, Any], hashes: dict[str, str] | None = None, checks: str | None = None
     ) -> dict[str, Any]:
         """Describe the files `names` of the folder; `facts` are the format's own counts, `tokens_stored` and `places`
-        (tokens, padding included, that the rows hold) among them. Returns the manifest.
+        (tokens, padding included, that the rows hold) among them. Returns the manifest. UserError where the ids are not
+        those that the documents' origin promises.
 
         `hashes` are SHA-256 that are known already; `checks` names the file of checksums by which a reader verifies the
         largest file bit by bit, in place of hashing all of it at once.
         """
         self.documents.confirm()
-        origin = self.documents.origin
+        origin, digest = self.documents.origin, IdsDigest.of(self._groups)
+        if origin.ids_digest not in (None, digest):
+            raise UserError(
+                "the ids are not those of the store that they come from: no store was written.",
+                store=self.store.directory,
+                expected=f"ids_digest {origin.ids_digest}",
+                found=f"ids_digest {digest}",
+                next="make the store again that is read here",
+            )
         hashes = dict(hashes or {})
         rest = [name for name in names if name not in hashes]
         with ThreadPoolExecutor(2) as pool:
@@ -99,8 +109,8 @@ class StoreWriter:
         files = [{"name": name, "bytes": (self.folder / name).stat().st_size, "sha256": hashes[name]} for name in names]
         if checks is not None:
             files[0]["checked_by"] = checks
-        tokens = int(self._occurrences.sum())
-        shares = self._occurrences[self._occurrences > 0] / max(1, tokens)
+        tokens = int(self.occurrences.sum())
+        shares = self.occurrences[self.occurrences > 0] / max(1, tokens)
         self.manifest = {
             "schema_version": VERSION,
             "format": self.store.format,
@@ -118,7 +128,7 @@ class StoreWriter:
             "tokens_in_documents": tokens,
             **facts,
             "fill": round(facts["tokens_stored"] / facts["places"], 6),
-            "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.of(self._groups)},
+            "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": digest},
             "bits_per_token": {
                 "stored": round(8 * sum(file["bytes"] for file in files) / max(1, tokens), 4),
                 "order_0_entropy": round(float(-(shares * np.log2(shares)).sum()), 4),
@@ -128,7 +138,7 @@ class StoreWriter:
         return self.manifest
 
     def _write(self, part: Part, first: int, last: int) -> dict[str, Any]:
-        digest, occurrences = IdsDigest(), np.zeros_like(self._occurrences)
+        digest, occurrences = IdsDigest(), np.zeros_like(self.occurrences)
         for chunk in self.documents.chunks(first, last):
             if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < len(occurrences):
                 raise ValueError(f"ids outside the vocabulary of {len(occurrences)}")

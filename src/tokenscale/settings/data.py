@@ -223,7 +223,7 @@ class StorageSettings:
 class StoreSettings:
     """One token store: a format and its options. Its directory name says all of it (`padded-sequence_length=2048`)."""
 
-    format: Literal["padded", "token-list", "packed"]
+    format: Literal["padded", "token-list", "packed", "archive"]
     split: Literal["train", "validation"] = "train"
     sequence_length: int = 1024
     eos: bool = False
@@ -231,12 +231,14 @@ class StoreSettings:
     codec_level: int = 3
     dtype: Literal["int32", "int64", "uint32"] = "int32"
     row_group_rows: int = 1000
+    level: Literal["fast", "small", "smallest"] = "fast"
 
     #: which options mean something for which format
     OPTIONS = {
         "padded": ("split", "sequence_length", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
         "token-list": ("split", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
         "packed": ("split", "sequence_length", "eos"),
+        "archive": ("split", "eos", "level"),
     }
 
     def options(self) -> dict[str, object]:
@@ -255,6 +257,15 @@ class StoreSettings:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         changed = [f"{k}={_text(v)}" for k, v in self.options().items() if v != defaults[k]]
         return "-".join([self.format, *changed])
+
+    @property
+    def archive(self) -> "StoreSettings":
+        """The archive that holds the same documents.
+
+        >>> StoreSettings("packed", split="validation", sequence_length=2048).archive.directory
+        'archive-split=validation'
+        """
+        return StoreSettings("archive", split=self.split, eos=self.eos)
 
     @classmethod
     def parse(cls, directory: str) -> "StoreSettings":
@@ -287,6 +298,7 @@ _WORDS = {
     "split": ("train", "validation"),
     "codec": ("none", "snappy", "lz4", "zstd"),
     "dtype": ("int32", "int64", "uint32"),
+    "level": ("fast", "small", "smallest"),
 }
 
 

@@ -26,6 +26,7 @@ FORMATS = {
     "padded": "tokenscale.formats.padded",
     "token-list": "tokenscale.formats.token_list",
     "packed": "tokenscale.formats.packed",
+    "archive": "tokenscale.formats.archive",
 }
 #: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
 BATCHES = {

@@ -1,0 +1,45 @@
+"""An archive → a packed store, byte for byte the one that comes from the text; needs neither text nor tokenizer."""
+
+import argparse
+from pathlib import Path
+
+from tokenscale.corpus.progress import Progress
+from tokenscale.errors import UserError
+from tokenscale.formats.manifest import located, read_store_manifest
+from tokenscale.formats.unpack import unpack, unpack_once
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where from, where to."""
+    parser.allow_abbrev = False
+    parser.add_argument("--archive", required=True, type=Path, metavar="PATH", help="the archive: folder or manifest")
+    parser.add_argument("--sequence-length", type=int, default=1024, metavar="N", help="positions a row (default 1024)")
+    to = parser.add_mutually_exclusive_group(required=True)
+    to.add_argument("--output", type=Path, metavar="FILE", help="the store's manifest.json; the rest lies beside")
+    to.add_argument(
+        "--local-disk",
+        type=Path,
+        metavar="DIR",
+        help="the disk of a node: makes DIR/packed…/manifest.json, unless it is there, and prints its path",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write, and say what came of it."""
+    if arguments.output is not None and arguments.output.name != "manifest.json":
+        raise UserError(
+            "a store's manifest is called manifest.json.", output=arguments.output, next="FOLDER/manifest.json"
+        )
+    documents = read_store_manifest(arguments.archive)["documents"]
+    progress = Progress(f"unpack {located(arguments.archive)[0]}", total=documents)
+    if arguments.local_disk is not None:
+        path, made = unpack_once(arguments.archive, arguments.sequence_length, arguments.local_disk, progress)
+        progress.close()
+        print(path if made else f"{path} (was there)")
+        return
+    manifest = unpack(arguments.archive, arguments.sequence_length, arguments.output.parent, progress)
+    progress.close()
+    print(
+        f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
+        f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%})"
+    )
