@@ -74,12 +74,12 @@ def estimates(facts):
     return found | {f"{t} {name}": e for t, of in facts["sequence_lengths"].items() for name, e in of.items()}
 
 
-@pytest.mark.parametrize("file", ["numbers.parquet", "numbers.jsonl"])
-def test_the_truth_lies_in_the_intervals(place, tmp_path, monkeypatch, file):
+@pytest.mark.parametrize("file, seeds", [("numbers.parquet", 5), ("numbers.jsonl", 2)])
+def test_the_truth_lies_in_the_intervals(place, tmp_path, monkeypatch, file, seeds):
     column = [] if file.endswith("parquet") else ["--text-column", "body"]
     true = truth(place)
     held = {name: 0 for name in true}
-    for seed in range(5):
+    for seed in range(seeds):
         monkeypatch.setattr(command, "SEED", seed)
         found = estimates(facts_of(place, tmp_path, "--documents", "1500", *column, file=file))
         assert set(found) == set(true)
@@ -88,8 +88,9 @@ def test_the_truth_lies_in_the_intervals(place, tmp_path, monkeypatch, file):
         # and they say something
         assert all(found[name]["high"] < 1.2 * found[name]["low"] for name in ("tokens", f"{T} gain"))
         assert 0 < found[f"{T} padding"]["high"] - found[f"{T} padding"]["low"] < 0.05
-    assert sum(held.values()) / (5 * len(held)) >= 0.92, held  # they promise 95 of 100
-    assert min(held[name] for name in ("documents", "tokens", f"{T} padding", f"{T} cut", f"{T} gain")) >= 4, held
+    assert sum(held.values()) / (seeds * len(held)) >= 0.92, held  # they promise 95 of 100
+    main_ones = ("documents", "tokens", f"{T} padding", f"{T} cut", f"{T} gain")
+    assert min(held[name] for name in main_ones) >= 0.8 * seeds, held
 
 
 def test_the_printed_table_rounds_outwards_and_holds_the_truth(place, tmp_path, capsys):
