@@ -23,6 +23,7 @@ ROOMS_OF = {
     "unit/study_train/": ["commands", "settings"],
     "unit/test_closure.py": ["settings"],
     "unit/test_config.py": ["settings"],
+    "unit/test_convert": ["commands", "formats"],
     "unit/test_doctor_": ["diagnosis"],
     "unit/test_download.py": ["corpus"],
     "unit/test_figures.py": ["report"],

@@ -15,6 +15,7 @@ VERBS = {
     "tokenizer": "make or fetch a tokenizer, with its manifest",
     "pretokenize": "raw Parquet → one token store",
     "unpack": "an archive → a packed store",
+    "convert": "token stores from and to Megatron-LM, nanoGPT and Hugging Face data sets",
     "advise": "what to do with your own text, from a sample: padding, bytes, speed, and the format to choose",
     "train": "a training from flags: on a file, a corpus by name, or random numbers; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal it",

@@ -28,6 +28,12 @@ FORMATS = {
     "packed": "tokenscale.formats.packed",
     "archive": "tokenscale.formats.archive",
 }
+#: format of others → the module that reads and writes it
+FOREIGN = {
+    "megatron": "tokenscale.formats.foreign.megatron",
+    "nanogpt": "tokenscale.formats.foreign.nanogpt",
+    "hf-datasets": "tokenscale.formats.foreign.hf_datasets",
+}
 #: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
 BATCHES = {
     "padded": "tokenscale.batches.padded",

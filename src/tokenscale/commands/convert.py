@@ -1,0 +1,599 @@
+"""A token store from and to the formats of others.
+
+A source is read twice: first all of it is checked and counted, then it is written. So what is wrong with it is said
+before anything is made. Beside what it writes for others this command leaves a record (`….tokenscale.json`) of what
+their files cannot say, and believes it on the way back where the files still have the hashes in it.
+"""
+
+import dataclasses
+import importlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from tokenscale.corpus.progress import Progress
+from tokenscale.errors import UserError, unknown
+from tokenscale.files import locked, read_json, read_manifest_file, sha256_file, write_json
+from tokenscale.formats.documents import Chunk, Documents, Origin
+from tokenscale.formats.foreign.reframe import Counts, Framing, Reframed, Rule, Written, leaving
+from tokenscale.formats.manifest import SingleFile, located, open_store, read_store_manifest
+from tokenscale.settings import flags
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.options import option
+from tokenscale.settings.registry import FOREIGN, FORMATS
+from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
+from tokenscale.tokenizer.named import BUILT
+
+Say = Callable[[str], None]
+RECORD_VERSION = 1
+IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
+HELP = "python -m tokenscale convert --help"
+
+
+@dataclass(frozen=True)
+class ConvertSettings:
+    """What to convert into what, and what files cannot say."""
+
+    to: str = option(
+        "",
+        "megatron, nanogpt, hf-datasets; or a store by its name: packed, token-list-dtype=int64, "
+        "packed-sequence_length=2048",
+        metavar="FORMAT",
+    )
+    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets"] | None = option(
+        None, "where the source does not show it"
+    )
+    sequence_length: int | None = option(None, "of the store to write", ge=1)
+    eos: bool | None = option(None, "stores to write: end each document with EOS (default: a store as it is; else no)")
+    tokenizer: str | None = option(
+        None, "that made the source's ids: its folder, or its name below results/tokenizers", metavar="FOLDER"
+    )
+    tokenizer_name: str | None = option(None, "where the tokenizer is not here: its name, for the manifest")
+    vocabulary_size: int | None = option(None, "where the tokenizer is not here: its ids", ge=1)
+    bos_id: int | None = option(None, "the same: the id before each document", ge=0)
+    eos_id: int | None = option(None, "the same: the id that ends one, where there is one", ge=0)
+    pad_id: int | None = option(None, "the same: of padding (default EOS, else BOS; never compared with)", ge=0)
+    document_end: int | None = option(
+        None, "the id that ends documents in the foreign file (default EOS): taken off, or added", ge=0, metavar="ID"
+    )
+    bos: Literal["keep", "drop"] | None = option(
+        None, "foreign formats to write: the BOS of each document (default: keep; of nanogpt: drop)"
+    )
+    dtype: Literal["uint16", "uint32"] | None = option(
+        None, "of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
+    )
+    column: str | None = option(None, "of a hf-datasets source (default input_ids, else tokens)", metavar="NAME")
+    force: bool = option(False, "replace what lies at TARGET, if it is of the same kind")
+
+
+FLAGS = flags.leaves(ConvertSettings, words={"from_format": ("--from",)})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to write: a store (in a folder, or as one file), or a foreign format."""
+
+    path: Path
+    store: StoreSettings | None = None
+    single: SingleFile | None = None
+    foreign: str | None = None
+
+    @property
+    def module(self) -> ModuleType:
+        """What writes it."""
+        return importlib.import_module(FOREIGN[self.foreign] if self.foreign else FORMATS[self.store.format])
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to read, checked."""
+
+    documents: Documents
+    facts: dict[str, Any]  # for the record of what is written
+    framing: Framing | None = None  # of a foreign source
+    counts: Counts | None = None
+
+
+def convert(settings: ConvertSettings, source: Path, target: Path, say: Say = print, command: str = "") -> None:
+    """Write TARGET from SOURCE; `say` hears a line for each thing found and done, `command` goes into build records.
+
+    Raises UserError for a source that is none of the known formats, does not hold together or contradicts what is
+    stated of it; for flags that mean nothing here; and for anything in the way at TARGET.
+    """
+    goal = _target(settings, target, command)
+    kind = settings.from_format or _kind_of(source)
+    _check_flags(settings, kind, goal)
+    _make_way(goal, source, kind, settings.force)
+    if kind == "store":
+        found = _of_store(settings, source, goal, say)
+    else:
+        found = _of_foreign(settings, source, kind, goal, say)
+    if not len(found.documents):
+        raise UserError("the source holds no documents.", source=source, next="name another")
+    if goal.foreign:
+        _write_foreign(settings, found, goal, say)
+    else:
+        _write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), say)
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
+    names = [*FOREIGN, *FORMATS]
+    if not settings.to:
+        raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
+    if settings.to in FOREIGN:
+        return Target(path, foreign=settings.to)
+    if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
+        raise unknown("format", settings.to, names, flag="--to")
+    store = StoreSettings.parse(settings.to)
+    if settings.sequence_length is not None:
+        if "sequence_length" not in store.options():
+            raise UserError(
+                f"the format {store.format} has no rows of one length.", flag="--sequence-length", next="leave it out"
+            )
+        store = replace(store, sequence_length=settings.sequence_length)
+    single = None
+    if path.suffix == ".parquet":
+        if store.format not in ("padded", "token-list"):
+            raise UserError(
+                f"the format {store.format} is a folder of files, not one.", target=path, next="name a folder"
+            )
+        single = SingleFile(path.stem, command)
+    return Target(path, store=store, single=single)
+
+
+def _kind_of(path: Path) -> str:
+    """The format of a source, where it shows."""
+    manifest = _manifest_of(path)
+    if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
+        return "store"
+    for kind, module in FOREIGN.items():
+        if importlib.import_module(module).recognises(path):
+            return kind
+    if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
+        raise UserError(
+            "the source shows no format that is known.",
+            source=path,
+            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of Dataset.save_to_disk",
+            next=f"--from {{store,{','.join(FOREIGN)}}} tries one of them and says what is missing; text first has to "
+            "be tokenized: python -m tokenscale pretokenize --help",
+        )
+    raise UserError("the source is missing.", source=path, next="mend the path")
+
+
+def _manifest_of(path: Path) -> Path:
+    """Of a store: by its folder, its manifest, or the one Parquet file that it is."""
+    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else located(path)[1]
+
+
+def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
+    """UserError for a flag that means nothing for this conversion."""
+    of_foreign = ("tokenizer", "tokenizer_name", *IDS)
+    means = dict.fromkeys(of_foreign, kind != "store")
+    means |= {
+        "eos": goal.store is not None,
+        "sequence_length": goal.store is not None,
+        "bos": goal.foreign is not None,
+        "document_end": goal.foreign is not None or kind != "store",
+        "dtype": kind == "nanogpt",
+        "column": kind == "hf-datasets",
+    }
+    for name, used in means.items():
+        if not used and getattr(settings, name) is not None:
+            flag = next(flag.name for flag in FLAGS if flag.key == name)
+            what = f"from {kind} to {goal.foreign or goal.store.format}"
+            known = "the store's manifest says it" if kind == "store" and name in of_foreign else None
+            raise UserError(f"{flag} means nothing {what}.", reason=known, next="leave it out")
+
+
+def _make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
+    """Refuse to write over what this command would not write itself, and, without --force, over anything."""
+    path = goal.path
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise UserError("the target's folder is a file.", target=path, folder=parent, next="mend the path")
+    ours = goal.module.written(path) if goal.foreign else [path]
+    theirs = _files_of(source, kind)
+    if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
+        raise UserError("the target would replace its own source.", target=path, next="name another target")
+    if goal.single:
+        there = [path] if path.exists() else []
+        known = _manifest_of(path).is_file()
+    elif goal.foreign:
+        there = [p for p in ours if p.exists()]
+        known = goal.module.recognises(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
+    else:
+        there = [path] if path.exists() and (path.is_file() or any(_visible(path))) else []
+        known = path.is_dir() and (path / "manifest.json").is_file()
+        if known:  # a store's writer clears away files of tokens that it does not know
+            files = read_json(path / "manifest.json", "manifest").get("files", [])
+            known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
+            strange = sorted(p.name for p in _visible(path) if p.name not in known_names)
+            if strange:
+                raise UserError(
+                    "the target's folder holds more than a store.",
+                    target=path,
+                    found=", ".join(strange[:5]),
+                    next="name another folder",
+                )
+    if there and not known:
+        raise UserError(
+            f"what lies at the target is no {goal.foreign or 'token store'}.",
+            target=there[0],
+            next="name another target; --force replaces only what is of the same kind",
+        )
+    if there and not force:
+        raise UserError("something lies at the target already.", target=there[0], next="--force replaces it")
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.iterdir() if not p.name.startswith("."))
+
+
+def _files_of(source: Path, kind: str) -> list[Path]:
+    """What a source takes on disk, by its path: its folder, or its files."""
+    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).written(source)
+
+
+# ------------------------------------------------------------------------------------------------------- from a store
+
+
+class StoreDocuments:
+    """A store as `documents.Documents`, with EOS behind each document or without."""
+
+    def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
+        self._reader, self._manifest, self._eos = reader, manifest, eos
+        self.report: Callable[[int, int], None] | None = None
+        made = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
+        self.origin = Origin(
+            tokenizer=manifest["tokenizer"],
+            vocabulary_size=manifest["vocabulary_size"],
+            bos_id=manifest["bos_id"],
+            eos_id=manifest["eos_id"],
+            pad_id=manifest["padding"]["id"],
+            source={name: manifest[name] for name in made if name in manifest},
+            created="unknown",
+            engine=f"the store {manifest['ids_digest']['value'][:12]}",
+        )
+
+    def __len__(self) -> int:
+        return self._manifest["documents"]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """See `documents.Documents`."""
+        had = self._manifest["options"]["eos"]
+        for chunk in self._reader.chunks(first, last):
+            if self._eos and not had:
+                chunk = leaving(chunk, Rule(True, self.origin.eos_id), Written())
+            elif had and not self._eos:
+                chunk = _without_last(chunk)
+            yield chunk
+            if self.report is not None:
+                self.report(len(chunk.lengths), chunk.ids.nbytes)
+
+    def confirm(self) -> None:
+        """The store's own checksums were held against what was read."""
+
+
+def _without_last(chunk: Chunk) -> Chunk:
+    keep = chunk.ids >= 0
+    keep[chunk.lengths.cumsum() - 1] = False
+    return Chunk(chunk.ids[keep], chunk.lengths - 1)
+
+
+def _of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> Source:
+    where = _manifest_of(path)
+    manifest = read_store_manifest(where)
+    if manifest["format"] not in FORMATS:
+        raise unknown("format of a store", manifest["format"], FORMATS, store=path)
+    reader = _reader_of(manifest["format"])
+    if reader is None:
+        raise UserError(
+            f"documents cannot be had back from the format {manifest['format']}.",
+            store=path,
+            reason=f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut: "
+            f"{manifest['tokens_cut']:,} tokens are not in it",
+            next="convert a token-list or packed store of the same text",
+        )
+    store = StoreSettings(manifest["format"], **manifest["options"])
+    manifest = open_store(where, store, asked_by="this conversion")
+    eos = _eos(settings, goal, store.eos)
+    _check_eos(eos, manifest["eos_id"])
+    say(
+        f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
+        f"{manifest['tokens_in_documents']:,} ids, BOS {manifest['bos_id']}"
+        + (f", EOS {manifest['eos_id']}" if store.eos else "")
+    )
+    if eos != store.eos:
+        say(f"  EOS {manifest['eos_id']} {'added to' if eos else 'taken off'} each document")
+    facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
+    return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
+
+
+def _reader_of(form: str) -> type | None:
+    """The format's store, where it gives its documents back."""
+    module = importlib.import_module(FORMATS[form])
+    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    return next((c for c in classes if c.__name__.endswith("Store") and hasattr(c, "chunks")), None)
+
+
+# -------------------------------------------------------------------------------------------------- from other formats
+
+
+def _of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, say: Say) -> Source:
+    module = importlib.import_module(FOREIGN[kind])
+    record = _record(module.record_path(path))
+    tokenizer, ids = _facts(settings, record, path)
+    document_end = settings.document_end
+    if document_end is None:
+        document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
+    if document_end is not None and document_end >= ids["vocabulary_size"]:
+        raise _outside("--document-end", document_end, ids["vocabulary_size"])
+    framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end)
+    eos = _eos(settings, goal, bool(record and record["eos"] and goal.store))
+    _check_eos(eos, ids["eos_id"])
+    reader = module.Reader(
+        path,
+        vocabulary_size=framing.vocabulary_size,
+        document_end=document_end,
+        dtype=settings.dtype,
+        column=settings.column,
+    )
+    documents = Reframed(reader, framing, eos)
+    hashes = {file.name: sha256_file(file) for file in reader.files}
+    if record is not None:
+        _compare(record, hashes, module.record_path(path))
+    progress = Progress(f"checking {path.name}", total=len(documents))
+    counts = documents.scan(progress)
+    progress.close()
+    for line in _told(path, module.NAME, reader, framing, counts):
+        say(line)
+    if goal.store:
+        say(f"  put on: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+    documents.origin = Origin(
+        tokenizer=tokenizer,
+        **ids,
+        source={
+            "corpus_manifest_sha256": None,
+            "text_sha256": None,
+            "special_token_policy": "as the makers of the source had it",  # ours is not theirs
+            "converted_from": {
+                "format": kind,
+                "files": [
+                    {"name": file.name, "bytes": file.stat().st_size, "sha256": hashes[file.name]}
+                    for file in reader.files
+                ],
+                "dtype": reader.dtype,
+                "document_end_id": document_end,
+                "padding_dropped": reader.padding_dropped,
+                **dataclasses.asdict(counts),
+            },
+        },
+        created="unknown",
+        engine=f"converted from {kind}",
+    )
+    return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    return read_manifest_file(path, "record of a conversion", RECORD_VERSION, f"rm {path}", oldest=RECORD_VERSION)
+
+
+def _compare(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
+    """UserError for a file that is not one of the record's; files may have been renamed."""
+    known = record["files"]
+    for name, sha256 in hashes.items():
+        if sha256 not in known.values():
+            same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
+            raise UserError(
+                "the source is not what its record describes.",
+                record=path,
+                file=name,
+                expected=f"sha256 {same[0] if same else '(none of this kind)'}",
+                found=f"sha256 {sha256}",
+                next="convert it anew; or remove the record, if the file was changed on purpose",
+            )
+
+
+def _facts(
+    settings: ConvertSettings, record: dict[str, Any] | None, source: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tokenizer as a manifest names it, `vocabulary_size`, `bos_id`, `eos_id` and `pad_id`) from flags, the folder of
+    a tokenizer, and the record; UserError where two of them differ, and where nothing says it."""
+    tokenizer, stated = None, []
+    if settings.tokenizer is not None:
+        found = read_tokenizer(_tokenizer_folder(settings.tokenizer))
+        tokenizer = {"name": found["name"], "kind": found["kind"], "file_sha256": found["file"]["sha256"]}
+        stated.append((f"--tokenizer {settings.tokenizer}", {name: found[name] for name in IDS}))
+    if record is not None:
+        stated.append(("the source's record", {name: record[name] for name in IDS}))
+        if tokenizer is None:
+            tokenizer = record["tokenizer"]
+        elif record["tokenizer"]["file_sha256"] not in (None, tokenizer["file_sha256"]):
+            raise UserError(
+                "another tokenizer made the source.",
+                source=source,
+                has=f"{record['tokenizer']['name']}, sha256 {record['tokenizer']['file_sha256']}",
+                asked=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
+                next="leave --tokenizer out: the record says all of it",
+            )
+    of_flags = {name: getattr(settings, name) for name in IDS if getattr(settings, name) is not None}
+    ids: dict[str, Any] = {}
+    for facts in (*(facts for _, facts in stated), of_flags):
+        for name, value in facts.items():
+            if ids.setdefault(name, value) != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{flag} contradicts {stated[0][0]}.", stated=f"{ids[name]}", asked=f"{value}", next="leave it out"
+                )
+    missing = [f"--{name.replace('_', '-')} N" for name in ("vocabulary_size", "bos_id") if ids.get(name) is None]
+    if missing:
+        raise UserError(
+            "the source does not say which ids its tokenizer has.",
+            source=source,
+            missing=" ".join(missing),
+            next="--tokenizer FOLDER of the tokenizer that made it (python -m tokenscale tokenizer makes one); or "
+            "--vocabulary-size N --bos-id N, and --eos-id N where there is one",
+        )
+    ids["eos_id"] = ids.get("eos_id")
+    if ids.get("pad_id") is None:
+        ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
+    for name in IDS[1:]:
+        if ids[name] is not None and ids[name] >= ids["vocabulary_size"]:
+            raise _outside(f"--{name.replace('_', '-')}", ids[name], ids["vocabulary_size"])
+    if tokenizer is None:
+        tokenizer = {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
+    elif settings.tokenizer_name not in (None, tokenizer["name"]):
+        raise UserError(
+            "--tokenizer-name contradicts what is known of the tokenizer.",
+            stated=tokenizer["name"],
+            asked=settings.tokenizer_name,
+            next="leave it out",
+        )
+    return tokenizer, {name: ids[name] for name in IDS}
+
+
+def _tokenizer_folder(text: str) -> Path:
+    for folder in (Path(text), BUILT / text):
+        if (folder / "manifest.json").is_file() and "kind" in read_json(folder / "manifest.json"):
+            return folder
+    known = sorted(path.parent.name for path in BUILT.glob("*/manifest.json"))
+    raise unknown("tokenizer", text, known, flag="--tokenizer", expected="a folder with a manifest of tokenscale")
+
+
+def _outside(flag: str, value: int, vocabulary_size: int) -> UserError:
+    return UserError(
+        f"{flag} lies outside the vocabulary.",
+        found=value,
+        expected=f"0 … {vocabulary_size - 1}",
+        next="mend it, or --vocabulary-size",
+    )
+
+
+def _eos(settings: ConvertSettings, goal: Target, as_it_is: bool) -> bool:
+    """Whether documents shall end with EOS: by flag, by the name of the store to write, or as the source has it."""
+    return settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
+
+
+def _check_eos(eos: bool, eos_id: int | None) -> None:
+    if eos and eos_id is None:
+        raise UserError(
+            "the tokenizer has no EOS to end documents with.", flag="--eos", next="leave it out, or --eos-id N"
+        )
+
+
+def _told(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
+    yield f"{path} is {name}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}"
+    if reader.note:
+        yield f"  {reader.note}"
+    if reader.padding_dropped:
+        yield f"  padding left out, by its attention mask: {reader.padding_dropped:,} ids"
+    of = f" ({counts.documents:,} documents)"
+    if framing.document_end is not None:
+        yield f"  taken off the ends: {counts.document_ends_stripped:,} of id {framing.document_end}{of}"
+    yield f"  taken off the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}"
+    if counts.empty_documents:
+        yield f"  documents without a token of text: {counts.empty_documents:,}, kept"
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def _write_store(found: Source, goal: Target, say: Say) -> None:
+    store, path = goal.store, goal.path
+    progress = Progress(f"writing {path.name}", total=len(found.documents))
+    found.documents.report = progress
+    with _held(goal):
+        if goal.single:
+            manifest = goal.module.write(store, found.documents, path.parent, single=goal.single)
+        else:
+            manifest = goal.module.write(store, found.documents, path)
+    progress.close()
+    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
+    say(
+        f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {manifest['tokens_in_documents']:,} "
+        f"ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}; "
+        f"ids_digest {manifest['ids_digest']['value'][:16]}"
+    )
+
+
+@contextmanager
+def _held(goal: Target) -> Iterator[None]:
+    """The target's folder, locked. What fails leaves no folder behind in which nothing was begun."""
+    path = goal.path
+    place = path.parent / f".{path.stem}.converting" if goal.single else path
+    new = [p for p in (path.parent if goal.single else path, *path.parents) if not p.exists()]
+    try:
+        with locked(place, str(path)):
+            yield
+    except BaseException:
+        if goal.single:
+            shutil.rmtree(place, ignore_errors=True)
+        elif new and not (path / ".building").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    if goal.single:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: Say) -> None:
+    rule, module, documents = _rule(settings, found, goal), goal.module, found.documents
+    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), Written()
+    documents.report = progress
+    hashes = module.write(documents, goal.path, rule, count)
+    origin = documents.origin
+    write_json(
+        module.record_path(goal.path),  # an old one fits no new files, so it is never believed
+        {
+            "schema_version": RECORD_VERSION,
+            "format": goal.foreign,
+            "tokenizer": origin.tokenizer,
+            **{name: getattr(origin, name) for name in IDS},
+            "eos": found.facts["eos"],
+            "documents": count.documents,
+            "tokens": count.tokens,
+            "bos": "keep" if rule.keep_bos else "drop",
+            "document_end": rule.document_end,
+            "files": {file.name: sha256 for file, sha256 in hashes.items()},
+            "source": found.facts,
+        },
+    )
+    progress.close()
+    say(progress.line())
+    size = sum(file.stat().st_size for file in hashes)
+    say(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
+    if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
+        say(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
+    if rule.document_end is not None:
+        say(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
+    for note in getattr(module, "notes", lambda _: [])(origin.vocabulary_size):
+        say(f"  {note}")
+
+
+def _rule(settings: ConvertSettings, found: Source, goal: Target) -> Rule:
+    """How documents leave. From one foreign format to another they keep what they had, where the format allows it."""
+    origin, end = found.documents.origin, settings.document_end
+    if end is None and goal.foreign == "nanogpt":
+        end = found.framing.document_end if found.framing else origin.eos_id
+        if end is None:
+            raise UserError(
+                "nanoGPT's format needs an id that ends documents, and the tokenizer has none.",
+                tokenizer=origin.tokenizer["name"],
+                next="--document-end ID",
+            )
+    if end is None and found.counts is not None and found.counts.document_ends_stripped:
+        end = found.framing.document_end
+    if end is not None and end >= origin.vocabulary_size:
+        raise _outside("--document-end", end, origin.vocabulary_size)
+    keep = goal.module.KEEPS_BOS
+    if keep and found.counts is not None:
+        keep = found.counts.bos_stripped > 0
+    return Rule(keep if settings.bos is None else settings.bos == "keep", end)
