@@ -154,7 +154,10 @@ def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer
         directory = folder / asked.settings.name
         say(f"making the tokenizer {asked.settings.name}: there is none in {BUILT}")
         build(asked.settings, directory)
-    return load(directory)
+    tokenizer = load(directory)
+    for note in getattr(tokenizer, "notes", ()):  # which faster engines were passed over, and why
+        say(note)
+    return tokenizer
 
 
 # -- measuring
