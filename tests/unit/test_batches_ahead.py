@@ -1,5 +1,6 @@
 """Reading ahead changes nothing but when batches are read, and leaves no thread behind."""
 
+import signal
 import threading
 import time
 
@@ -19,7 +20,16 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_thread_left_over():
+    """Nor does anything wait for ever."""
+
+    def late(*_):
+        raise TimeoutError("a method did not return")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
     yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
     assert not readers()
 
 
@@ -111,6 +121,7 @@ def test_an_error_comes_in_its_turn_and_the_state_stays(lab):
     ahead = Ahead(source, depth=5)
     for _ in range(3):
         assert same(ahead.next(), plain.next())
+    assert settled(source) == 4  # not asked again before its error came out
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             ahead.next()

@@ -12,6 +12,11 @@ V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
 OPTIONS = dict(vocabulary_size=V, mask_id=MASK, special_ids=(BOS, EOS, PAD))
 
 
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(16)], vocabulary_size=262)
+
+
 def plain(n, T, seed=0):
     """Rows of ordinary tokens, one BOS at the front, nothing padded: (tokens, labels)."""
     rows = np.random.default_rng(seed).integers(3, V, (n, T + 1))
@@ -73,9 +78,8 @@ def test_draws_come_from_all_of_the_vocabulary_but_special_ids():
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
-def test_padding_bos_and_eos_are_never_masked(tmp_path, approach):
+def test_padding_bos_and_eos_are_never_masked(lab, approach):
     """On real batches, with all of what counts chosen: exactly the labels that count, and no EOS."""
-    lab = Lab(tmp_path, [*HOSTILE, *texts_around(16)], vocabulary_size=262)
     batches = lab.batches(make_run(approach, sequence_length=16, eos=True, global_batch=6))
     special = (BOS, EOS, PAD)
     for step in range(30):

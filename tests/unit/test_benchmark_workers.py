@@ -56,6 +56,20 @@ def test_making_and_the_first_batch_are_opening(lab):
     assert record["open_s"] > 0.3 > record["seconds"]
 
 
+def test_workers_are_as_many_as_the_record_says(lab, monkeypatch):
+    started = []
+
+    def recorded(**options):
+        started.append(options.get("num_workers"))
+        return DataLoader(**options)
+
+    monkeypatch.setattr("tokenscale.benchmark.workers.DataLoader", recorded)
+    run = make_run("packed", sequence_length=T)
+    records = measure(lambda: stream(lab, run), 2, workers=[2, 0, 1])
+    assert [record["workers"] for record in records] == [2, 0, 1]
+    assert started == [None, 2, None, 1]
+
+
 class Unsteady(IterableDataset):
     """Gives workers other batches than no workers."""
 

@@ -49,7 +49,7 @@ def mask_tokens(
 
     originals = tokens_bt[rows, columns].astype(np.int64)
     special = special[special < vocabulary_size]
-    drawn = (mix64(bits) % np.uint64(vocabulary_size - len(special))).astype(np.int64)
+    drawn = (bits % np.uint64(vocabulary_size - len(special))).astype(np.int64)
     for id in special.tolist():  # in rising order: what is left of the vocabulary has no holes to fall into
         drawn += drawn >= id
     changed = np.where(kind < round((MASKED + RANDOM) * _HALF), drawn, originals)
