@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
+from tokenscale.commands.convert_target import Target, make_way, manifest_of
 from tokenscale.corpus.progress import Progress
 from tokenscale.errors import UserError, unknown
-from tokenscale.files import locked, read_json, read_manifest_file, sha256_file, write_json
-from tokenscale.formats.documents import Chunk, Documents, Origin
-from tokenscale.formats.foreign.reframe import Counts, Framing, Reframed, Rule, Written, leaving
-from tokenscale.formats.manifest import SingleFile, located, open_store, read_store_manifest
+from tokenscale.files import locked, read_json, sha256_file
+from tokenscale.formats.documents import Documents, Origin
+from tokenscale.formats.foreign.from_store import StoreDocuments, reader_of
+from tokenscale.formats.foreign.record import compare, read_record, write_record
+from tokenscale.formats.foreign.reframe import Counts, Framing, Reframed, Rule, Written
+from tokenscale.formats.manifest import SingleFile, open_store, read_store_manifest
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option
@@ -29,7 +31,6 @@ from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
 from tokenscale.tokenizer.named import BUILT
 
 Say = Callable[[str], None]
-RECORD_VERSION = 1
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
 HELP = "python -m tokenscale convert --help"
 
@@ -74,21 +75,6 @@ FLAGS = flags.leaves(ConvertSettings, words={"from_format": ("--from",)})
 
 
 @dataclass(frozen=True)
-class Target:
-    """What to write: a store (in a folder, or as one file), or a foreign format."""
-
-    path: Path
-    store: StoreSettings | None = None
-    single: SingleFile | None = None
-    foreign: str | None = None
-
-    @property
-    def module(self) -> ModuleType:
-        """What writes it."""
-        return importlib.import_module(FOREIGN[self.foreign] if self.foreign else FORMATS[self.store.format])
-
-
-@dataclass(frozen=True)
 class Source:
     """What to read, checked."""
 
@@ -107,7 +93,7 @@ def convert(settings: ConvertSettings, source: Path, target: Path, say: Say = pr
     goal = _target(settings, target, command)
     kind = settings.from_format or _kind_of(source)
     _check_flags(settings, kind, goal)
-    _make_way(goal, source, kind, settings.force)
+    make_way(goal, source, kind, settings.force)
     if kind == "store":
         found = _of_store(settings, source, goal, say)
     else:
@@ -150,7 +136,7 @@ def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
 
 def _kind_of(path: Path) -> str:
     """The format of a source, where it shows."""
-    manifest = _manifest_of(path)
+    manifest = manifest_of(path)
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
     for kind, module in FOREIGN.items():
@@ -165,11 +151,6 @@ def _kind_of(path: Path) -> str:
             "be tokenized: python -m tokenscale pretokenize --help",
         )
     raise UserError("the source is missing.", source=path, next="mend the path")
-
-
-def _manifest_of(path: Path) -> Path:
-    """Of a store: by its folder, its manifest, or the one Parquet file that it is."""
-    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else located(path)[1]
 
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
@@ -192,107 +173,15 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
             raise UserError(f"{flag} means nothing {what}.", reason=known, next="leave it out")
 
 
-def _make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
-    """Refuse to write over what this command would not write itself, and, without --force, over anything."""
-    path = goal.path
-    parent = next(p for p in path.absolute().parents if p.exists())
-    if not parent.is_dir():
-        raise UserError("the target's folder is a file.", target=path, folder=parent, next="mend the path")
-    ours = goal.module.written(path) if goal.foreign else [path]
-    theirs = _files_of(source, kind)
-    if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
-        raise UserError("the target would replace its own source.", target=path, next="name another target")
-    if goal.single:
-        there = [path] if path.exists() else []
-        known = _manifest_of(path).is_file()
-    elif goal.foreign:
-        there = [p for p in ours if p.exists()]
-        known = goal.module.recognises(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
-    else:
-        there = [path] if path.exists() and (path.is_file() or any(_visible(path))) else []
-        known = path.is_dir() and (path / "manifest.json").is_file()
-        if known:  # a store's writer clears away files of tokens that it does not know
-            files = read_json(path / "manifest.json", "manifest").get("files", [])
-            known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
-            strange = sorted(p.name for p in _visible(path) if p.name not in known_names)
-            if strange:
-                raise UserError(
-                    "the target's folder holds more than a store.",
-                    target=path,
-                    found=", ".join(strange[:5]),
-                    next="name another folder",
-                )
-    if there and not known:
-        raise UserError(
-            f"what lies at the target is no {goal.foreign or 'token store'}.",
-            target=there[0],
-            next="name another target; --force replaces only what is of the same kind",
-        )
-    if there and not force:
-        raise UserError("something lies at the target already.", target=there[0], next="--force replaces it")
-
-
-def _visible(folder: Path) -> Iterator[Path]:
-    return (p for p in folder.iterdir() if not p.name.startswith("."))
-
-
-def _files_of(source: Path, kind: str) -> list[Path]:
-    """What a source takes on disk, by its path: its folder, or its files."""
-    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).written(source)
-
-
 # ------------------------------------------------------------------------------------------------------- from a store
 
 
-class StoreDocuments:
-    """A store as `documents.Documents`, with EOS behind each document or without."""
-
-    def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
-        self._reader, self._manifest, self._eos = reader, manifest, eos
-        self.report: Callable[[int, int], None] | None = None
-        made = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
-        self.origin = Origin(
-            tokenizer=manifest["tokenizer"],
-            vocabulary_size=manifest["vocabulary_size"],
-            bos_id=manifest["bos_id"],
-            eos_id=manifest["eos_id"],
-            pad_id=manifest["padding"]["id"],
-            source={name: manifest[name] for name in made if name in manifest},
-            created="unknown",
-            engine=f"the store {manifest['ids_digest']['value'][:12]}",
-        )
-
-    def __len__(self) -> int:
-        return self._manifest["documents"]
-
-    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """See `documents.Documents`."""
-        had = self._manifest["options"]["eos"]
-        for chunk in self._reader.chunks(first, last):
-            if self._eos and not had:
-                chunk = leaving(chunk, Rule(True, self.origin.eos_id), Written())
-            elif had and not self._eos:
-                chunk = _without_last(chunk)
-            yield chunk
-            if self.report is not None:
-                self.report(len(chunk.lengths), chunk.ids.nbytes)
-
-    def confirm(self) -> None:
-        """The store's own checksums were held against what was read."""
-
-
-def _without_last(chunk: Chunk) -> Chunk:
-    keep = chunk.ids >= 0
-    keep[chunk.lengths.cumsum() - 1] = False
-    return Chunk(chunk.ids[keep], chunk.lengths - 1)
-
-
 def _of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> Source:
-    where = _manifest_of(path)
+    where = manifest_of(path)
     manifest = read_store_manifest(where)
     if manifest["format"] not in FORMATS:
         raise unknown("format of a store", manifest["format"], FORMATS, store=path)
-    reader = _reader_of(manifest["format"])
+    reader = reader_of(manifest["format"])
     if reader is None:
         raise UserError(
             f"documents cannot be had back from the format {manifest['format']}.",
@@ -316,19 +205,12 @@ def _of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> 
     return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
 
 
-def _reader_of(form: str) -> type | None:
-    """The format's store, where it gives its documents back."""
-    module = importlib.import_module(FORMATS[form])
-    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-    return next((c for c in classes if c.__name__.endswith("Store") and hasattr(c, "chunks")), None)
-
-
 # -------------------------------------------------------------------------------------------------- from other formats
 
 
 def _of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, say: Say) -> Source:
     module = importlib.import_module(FOREIGN[kind])
-    record = _record(module.record_path(path))
+    record = read_record(module.record_path(path))
     tokenizer, ids = _facts(settings, record, path)
     document_end = settings.document_end
     if document_end is None:
@@ -348,7 +230,7 @@ def _of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, 
     documents = Reframed(reader, framing, eos)
     hashes = {file.name: sha256_file(file) for file in reader.files}
     if record is not None:
-        _compare(record, hashes, module.record_path(path))
+        compare(record, hashes, module.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
@@ -379,28 +261,6 @@ def _of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, 
         engine=f"converted from {kind}",
     )
     return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
-
-
-def _record(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    return read_manifest_file(path, "record of a conversion", RECORD_VERSION, f"rm {path}", oldest=RECORD_VERSION)
-
-
-def _compare(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
-    """UserError for a file that is not one of the record's; files may have been renamed."""
-    known = record["files"]
-    for name, sha256 in hashes.items():
-        if sha256 not in known.values():
-            same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
-            raise UserError(
-                "the source is not what its record describes.",
-                record=path,
-                file=name,
-                expected=f"sha256 {same[0] if same else '(none of this kind)'}",
-                found=f"sha256 {sha256}",
-                next="convert it anew; or remove the record, if the file was changed on purpose",
-            )
 
 
 def _facts(
@@ -550,22 +410,18 @@ def _write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: 
     documents.report = progress
     hashes = module.write(documents, goal.path, rule, count)
     origin = documents.origin
-    write_json(
-        module.record_path(goal.path),  # an old one fits no new files, so it is never believed
-        {
-            "schema_version": RECORD_VERSION,
-            "format": goal.foreign,
-            "tokenizer": origin.tokenizer,
-            **{name: getattr(origin, name) for name in IDS},
-            "eos": found.facts["eos"],
-            "documents": count.documents,
-            "tokens": count.tokens,
-            "bos": "keep" if rule.keep_bos else "drop",
-            "document_end": rule.document_end,
-            "files": {file.name: sha256 for file, sha256 in hashes.items()},
-            "source": found.facts,
-        },
-    )
+    facts = {
+        "format": goal.foreign,
+        "tokenizer": origin.tokenizer,
+        **{name: getattr(origin, name) for name in IDS},
+        "eos": found.facts["eos"],
+        "documents": count.documents,
+        "tokens": count.tokens,
+        "bos": "keep" if rule.keep_bos else "drop",
+        "document_end": rule.document_end,
+        "source": found.facts,
+    }
+    write_record(module.record_path(goal.path), hashes, facts)  # an old one fits no new files: never believed
     progress.close()
     say(progress.line())
     size = sum(file.stat().st_size for file in hashes)

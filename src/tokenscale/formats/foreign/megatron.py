@@ -27,7 +27,7 @@ TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 #: Megatron's own border, below which ids are uint16
 SMALL_VOCABULARY = 65_500
 KEEPS_BOS = True
-OTHER_END = "copy both files anew, or make them anew with Megatron-LM's preprocess_data.py"
+AGAIN = "copy both files anew, or make them anew with Megatron-LM's preprocess_data.py"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Reader:
                 file=binary,
                 found=f"{found:,} bytes",
                 expected=f"{ends[-1] * self._type.itemsize:,} bytes  ({ends[-1]:,} ids of {self.dtype}, {index.name})",
-                next=OTHER_END,
+                next=AGAIN,
             )
         self._bounds = ends[documents]
 
@@ -144,7 +144,7 @@ class Reader:
             yield ids, np.diff(self._bounds[a : b + 1])
 
     def _wrong(self, what: str, found: str, expected: str) -> UserError:
-        return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=OTHER_END)
+        return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)
 
 
 def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
