@@ -20,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Look, print, and write the facts where asked to."""
     from tokenscale.commands import advise as command
+    from tokenscale.commands.advice_words import render
     from tokenscale.files import write_json
     from tokenscale.settings import flags
 
     settings = command.AdviceSettings(**flags.stated(arguments, command.FLAGS))
     facts = command.advise(settings, tuple(arguments.files), print)
-    print(command.render(facts))
+    print(render(facts))
     if settings.json:
         write_json(Path(settings.json), command.to_json(facts))
