@@ -54,10 +54,20 @@ def one_of(names):
     return "|".join(re.escape(name) for name in sorted(names)) or "(?!)"
 
 
+def stores_of(formats):
+    """A regular expression for the names of stores of these formats."""
+    return rf"({formats})(-[a-z_]+=[a-z0-9]+)*" if formats else "(?!)"
+
+
+# The formats that come out of archives, and those that come from text: each store has one rule.
+UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
+PRETOKENIZED = "padded|token-list|archive" + ("" if UNPACKED else "|packed")
+
+
 wildcard_constraints:
     corpus=one_of(settings.corpora),
     tokenizer=one_of(settings.tokenizers),
-    store=r"(padded|token-list|packed)(-[a-z_]+=[a-z0-9]+)*",
+    store=stores_of("padded|token-list|packed|archive"),
     experiment=one_of(settings.available),
     figure=one_of(FIGURES),
 

@@ -49,6 +49,8 @@ rule pretokenize:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.log",
     benchmark:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
+    wildcard_constraints:
+        store=stores_of(PRETOKENIZED),
     threads: 8
     resources:
         mem_mb=4000,
@@ -60,3 +62,30 @@ rule pretokenize:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads} --output {output:q}"
         " > {log:q} 2>&1"
+
+
+rule unpack:
+    """An archive → a packed store, the same as from the text; where `unpack_from_archive` says so."""
+    input:
+        archive=lambda w: store_manifest(
+            w.corpus, w.tokenizer, StoreSettings.parse(w.store).archive.directory
+        ),
+        code=lambda w: code_of("unpack"),
+    output:
+        "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
+    log:
+        "results/logs/unpack/{corpus}-{tokenizer}-{store}.log",
+    benchmark:
+        "results/logs/unpack/{corpus}-{tokenizer}-{store}.tsv"
+    wildcard_constraints:
+        store=stores_of(UNPACKED),
+    threads: 2
+    resources:
+        mem_mb=4000,
+    params:
+        sequence_length=lambda w: StoreSettings.parse(w.store).sequence_length,
+    message:
+        "unpack {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}"
+    shell:
+        "python -m tokenscale unpack --archive {input.archive:q} --sequence-length {params.sequence_length}"
+        " --output {output:q} > {log:q} 2>&1"

@@ -38,6 +38,9 @@ class ConfigFile:
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto", "what makes the ids of token stores; auto: the fastest that is here and exact. The ids are the same"
     )
+    unpack_from_archive: bool = option(
+        False, "true: text becomes archives, and packed stores are unpacked from these; the stores are the same"
+    )
     corpus: str | None = option(None, "every experiment reads this corpus in place of its own")
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
