@@ -42,15 +42,20 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, where: str | Path, *, bounds: bool = False):
         self.where, self.bounds = Path(where), bounds
         stated = read_store_manifest(self.where)
-        expected = StoreSettings(stated["format"], **stated["options"])
-        self.manifest = open_store(self.where, expected)
-        self.vocabulary_size: int = self.manifest["vocabulary_size"]
-        if bounds and expected.format != "packed":
+        if stated["format"] not in _STORES:
+            raise UserError(
+                f"the format {stated['format']} is not read row by row.",
+                store=self.where,
+                next=f"python -m tokenscale unpack --archive {self.where} --output FOLDER/manifest.json",
+            )
+        if bounds and stated["format"] != "packed":
             raise UserError(
                 "only rows of a packed store hold several documents.",
-                store=f"{self.where} has the format {expected.format}",
+                store=f"{self.where} has the format {stated['format']}",
                 next="leave `bounds` out, or read a packed store",
             )
+        self.manifest = open_store(self.where, StoreSettings(stated["format"], **stated["options"]))
+        self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
 
     def __len__(self) -> int:
@@ -61,9 +66,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         return self.__getitems__([i])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        """Several rows, read at once; what a DataLoader asks for. IndexError for a row outside 0 … rows − 1."""
-        if len(indices) and not 0 <= min(indices) <= max(indices) < len(self):
-            raise IndexError(f"a row outside 0 … {len(self) - 1}")
+        """Several rows, read at once; what a DataLoader asks for. IndexError for a row that does not exist."""
         store = self._store()
         if self.manifest["format"] == "token-list":
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
