@@ -190,7 +190,9 @@ def test_reading_needs_no_zstandard(lab, monkeypatch):
 # ------------------------------------------------------------------------------------------------------------ unpacking
 
 
-@pytest.mark.parametrize("store", [PACKED, replace(PACKED, eos=True), replace(PACKED, sequence_length=64)], ids=str)
+@pytest.mark.parametrize(
+    "store", [PACKED, replace(PACKED, eos=True), replace(PACKED, sequence_length=64)], ids=lambda s: s.directory
+)
 @pytest.mark.parametrize("level", ["fast", "smallest"])
 def test_unpacked_is_packed_byte_for_byte(lab, tmp_path, monkeypatch, small_parts, store, level):
     """Without text and tokenizer: where the archive is all that is left."""
@@ -198,7 +200,7 @@ def test_unpacked_is_packed_byte_for_byte(lab, tmp_path, monkeypatch, small_part
     whole = written(tmp_path / "packed", lab, store)
     monkeypatch.setattr("tokenscale.formats.text.RawText", None)
     assert read_store_manifest(made)["blocks"] > 10
-    unpack.unpack(made, store.sequence_length, tmp_path / "unpacked")
+    unpack.unpack(made, store, tmp_path / "unpacked")
     assert files_of(tmp_path / "unpacked") == files_of(whole)
     assert json.loads((tmp_path / "unpacked/build.json").read_text())["engine"] == "archive"
 
@@ -206,11 +208,11 @@ def test_unpacked_is_packed_byte_for_byte(lab, tmp_path, monkeypatch, small_part
 def test_unpacking_ids_of_32_bits_and_of_the_validation_split(tmp_path):
     lab = Lab(tmp_path / "lab", [f"document {i}" for i in range(200)], vocabulary_size=262, validation_share=0.5)
     store = replace(PACKED, split="validation")
-    unpack.unpack(written(tmp_path / "archive", lab, store.archive), T, tmp_path / "unpacked")
+    unpack.unpack(written(tmp_path / "archive", lab, store.archive), store, tmp_path / "unpacked")
     assert files_of(tmp_path / "unpacked") == files_of(lab.store(store))
     wide = Listed([np.arange(60_000, 70_000)] * 3, 70_000)
     archive.write(ARCHIVE, wide, tmp_path / "wide")
-    manifest = unpack.unpack(tmp_path / "wide/manifest.json", T, tmp_path / "rows")
+    manifest = unpack.unpack(tmp_path / "wide/manifest.json", PACKED, tmp_path / "rows")
     unpack.packed.write(PACKED, wide, tmp_path / "direct")
     assert manifest["dtype"] == "uint32" and files_of(tmp_path / "rows") == files_of(tmp_path / "direct")
 
@@ -228,16 +230,27 @@ def test_an_interrupted_unpacking_is_taken_over(lab, tmp_path, monkeypatch, smal
     with monkeypatch.context() as patched:
         patched.setattr(ArchiveDocuments, "chunks", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            unpack.unpack(made, T, tmp_path / "unpacked")
-    unpack.unpack(made, T, tmp_path / "unpacked")
+            unpack.unpack(made, PACKED, tmp_path / "unpacked")
+    unpack.unpack(made, PACKED, tmp_path / "unpacked")
     assert json.loads((tmp_path / "unpacked/build.json").read_text())["parts_taken_over"] == 1
     assert files_of(tmp_path / "unpacked") == files_of(written(tmp_path / "packed", lab, PACKED))
 
 
 def test_a_store_of_another_format_is_not_unpacked(lab, tmp_path):
     with pytest.raises(UserError, match="only an archive is unpacked") as error:
-        unpack.unpack(lab.store(PACKED), T, tmp_path / "unpacked")
+        unpack.unpack(lab.store(PACKED), PACKED, tmp_path / "unpacked")
     assert error.value.facts["found"] == "format packed" and not (tmp_path / "unpacked").exists()
+
+
+@pytest.mark.parametrize(
+    "store",
+    [replace(PACKED, eos=True), replace(PACKED, split="validation"), StoreSettings("token-list")],
+    ids=lambda s: s.directory,
+)
+def test_an_archive_of_other_documents_is_refused(lab, tmp_path, store):
+    with pytest.raises(UserError, match="is not made of this archive") as error:
+        unpack.unpack(lab.store(ARCHIVE), store, tmp_path / "unpacked")
+    assert error.value.facts["found"] == "archive" and not (tmp_path / "unpacked").exists()
 
 
 def test_a_damaged_archive_leaves_no_store(lab, tmp_path):
@@ -245,7 +258,7 @@ def test_a_damaged_archive_leaves_no_store(lab, tmp_path):
     good = (path / "blocks.bin").read_bytes()
     (path / "blocks.bin").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(UserError, match="a block of the token store has changed"):
-        unpack.unpack(path, T, tmp_path / "unpacked")
+        unpack.unpack(path, PACKED, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked/manifest.json").exists()
 
 
@@ -256,21 +269,21 @@ def test_ids_that_are_not_the_archives_make_no_store(lab, tmp_path):
     manifest["ids_digest"]["value"] = "0" * 64
     seal(path / "manifest.json", manifest)
     with pytest.raises(UserError, match="the ids are not those of the store that they come from"):
-        unpack.unpack(path, T, tmp_path / "unpacked")
+        unpack.unpack(path, PACKED, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked/manifest.json").exists()
 
 
 def test_a_nodes_disk_is_filled_once(lab, tmp_path):
-    path, made = unpack.unpack_once(lab.store(ARCHIVE), T, tmp_path)
+    path, made = unpack.unpack_once(lab.store(ARCHIVE), PACKED, tmp_path)
     assert made and path == tmp_path / "packed-sequence_length=16/manifest.json"
     assert files_of(path.parent) == files_of(lab.store(PACKED))
-    assert unpack.unpack_once(lab.store(ARCHIVE), T, tmp_path) == (path, False)
-    assert unpack.unpack_once(lab.store(ARCHIVE), 32, tmp_path)[1]  # beside it
+    assert unpack.unpack_once(lab.store(ARCHIVE), PACKED, tmp_path) == (path, False)
+    assert unpack.unpack_once(lab.store(ARCHIVE), replace(PACKED, sequence_length=32), tmp_path)[1]  # beside it
     (path.parent / "rows.npy").write_bytes(b"")
-    assert unpack.unpack_once(lab.store(ARCHIVE), T, tmp_path)[1]  # it was damaged
+    assert unpack.unpack_once(lab.store(ARCHIVE), PACKED, tmp_path)[1]  # it was damaged
     assert files_of(path.parent) == files_of(lab.store(PACKED))
     other = Lab(tmp_path / "other", TEXTS[1:], vocabulary_size=262)
-    assert unpack.unpack_once(other.store(ARCHIVE), T, tmp_path)[1]  # it was of another text
+    assert unpack.unpack_once(other.store(ARCHIVE), PACKED, tmp_path)[1]  # it was of another text
     assert files_of(path.parent) == files_of(other.store(PACKED))
 
 
@@ -278,9 +291,10 @@ def test_a_nodes_disk_is_filled_once(lab, tmp_path):
 
 
 def test_the_verb_takes_a_folder_or_a_manifest(lab, tmp_path, capsys):
-    for number, given_ in enumerate((lab.store(ARCHIVE), lab.store(ARCHIVE) / "manifest.json")):
+    for number, words in enumerate((["--sequence-length", str(T)], ["--store", PACKED.directory])):
+        path = [lab.store(ARCHIVE), lab.store(ARCHIVE) / "manifest.json"][number]
         output = tmp_path / f"{number}/manifest.json"
-        assert cli.main(["unpack", "--archive", str(given_), "--output", str(output), "--sequence-length", str(T)]) == 0
+        assert cli.main(["unpack", "--archive", str(path), "--output", str(output), *words]) == 0
         assert files_of(output.parent) == files_of(lab.store(PACKED))
     said = capsys.readouterr().out
     assert f"{len(TEXTS)} of {len(TEXTS)} documents" in said and "useful of" in said
@@ -300,6 +314,7 @@ def test_the_verb_names_the_store_on_a_nodes_disk(lab, tmp_path, capsys):
     [
         (["--archive", "nowhere", "--output", "o/manifest.json"], "the manifest of the token store is missing"),
         (["--archive", "ARCHIVE", "--output", "o/manifest.json", "--sequence-length", "0"], "0 is no sequence length"),
+        (["--archive", "ARCHIVE", "--output", "o/manifest.json", "--store", "packd"], "unknown format 'packd'"),
         (["--archive", "ARCHIVE", "--output", "o/rows.bin"], "a store's manifest is called manifest.json"),
     ],
 )

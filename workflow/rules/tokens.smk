@@ -82,10 +82,8 @@ rule unpack:
     threads: 2
     resources:
         mem_mb=4000,
-    params:
-        sequence_length=lambda w: StoreSettings.parse(w.store).sequence_length,
     message:
         "unpack {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}"
     shell:
-        "python -m tokenscale unpack --archive {input.archive:q} --sequence-length {params.sequence_length}"
-        " --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale unpack --archive {input.archive:q} --store {wildcards.store:q} --output {output:q}"
+        " > {log:q} 2>&1"

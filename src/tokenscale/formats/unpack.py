@@ -1,6 +1,7 @@
 """An archive → a `packed` store, the same byte for byte as from the text, without tokenizer or text."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,24 @@ from tokenscale.formats.archive import ArchiveDocuments
 from tokenscale.formats.manifest import open_store
 from tokenscale.settings.data import StoreSettings
 
+Report = Callable[[int, int], None]
 
-def unpack(
-    archive: Path, sequence_length: int, directory: Path, report: Callable[[int, int], None] | None = None
-) -> dict[str, Any]:
-    """Write the store to `directory` and return its manifest.
+
+def unpack(archive: Path, store: StoreSettings, directory: Path, report: Report | None = None) -> dict[str, Any]:
+    """Write the packed store to `directory` and return its manifest.
 
     `archive` is its folder or its manifest; `report(documents, bytes of ids)` hears of each block. Raises UserError for
-    an archive that is not what its manifest says, in which case no store is written.
+    an archive of other documents than the store's, or one that is not what its manifest says: then no store is written.
     """
-    documents = ArchiveDocuments(archive, report)
-    return packed.write(_store(documents, sequence_length), documents, directory)
+    return packed.write(store, _documents(archive, store, report), directory)
 
 
-def unpack_once(
-    archive: Path, sequence_length: int, folder: Path, report: Callable[[int, int], None] | None = None
-) -> tuple[Path, bool]:
-    """(The manifest of a store in `folder`, named by its options, that holds this archive; whether it was made now.)
+def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Report | None = None) -> tuple[Path, bool]:
+    """(The manifest of the packed store in `folder`, by its name, that holds this archive; whether it was made now.)
 
-    For the disk of a node, where a job before may have left it.
+    For the disk of a node, where a job before may have left it. Raises as `unpack` does.
     """
-    documents = ArchiveDocuments(archive, report)
-    store = _store(documents, sequence_length)
+    documents = _documents(archive, store, report)
     directory = Path(folder) / store.directory
     made = not _holds(directory, store, documents.manifest)
     if made:
@@ -39,11 +36,18 @@ def unpack_once(
     return directory / "manifest.json", made
 
 
-def _store(documents: ArchiveDocuments, sequence_length: int) -> StoreSettings:
-    if sequence_length < 1:
-        raise UserError(f"{sequence_length} is no sequence length.", next="--sequence-length 1024, for example")
-    of = documents.settings
-    return StoreSettings("packed", split=of.split, sequence_length=sequence_length, eos=of.eos)
+def _documents(archive: Path, store: StoreSettings, report: Report | None) -> ArchiveDocuments:
+    documents = ArchiveDocuments(archive, report)
+    found = replace(documents.settings, level=store.archive.level)
+    if store.format != "packed" or found != store.archive:
+        raise UserError(
+            f"{store.directory} is not made of this archive.",
+            archive=archive,
+            expected=f"{store.archive.directory}  (for a packed store)",
+            found=found.directory,
+            next="name another archive, or a packed store of this one's split and eos",
+        )
+    return documents
 
 
 def _holds(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:

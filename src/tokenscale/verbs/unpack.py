@@ -7,13 +7,16 @@ from tokenscale.corpus.progress import Progress
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import located, read_store_manifest
 from tokenscale.formats.unpack import unpack, unpack_once
+from tokenscale.settings.data import StoreSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where from, where to."""
+    """Where from, what, where to."""
     parser.allow_abbrev = False
     parser.add_argument("--archive", required=True, type=Path, metavar="PATH", help="the archive: folder or manifest")
-    parser.add_argument("--sequence-length", type=int, default=1024, metavar="N", help="positions a row (default 1024)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--sequence-length", type=int, default=1024, metavar="N", help="positions a row (default 1024)")
+    what.add_argument("--store", metavar="NAME", help="the packed store by its whole name, as rules say it")
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--output", type=Path, metavar="FILE", help="the store's manifest.json; the rest lies beside")
     to.add_argument(
@@ -26,18 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write, and say what came of it."""
+    if arguments.sequence_length < 1:
+        raise UserError(f"{arguments.sequence_length} is no sequence length.", next="--sequence-length 2048, say")
     if arguments.output is not None and arguments.output.name != "manifest.json":
         raise UserError(
             "a store's manifest is called manifest.json.", output=arguments.output, next="FOLDER/manifest.json"
         )
-    documents = read_store_manifest(arguments.archive)["documents"]
-    progress = Progress(f"unpack {located(arguments.archive)[0]}", total=documents)
+    found = read_store_manifest(arguments.archive)
+    options = {name: found["options"][name] for name in ("split", "eos")}
+    store = StoreSettings("packed", sequence_length=arguments.sequence_length, **options)
+    if arguments.store is not None:
+        store = StoreSettings.parse(arguments.store)
+    progress = Progress(f"unpack {located(arguments.archive)[0]}", total=found["documents"])
     if arguments.local_disk is not None:
-        path, made = unpack_once(arguments.archive, arguments.sequence_length, arguments.local_disk, progress)
+        path, made = unpack_once(arguments.archive, store, arguments.local_disk, progress)
         progress.close()
         print(path if made else f"{path} (was there)")
         return
-    manifest = unpack(arguments.archive, arguments.sequence_length, arguments.output.parent, progress)
+    manifest = unpack(arguments.archive, store, arguments.output.parent, progress)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
