@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, texts_around
 from tokenscale.cli import main
 from tokenscale.commands.convert import ConvertSettings, convert
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
+from tokenscale.formats.documents import Chunk
 from tokenscale.formats.foreign import hf_datasets, nanogpt, reframe
 from tokenscale.formats.manifest import open_store, read_store_manifest
 from tokenscale.formats.token_list import TokenListStore
@@ -249,6 +252,17 @@ def test_half_a_pair_and_a_multimodal_one_are_refused(tmp_path):
     assert "a file of the pair is missing" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
 
 
+def test_a_pair_whose_documents_do_not_end_says_how_they_would(lab, tmp_path):
+    assert "--document-end 1 puts one" in run(ours(lab), tmp_path / "m", to="megatron")
+    assert "--document-end" not in run(ours(lab, eos=True), tmp_path / "with", to="megatron")
+    told = run(ours(lab), tmp_path / "ended", to="megatron", document_end=1, bos="drop")
+    assert "put behind documents" in told and "--document-end" not in told
+    ids = np.fromfile(tmp_path / "ended.bin", "<u2")
+    assert ids[-1] == 1 and np.count_nonzero(ids == 1) == len(TEXTS) and 0 not in ids
+    run(tmp_path / "ended", tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
 # ------------------------------------------------------------------------------------------------------------- nanogpt
 
 
@@ -317,6 +331,42 @@ def test_a_tokenizer_without_an_end_needs_one_for_nanogpt(tmp_path):
     run(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=99)
     run(tmp_path / "n.bin", tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(tmp_path / "s")
+
+
+# -------------------------------------------------------------------------------------------------------------- framing
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=8)
+
+
+def flat(documents):
+    return np.array([i for d in documents for i in d], np.int64), np.array([len(d) for d in documents], np.int64)
+
+
+@given(DOCUMENTS, st.sampled_from([0, 1, None]))
+def test_documents_are_trimmed_as_python_lists_are(documents, end):
+    """BOS 0; the end is 1, or BOS itself, or there is none."""
+    ids, lengths = flat(documents)
+    first, last = reframe.trimmed(ids, lengths, 0, end)
+    for document, start, a, b in zip(documents, np.cumsum(lengths) - lengths, first, last, strict=True):
+        right = list(document)
+        while right and right[-1] == end:
+            right.pop()
+        while right and right[0] == 0:
+            right.pop(0)
+        assert ids[a:b].tolist() == right and start <= a <= b
+
+
+@given(DOCUMENTS, st.booleans(), st.sampled_from([1, None]))
+def test_documents_leave_as_python_lists_do(documents, keep_bos, end):
+    documents = [[0, *document] for document in documents]
+    ids, lengths = flat(documents)
+    count = reframe.Written()
+    found = reframe.leaving(Chunk(ids.astype(np.int32), lengths), reframe.Rule(keep_bos, end), count)
+    right = [d if keep_bos else d[1:] for d in documents]
+    added = [end is not None and d[-1:] != [end] for d in right]
+    right = [d + [end] * more for d, more in zip(right, added, strict=True)]
+    assert [d.tolist() for d in found.documents()] == right
+    assert (count.document_ends_added, count.tokens) == (sum(added), sum(map(len, right)))
 
 
 # ------------------------------------------------------------------------------------------------------- hf datasets
@@ -394,17 +444,28 @@ def test_a_folder_of_splits_names_them(tmp_path):
     assert "train, test" in refused(tmp_path / "d", tmp_path / "s", to="token-list", **KNOWN)
 
 
-def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+@pytest.fixture
+def many_files(lab, tmp_path, monkeypatch):
+    """A store that becomes a data set of several files."""
     monkeypatch.setattr(hf_datasets, "SHARD_TOKENS", 500)
-    store = ours(lab, "token-list")
-    run(store, tmp_path / "hf", to="hf-datasets")
-    data = datasets.load_from_disk(str(tmp_path / "hf"))
-    assert len(list((tmp_path / "hf").glob("*.arrow"))) > 1
-    assert data["input_ids"][:] == documents_of(store)
-    data.select(range(10)).save_to_disk(str(tmp_path / "theirs"))
+    run(ours(lab), tmp_path / "store", to="token-list-row_group_rows=5")
+    run(tmp_path / "store", tmp_path / "hf", to="hf-datasets")
+    assert len(list((tmp_path / "hf").glob("data-*-of-*.arrow"))) > 2
+    return tmp_path / "hf"
+
+
+def test_a_data_set_of_many_files_comes_back(lab, tmp_path, many_files):
+    run(many_files, tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
+def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, many_files):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.load_from_disk(str(many_files))
+    assert data["input_ids"][:] == documents_of(ours(lab, "token-list"))
+    data.select(range(3, 10)).save_to_disk(str(tmp_path / "theirs"))
     run(tmp_path / "theirs", tmp_path / "back", to="token-list", tokenizer=str(lab.tokenizer))
-    assert documents_of(tmp_path / "back") == documents_of(store)[:10]
+    assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))[3:10]
 
 
 # --------------------------------------------------------------------------------------------------- records and ways

@@ -147,8 +147,8 @@ def _kind_of(path: Path) -> str:
             "the source shows no format that is known.",
             source=path,
             expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of Dataset.save_to_disk",
-            next=f"--from {{store,{','.join(FOREIGN)}}} tries one of them and says what is missing; text first has to "
-            "be tokenized: python -m tokenscale pretokenize --help",
+            next=f"--from {{store,{','.join(FOREIGN)}}} tries one of them and says what is missing\n"
+            "python -m tokenscale pretokenize --help, where it is text",
         )
     raise UserError("the source is missing.", source=path, next="mend the path")
 
@@ -300,8 +300,8 @@ def _facts(
             "the source does not say which ids its tokenizer has.",
             source=source,
             missing=" ".join(missing),
-            next="--tokenizer FOLDER of the tokenizer that made it (python -m tokenscale tokenizer makes one); or "
-            "--vocabulary-size N --bos-id N, and --eos-id N where there is one",
+            next="--tokenizer FOLDER, where the tokenizer that made it is here\n"
+            "--vocabulary-size N --bos-id N, and --eos-id N where it has one, where it is not",
         )
     ids["eos_id"] = ids.get("eos_id")
     if ids.get("pad_id") is None:
@@ -430,7 +430,7 @@ def _write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: 
         say(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
         say(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
-    for note in getattr(module, "notes", lambda _: [])(origin.vocabulary_size):
+    for note in module.notes(origin, rule.document_end is not None or found.facts["eos"]):
         say(f"  {note}")
 
 

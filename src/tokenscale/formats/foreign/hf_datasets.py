@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import read_json, sha256_file, write_json
-from tokenscale.formats.documents import Documents
+from tokenscale.formats.documents import Documents, Origin
 from tokenscale.formats.foreign.reframe import Rule, Written, outgoing
 
 NAME = "a Hugging Face data set"
@@ -40,6 +40,11 @@ def written(path: Path) -> list[Path]:
 def record_path(path: Path) -> Path:
     """Where the record of what we wrote lies."""
     return path / "tokenscale.json"
+
+
+def notes(origin: Origin, ended: bool) -> list[str]:
+    """What whoever reads the folder has to know: nothing."""
+    return []
 
 
 class Reader:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenscale.errors import UserError
 from tokenscale.files import HashedFile, atomic
-from tokenscale.formats.documents import Documents
+from tokenscale.formats.documents import Documents, Origin
 from tokenscale.formats.foreign.reframe import Rule, Written, outgoing, spans
 
 NAME = "Megatron-LM's .bin and .idx"
@@ -68,6 +68,13 @@ def written(path: Path) -> list[Path]:
 def record_path(path: Path) -> Path:
     """Where the record of what we wrote lies."""
     return pair(path).prefix.with_name(pair(path).prefix.name + ".tokenscale.json")
+
+
+def notes(origin: Origin, ended: bool) -> list[str]:
+    """What whoever reads the pair has to know; `ended`: whether each document ends with an id of its own."""
+    if ended or origin.eos_id is None:
+        return []
+    return [f"no id ends a document: --document-end {origin.eos_id} puts one, as preprocess_data.py --append-eod does"]
 
 
 class Reader:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenscale.errors import UserError
 from tokenscale.files import HashedFile, atomic
-from tokenscale.formats.documents import Documents
+from tokenscale.formats.documents import Documents, Origin
 from tokenscale.formats.foreign.reframe import BLOCK_TOKENS, Rule, Written, outgoing, spans
 
 NAME = "nanoGPT's .bin"
@@ -38,9 +38,9 @@ def dtype_of(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def notes(vocabulary_size: int) -> list[str]:
+def notes(origin: Origin, ended: bool) -> list[str]:
     """What whoever reads the file has to know."""
-    if dtype_of(vocabulary_size).itemsize == 2:
+    if dtype_of(origin.vocabulary_size).itemsize == 2:
         return []
     return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
 

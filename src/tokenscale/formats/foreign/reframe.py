@@ -160,8 +160,8 @@ class Reframed:
                 *(lengths, number, place),
                 found=f"id {found}",
                 expected=f"id {found} around documents only",
-                next="where rows are blocks cut from joined documents, convert what they were cut from; else mend "
-                "--bos-id, --eos-id, --document-end",
+                next="convert what they were cut from, where rows are blocks of joined documents\n"
+                "else mend --bos-id, --eos-id, --document-end",
             )
         starts = np.cumsum(lengths) - lengths
         return Counts(
