@@ -418,7 +418,7 @@ def test_double_bos_and_double_ends_are_one(tmp_path):
         ({"input_ids": [[5], [6]]}, {"dtype": "uint16"}, "--dtype means nothing from hf-datasets"),
         ({"input_ids": [[5], [6]]}, {"bos": "drop"}, "--bos means nothing"),
         ({"input_ids": [[5], [6]]}, {"sequence_length": 8}, "no rows of one length"),
-        ({"input_ids": [[5], [6]]}, {"tokenizer": "nowhere"}, "unknown tokenizer"),
+        ({"input_ids": [[5], [6]]}, {"tokenizer": "nowhere"}, "tokenizer 'nowhere'"),
     ],
 )
 def test_what_a_data_set_contradicts_is_refused(tmp_path, columns, settings, words):

@@ -326,7 +326,14 @@ def _tokenizer_folder(text: str) -> Path:
         if (folder / "manifest.json").is_file() and "kind" in read_json(folder / "manifest.json"):
             return folder
     known = sorted(path.parent.name for path in BUILT.glob("*/manifest.json"))
-    raise unknown("tokenizer", text, known, flag="--tokenizer", expected="a folder with a manifest of tokenscale")
+    facts = {
+        "flag": "--tokenizer",
+        "expected": "a folder with a tokenizer's manifest.json, or a name below " + str(BUILT),
+    }
+    if known:
+        raise unknown("tokenizer", text, known, **facts)
+    what = f"there is no tokenizer {text!r} here."
+    raise UserError(what, **facts, next="name its folder, or say --vocabulary-size, --bos-id and --eos-id")
 
 
 def _outside(flag: str, value: int, vocabulary_size: int) -> UserError:
