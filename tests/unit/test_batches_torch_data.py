@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
 from tokenscale.batches.batch import merge_states
 from tokenscale.batches.bounds import document_ids
-from tokenscale.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
+from tokenscale.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
@@ -246,6 +246,16 @@ def test_a_stream_goes_on_from_states_of_another_world_size(lab, approach):
         assert len(found) == 6
         batches.seek({"step": 4})
         assert all(same(batch, batches.next()) for batch in found)
+
+
+@pytest.mark.parametrize(("approach", "read"), [("packed", 0), ("pretokenized-padded", 0), ("token-list", 3)])
+def test_rows_are_left_out_unread_and_streams_by_reading(lab, approach, read, monkeypatch):
+    """Finding a stream's place from a step alone would cost all documents before it, at every batch."""
+    batches = lab.batches(make_run(approach, sequence_length=T))
+    asked = []
+    monkeypatch.setattr(batches, "next", lambda plain=batches.next: asked.append(plain()))
+    skip(batches, 3)
+    assert len(asked) == read and batches.state()["step"] == 3
 
 
 def test_a_missing_store_is_named_where_the_iteration_begins(lab):
