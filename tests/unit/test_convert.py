@@ -15,6 +15,7 @@ from tokenscale.cli import main
 from tokenscale.commands.convert import ConvertSettings, convert
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
+from tokenscale.formats import writing
 from tokenscale.formats.documents import Chunk
 from tokenscale.formats.foreign import hf_datasets, nanogpt, reframe
 from tokenscale.formats.manifest import open_store, read_store_manifest
@@ -113,6 +114,18 @@ def test_a_store_comes_back_equal_through_each_format_and_no_flag_is_needed(
     same = ("tokenizer", "vocabulary_size", "bos_id", "eos_id", "padding", "documents", "tokens_in_documents")
     assert [made[name] for name in same] == [back[name] for name in same]
     assert back["options"]["eos"] is eos and back["converted_from"]["format"] == foreign
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("part", [1, 7, 1000])
+def test_parts_of_a_source_are_read_from_any_document_on(lab, tmp_path, small_blocks, monkeypatch, foreign, part):
+    """A store's writer asks for a part of the documents at a time, and goes on in the middle after an interruption."""
+    run(ours(lab, "token-list"), tmp_path / "x.bin", to=foreign)
+    monkeypatch.setattr(writing, "PART_DOCUMENTS", part)
+    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", part)
+    run(tmp_path / "x.bin", tmp_path / "back", to="token-list")
+    assert len(list((tmp_path / "back").glob("*.parquet"))) == -(-len(TEXTS) // part)
+    assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))
 
 
 @pytest.mark.parametrize("middle", FOREIGN)
