@@ -127,8 +127,12 @@ def test_padded_files_are_as_described(lab):
     assert all(len(m) == len(i) == T + 1 for m, i in zip(masks, table.column("input_ids").to_pylist(), strict=True))
 
 
-def test_packed_drops_nothing_and_repeats_no_label(lab):
-    reader = opened(lab, PACKED)
+CONCATENATED = replace(PACKED, packing="concatenate")
+
+
+@pytest.mark.parametrize("store", [PACKED, CONCATENATED], ids=lambda s: s.packing)
+def test_packed_drops_nothing_and_repeats_no_label(lab, store):
+    reader = opened(lab, store)
     tokens, labels = reader.rows(np.arange(len(reader)))
     pairs = sorted(zip(tokens[labels != IGNORED].tolist(), labels[labels != IGNORED].tolist(), strict=True))
     expected = sorted((int(a), int(b)) for d in documents_of(lab) for a, b in zip(d, d[1:], strict=False))
@@ -167,6 +171,13 @@ def test_packed_is_full_and_counts(lab):
     )
     assert manifest["tokens_cut"] == manifest["documents_cut"] == 0 and manifest["fill"] > 0.9
     assert manifest["dtype"] == "uint16"
+
+
+def test_concatenated_rows_are_fuller_and_cut_more_documents(lab):
+    best, cut = manifest_of(lab, PACKED), manifest_of(lab, CONCATENATED)
+    assert cut["ids_digest"] == best["ids_digest"] and cut["tokens_useful"] == best["tokens_useful"]
+    assert cut["places"] - cut["tokens_stored"] <= T  # all rows are full but the last
+    assert cut["documents_split"] > best["documents_split"] == sum(len(d) > T + 1 for d in documents_of(lab))
 
 
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):

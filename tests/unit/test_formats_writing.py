@@ -27,6 +27,7 @@ STORES = [
     StoreSettings("token-list"),
     StoreSettings("packed", sequence_length=T),
     StoreSettings("archive"),
+    StoreSettings("packed", sequence_length=T, packing="concatenate"),
 ]
 TEXTS = [*HOSTILE, *texts_around(T)] * 3
 

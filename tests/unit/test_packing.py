@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.order.packing import best_fit_decreasing, concatenate, cut
 
 
 def naive(lengths: list[int], capacity: int) -> int:
@@ -58,3 +58,17 @@ def test_packing_is_deterministic_full_and_fast():
 def test_nothing_to_pack():
     pieces, rows = best_fit_decreasing(np.zeros(0, dtype=np.int64), 5)
     assert len(pieces) == 0 and rows.tolist() == [0]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_concatenated_rows_are_the_stream_cut_at_every_row(lengths, sequence_length, chance):
+    """Against the definition, token by token."""
+    order = list(range(len(lengths)))
+    chance.shuffle(order)
+    stream = [(d, t) for d in order for t in range(lengths[d])]
+    document, start, length, rows = concatenate(np.array(lengths), sequence_length, np.array(order))
+    found = [[(d, s + k) for k in range(n)] for d, s, n in zip(document, start, length, strict=True)]
+    rebuilt = [sum(found[a:b], []) for a, b in zip(rows[:-1], rows[1:], strict=True)]
+    T = sequence_length
+    expected = [stream[r * T : r * T + T + 1] for r in range(max(1, -(-(len(stream) - 1) // T)))]
+    assert rebuilt == expected and (length >= 1).all()

@@ -8,6 +8,7 @@
 
 Documents longer than a row are cut into pieces that overlap by one token, so every label appears exactly once. Rows are
 filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
+With the option `packing=concatenate`, shuffled documents follow each other and are cut wherever a row ends.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from tokenscale.formats.labels import IGNORED
 from tokenscale.formats.manifest import located, restore
 from tokenscale.formats.writing import writing
 from tokenscale.formats.xxh3 import xxh3_64_intdigest
-from tokenscale.order.packing import cut, pack
+from tokenscale.order.packing import concatenate, cut, pack
 from tokenscale.order.permutation import permute
 from tokenscale.settings.data import StoreSettings
 
@@ -44,17 +45,23 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
     dtype = dtype_of(documents.origin.vocabulary_size)
     with writing(store, documents, directory) as writer:
         parts = writer.parts(lambda number: FlatPart(writer.folder, number, dtype))
-        facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store.sequence_length, documents.origin.pad_id)
+        facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
 
 
 def _write_rows(
-    folder: Path, parts: list[str], dtype: np.dtype, sequence_length: int, pad_id: int
+    folder: Path, parts: list[str], dtype: np.dtype, store: StoreSettings, pad_id: int
 ) -> tuple[dict[str, Any], str]:
     """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
     lengths = lengths_in(folder, parts)
-    document, starts, sizes = cut(lengths, sequence_length)
-    packed, pointers = pack(sizes, sequence_length + 1)
+    sequence_length = store.sequence_length
+    if store.packing == "concatenate":
+        order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
+        document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
+        packed = np.arange(len(sizes))
+    else:
+        document, starts, sizes = cut(lengths, sequence_length)
+        packed, pointers = pack(sizes, sequence_length + 1)
     rows = len(pointers) - 1
     stored = permute(np.arange(rows), rows, STORAGE_SEED)
     counts = np.diff(pointers)[stored]
@@ -96,7 +103,7 @@ def _write_rows(
         "places": rows * (sequence_length + 1),
         "tokens_cut": 0,
         "documents_cut": 0,
-        "documents_split": int(np.count_nonzero(lengths > sequence_length + 1)),
+        "documents_split": int(np.count_nonzero(np.bincount(document) > 1)),
     }
     return facts, file.sha256
 

@@ -64,3 +64,26 @@ def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.
         rows.append(pointers[1:] + before)
         before += int(pointers[-1])
     return (np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)), np.concatenate(rows)
+
+
+def concatenate(lengths: np.ndarray, sequence_length: int, order: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Documents in `order`, one after another, cut at every `sequence_length` tokens wherever that falls.
+
+    Returns (document, start, length) of each piece, int64, row by row, and rows as `best_fit_decreasing` does. Row r
+    holds tokens [r*T, r*T + T + 1) of the whole: neighbours overlap by one token, so that every label appears once.
+    """
+    T = sequence_length
+    ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
+    begins = ends - lengths[order]
+    total = int(ends[-1])
+    first_tokens = np.arange(max(1, -(-(total - 1) // T)), dtype=np.int64) * T
+    last_tokens = np.minimum(first_tokens + T + 1, total)
+    first = np.searchsorted(ends, first_tokens, side="right")
+    counts = np.searchsorted(ends, last_tokens - 1, side="right") - first + 1
+    pointers = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=pointers[1:])
+    row = np.repeat(np.arange(len(counts)), counts)
+    place = first[row] + np.arange(pointers[-1]) - pointers[row]
+    starts = np.maximum(begins[place], first_tokens[row])
+    stops = np.minimum(ends[place], last_tokens[row])
+    return np.asarray(order)[place], starts - begins[place], stops - starts, pointers

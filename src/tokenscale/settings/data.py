@@ -232,12 +232,13 @@ class StoreSettings:
     dtype: Literal["int32", "int64", "uint32"] = "int32"
     row_group_rows: int = 1000
     level: Literal["fast", "small", "smallest"] = "fast"
+    packing: Literal["best-fit", "concatenate"] = "best-fit"
 
     #: which options mean something for which format
     OPTIONS = {
         "padded": ("split", "sequence_length", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
         "token-list": ("split", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
-        "packed": ("split", "sequence_length", "eos"),
+        "packed": ("split", "sequence_length", "eos", "packing"),
         "archive": ("split", "eos", "level"),
     }
 
@@ -299,6 +300,7 @@ _WORDS = {
     "codec": ("none", "snappy", "lz4", "zstd"),
     "dtype": ("int32", "int64", "uint32"),
     "level": ("fast", "small", "smallest"),
+    "packing": ("best-fit", "concatenate"),
 }
 
 

@@ -40,6 +40,7 @@ BATCHES = {
     "padding-free": "tokenscale.batches.padding_free",
     "pretokenized-padded": "tokenscale.batches.pretokenized_padded",
     "token-list": "tokenscale.batches.token_list",
+    "length-bucketed": "tokenscale.batches.length_bucketed",
     "packed": "tokenscale.batches.packed",
 }
 #: method of a layout → the module that applies it

@@ -14,6 +14,7 @@ APPROACHES = {
     "padding-free": None,
     "pretokenized-padded": "padded",
     "token-list": "token-list",
+    "length-bucketed": "token-list",
     "packed": "packed",
 }
 
@@ -93,15 +94,18 @@ class RunSettings:
     corpus: CorpusSettings = option(CorpusSettings, "the text")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "text to ids")
     model: ModelSettings = option(ModelSettings, "the decoder's shape")
-    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "packed"] = option(
+    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "length-bucketed", "packed"] = option(
         "packed", "how documents become rows, and when they are tokenized"
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
-        "auto", "what tokenizes while training; auto: the fastest that is here and exact; tokenizers: as the studies did"
+        "auto", "what tokenizes while training; auto: the fastest exact one that is here; tokenizers: as the studies did"
     )
     sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
     storage: StorageSettings = option(StorageSettings, "layout of the Parquet formats")
+    packing: Literal["best-fit", "concatenate"] = option(
+        "best-fit", "packed: fullest rows that cut only documents longer than a row; or cut wherever a row ends"
+    )
     global_batch: int = option(8, "rows an optimizer step, over all ranks", ge=1, strict=True)
     micro_batch: int = option(8, "rows a forward pass of one rank, at most", ge=1, strict=True)
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
@@ -138,6 +142,7 @@ class RunSettings:
             "codec_level": self.storage.codec_level,
             "dtype": self.storage.dtype,
             "row_group_rows": self.storage.row_group_rows,
+            "packing": self.packing,
         }
         return StoreSettings(form, **{k: v for k, v in options.items() if k in StoreSettings.OPTIONS[form]})
 
@@ -167,6 +172,8 @@ class RunSettings:
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
         if self.engine != "auto" and APPROACHES[self.approach] is not None:
             found.append(("engine", f"approach {self.approach} tokenizes nothing while training"))
+        if self.packing != "best-fit" and self.approach != "packed":
+            found.append(("packing", f"approach {self.approach} packs nothing"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenscale.files import read_manifest_file
 
-VERSION = 1
+VERSION = 2
 
 
 def restore(directory: Path) -> str:
@@ -15,4 +15,4 @@ def restore(directory: Path) -> str:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
-    return read_manifest_file(Path(directory) / "manifest.json", "tokenizer", VERSION, restore(directory))
+    return read_manifest_file(Path(directory) / "manifest.json", "tokenizer", VERSION, restore(directory), oldest=2)

@@ -11,6 +11,7 @@ from tokenscale.settings.options import from_json
 BENCHMARKS = {
     "data": "tokenscale.benchmark.data",
     "text": "tokenscale.benchmark.prose",
+    "pretokenize": "tokenscale.benchmark.pretokenize",
     "workflow": "tokenscale.benchmark.workflow",
 }
 
@@ -33,6 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
     text.add_argument("--seed", type=int, default=0, metavar="N", help="of the order and of the lengths (default 0)")
     text.add_argument("--at-most", action="store_true", help="where the machine holds less, take what is there")
+    job = kinds.add_parser("pretokenize", help="a corpus to a token store, against a plain script of transformers")
+    job.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    job.add_argument(
+        "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
+    job.add_argument("--stores", nargs="+", default=["packed-sequence_length=2048", "token-list"], metavar="NAME")
+    job.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
+    job.add_argument("--cores", type=int, default=1, metavar="N", help="that each side may use")
+    job.add_argument(
+        "--memory", nargs="*", type=int, default=[], metavar="MB", help="peak memory on so much made-up text"
+    )
+    job.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
     workflow = kinds.add_parser("workflow", help="planning: how long `snakemake --dry-run` takes for many runs")
     workflow.add_argument("--runs", nargs="+", type=int, default=[500, 2000], metavar="N", help="how many, each timed")
     workflow.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
@@ -49,6 +62,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.benchmark == "text":
         facts = module.build(arguments.output, arguments.megabytes, seed=arguments.seed, at_most=arguments.at_most)
         print(module.table(facts))
+        return
+    if arguments.benchmark == "pretokenize":
+        folders = arguments.corpus.parent, arguments.tokenizer.parent
+        options = {name: getattr(arguments, name) for name in ("stores", "rounds", "cores", "memory")}
+        print(module.table(module.measure(*folders, arguments.output, **options)))
         return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores

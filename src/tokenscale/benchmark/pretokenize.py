@@ -1,0 +1,222 @@
+"""How fast a corpus becomes a token store, start of the process to the last byte, and with how much memory.
+
+Each side is a process of its own on the same cores, in interleaved rounds: ours, for each format; a plain script with
+`transformers` over the same Parquet files. Engines are measured apart, on one core, each over the text once (a
+tokenizer that has seen a text before is up to three times as fast, which says nothing about a corpus).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.benchmark import plain_script
+from tokenscale.corpus.build import build_from
+from tokenscale.corpus.reader import read_manifest
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.records import hardware
+from tokenscale.records.provenance import versions
+from tokenscale.settings.data import CleaningSettings, CorpusSettings
+from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
+
+SCRIPT = "plain script"
+WORDS = 200_000
+
+
+def measure(
+    corpus: Path,
+    tokenizer: Path,
+    output: Path,
+    *,
+    stores: list[str],
+    rounds: int,
+    cores: int,
+    memory: list[int],
+) -> dict[str, Any]:
+    """Time every side in each round; write the one JSON file; returns what was written.
+
+    `stores` are names of stores, such as packed-sequence_length=2048; `cores` are given to each side alike; `memory`
+    are megabytes of synthetic text whose peak memory is wanted. Files go to a folder beside `output`.
+    """
+    folder = output.with_suffix(".files")
+    available = sorted(os.sched_getaffinity(0))
+    if cores > len(available):
+        raise UserError(
+            "there are not so many cores.", flag="--cores", asked=cores, found=len(available), next="--cores 1"
+        )
+    held = set(available[:cores])
+    fast = tokenizer / "tokenizer.json"
+    split = read_manifest(corpus)["splits"]["train"]
+    folder.mkdir(parents=True, exist_ok=True)
+    records = []
+    for number in range(rounds):
+        sides = [*stores, *([SCRIPT] if fast.is_file() else [])]
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            shutil.rmtree(folder / "store", ignore_errors=True)
+            seconds, peak = _run(_command(side, corpus, tokenizer, folder), held)
+            records.append({"side": side, "round": number, "seconds": seconds, "peak_bytes": peak})
+            print(f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
+    engines = _engines(corpus, tokenizer, {available[0]})
+    peaks = _memory(memory, tokenizer, stores[0], folder)
+    result = {
+        "schema": 1,
+        "benchmark": "pretokenize",
+        "utf8_bytes": split["utf8_bytes"],
+        "documents": split["rows"],
+        "tokenizer": read_tokenizer(tokenizer)["name"],
+        "cores": cores,
+        "records": records,
+        "engines": engines,
+        "memory": peaks,
+        "hardware": hardware.describe(),
+        "versions": versions(),
+        "finished_unix_s": time.time(),
+    }
+    write_json(output, result)
+    return result
+
+
+def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
+    """A corpus of made-up words, their frequencies as in English (Zipf), in documents of log-normal length."""
+    chance = np.random.default_rng(seed)
+    lengths = np.clip(chance.poisson(7, WORDS), 1, 20)
+    letters = chance.choice(list("etaoinshrdlucmfwypvbgkjqxz"), lengths.sum())
+    words = np.array(["".join(part) for part in np.split(letters, np.cumsum(lengths)[:-1])], dtype=object)
+    shares = np.cumsum(1 / np.arange(1, WORDS + 1))
+    shares /= shares[-1]
+
+    def documents():
+        rest, number = megabytes * 10**6, 0
+        while rest > 0:
+            for size in np.clip(chance.lognormal(5.5, 1.0, 1000), 5, 5000).astype(int).tolist():
+                text = " ".join(words[np.searchsorted(shares, chance.random(size))])
+                yield text, f"synthetic::{number}"
+                rest, number = rest - len(text), number + 1
+                if rest <= 0:
+                    return
+
+    settings = CorpusSettings(name="synthetic", cleaning=CleaningSettings(deduplicate=False), validation_share=0.0)
+    description = {"kind": "synthetic", "seed": seed, "megabytes": megabytes, "source_date": "1970-01-01"}
+    build_from(documents(), settings, directory, description)
+
+
+def table(result: dict[str, Any]) -> str:
+    """For a terminal: medians with the range of the rounds, and each side against the plain script."""
+    megabytes = result["utf8_bytes"] / 1e6
+    lines = [
+        f"{megabytes:.1f} MB of text, {result['documents']:,} documents, {result['cores']} core(s), tokenizer "
+        f"{result['tokenizer']}",
+        f"{'side':<44} {'median s':>9} {'range of rounds':>17} {'MB/s':>7} {'peak MB':>8} {'x script':>9}",
+    ]
+    by_side: dict[str, list[dict[str, Any]]] = {}
+    for record in result["records"]:
+        by_side.setdefault(record["side"], []).append(record)
+    for side, records in by_side.items():
+        seconds = np.array([r["seconds"] for r in sorted(records, key=lambda r: r["round"])])
+        against = ""
+        if SCRIPT in by_side:
+            script = np.array([r["seconds"] for r in sorted(by_side[SCRIPT], key=lambda r: r["round"])])
+            against = f"{np.median(script / seconds):.1f}"
+        lines.append(
+            f"{side:<44} {np.median(seconds):>9.2f} {seconds.min():>7.2f} – {seconds.max():>7.2f} "
+            f"{megabytes / np.median(seconds):>7.1f} {max(r['peak_bytes'] for r in records) / 1e6:>8.0f} {against:>9}"
+        )
+    if result["engines"]:
+        lines += ["", "engines alone, one core, the text once:"]
+        reference = result["engines"].get("tokenizers", {}).get("seconds_per_mb")
+        for name, found in result["engines"].items():
+            times = f"{reference / found['seconds_per_mb']:.1f} x tokenizers" if reference else ""
+            share = f"{found['megabytes']:.0f} MB"
+            lines.append(f"  {name:<20} {1 / found['seconds_per_mb']:>8.1f} MB/s   {times:>20}   ({share})")
+    for found in result["memory"]:
+        lines.append(f"peak memory, {found['megabytes']:>5} MB of synthetic text: {found['peak_bytes'] / 1e6:,.0f} MB")
+    return "\n".join(lines)
+
+
+def _memory(megabytes: list[int], tokenizer: Path, store: str, folder: Path) -> list[dict[str, Any]]:
+    """Peak memory of a job on seeded synthetic text of several sizes."""
+    found = []
+    for size in megabytes:
+        corpus = folder / f"synthetic-{size}"
+        if not (corpus / "manifest.json").is_file():
+            synthetic(corpus, size)
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        seconds, peak = _run(_command(store, corpus, tokenizer, folder), None)
+        found.append({"megabytes": size, "store": store, "seconds": seconds, "peak_bytes": peak})
+        print(f"{size} MB of synthetic text: {seconds:.1f} s, peak {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
+    return found
+
+
+def _command(side: str, corpus: Path, tokenizer: Path, folder: Path) -> list[str]:
+    if side == SCRIPT:
+        files = sorted(corpus.glob("train-*.parquet"))
+        if len(files) > 1:
+            raise UserError("the plain script reads one file.", corpus=corpus, found=f"{len(files)} shards")
+        return [
+            sys.executable,
+            plain_script.__file__,
+            *map(str, (files[0], tokenizer / "tokenizer.json", folder / "plain")),
+        ]
+    output = folder / "store" / side / "manifest.json"
+    options = ["--corpus", corpus / "manifest.json", "--tokenizer", tokenizer / "manifest.json", "--output", output]
+    return [sys.executable, "-m", "tokenscale", "pretokenize", "--store", side, *map(str, options)]
+
+
+def _run(command: list[str], cores: set[int] | None) -> tuple[float, int]:
+    """(seconds, peak resident bytes) of a process held to some cores. RuntimeError where it fails."""
+
+    def hold() -> None:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=hold)
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[:6])} … failed:\n{errors.decode()[-2000:]}")
+    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+_ENGINE = """
+import json, sys, time
+from pathlib import Path
+from tokenscale.corpus.reader import RawText
+from tokenscale.tokenizer.load import load
+corpus, tokenizer, engine, most = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+made = load(tokenizer, engine)
+text = RawText(corpus, verify=False)
+columns, size = [], 0
+for column in text.columns(1000):
+    columns.append(column)
+    size += column.nbytes
+    if size > most * 1e6:
+        break
+start = time.process_time()
+for column in columns:
+    made.encode(column)
+print(json.dumps({"megabytes": size / 1e6, "seconds_per_mb": (time.process_time() - start) / size * 1e6}))
+"""
+
+
+def _engines(corpus: Path, tokenizer: Path, core: set[int]) -> dict[str, Any]:
+    """CPU seconds a megabyte of each engine, in a fresh process; slow ones get a part of the text."""
+    found = {}
+    for engine, most in (("gigatoken", 1e9), ("tiktoken", 30), ("tokenizers", 10)):
+        command = [sys.executable, "-c", _ENGINE, str(corpus), str(tokenizer), engine, str(most)]
+        environment = os.environ | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, core)
+        )
+        if done.returncode == 0:
+            found[engine] = json.loads(done.stdout)
+    return found
