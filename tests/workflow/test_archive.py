@@ -68,3 +68,12 @@ def test_an_archive_is_all_that_a_purged_store_needs(unpacked, tmp_path):
     assert project.planned("-f", f"{store}/manifest.json", *UNPACK) == {"unpack": 1}
     project.snakemake("--cores", "2", "-f", f"{store}/manifest.json", *UNPACK)
     assert tokens(project) == before
+
+
+def test_an_archive_that_was_copied_here_alone_is_enough(fresh):
+    """Its folder, without Snakemake's memory of it, and nothing that it was made of."""
+    folder = fresh.root / "results/tokens/small/bpe"
+    (folder / "archive").mkdir(parents=True)
+    (folder / "archive/manifest.json").write_text("{}")
+    store = "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
+    assert fresh.planned(store, *UNPACK) == {"unpack": 1}
