@@ -52,12 +52,22 @@ def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
         assert record["memory_bytes"] >= 0
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
-    assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
+    assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "workers": []}
     printed = capsys.readouterr().out
     assert all(f"\n{arm} " in printed for arm in ARMS)
     assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
     assert result["cache"] == "warm" and result["schema"] == 2 and "numpy" in result["versions"]
     assert (tmp_path / "out.svg").read_text().count("studies' padded") == 1
+
+
+def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
+    pytest.importorskip("transformers")
+    settings = DataBenchmarkSettings(sequence_length=T, rows=3, batches=2, rounds=1, workers=(0, 2))
+    folders = lab.corpus, lab.tokenizer, lab.directory / "tokens"
+    result = data.measure(settings, *folders, tmp_path / "out.json")
+    found = {r["arm"]: r for r in result["records"] if "DataLoader" in r["arm"]}
+    assert set(found) == {f"{arm}, DataLoader {n}" for arm in ("packed", *data.studies.ARMS) for n in (0, 2)}
+    assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 2
 
 
 def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ for bit; what a peer gives is compared with the rows. Times and counts are recor
 """
 
 import ctypes
+import dataclasses
 import gc
 import os
 import time
@@ -44,6 +45,8 @@ PAIRS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 LIMIT = "memcpy"
 REFERENCE = ("padded, tokenizers", "padding-free, tokenizers")
 PACKED = ("packed", "packed, first touch", "packed, int32", "packed, cold")
+#: arms through torch's DataLoader, before the number of workers; these may use every core
+LOADER = ", DataLoader "
 #: of arms so fast that a few batches say nothing
 TIMES_AS_MANY = 64
 FAST = {LIMIT, "packed", "packed, first touch", "packed, int32"}
@@ -75,17 +78,21 @@ def measure(
         arms += studies.ARMS
     else:
         left_out |= dict.fromkeys(studies.ARMS, reason)
+    arms += [f"{arm}{LOADER}{n}" for arm in ("packed", *studies.ARMS) if arm in arms for n in settings.workers]
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
         arms += bench.peers.names
-    with _one_core() as core:
+    core = min(bench.cores) if bench.cores else None
+    with _cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
         rounds = [bench.round(arms, number) for number in range(settings.rounds)]
     run = bench.runs["packed"]
     result = {
         "schema": VERSION,
         "benchmark": "data",
-        "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
+        "settings": {
+            name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds", "workers")
+        },
         "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
         "tokenizer": run.tokenizer.name,
@@ -114,6 +121,7 @@ class _Bench:
         self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
         self.runs = {approach: _run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
         self.peers: Peers | None = None
+        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self.has_reference_engine = read_manifest(tokenizer)["kind"] != "numbers"
         self._packed = stores / self.runs["packed"].store.directory
         self._manifest = open_store(self._packed, self.runs["packed"].store)
@@ -184,20 +192,37 @@ class _Bench:
             record = self.peers.measure(arm, order.reshape(count, settings.rows))
             tokens = count * settings.rows * settings.sequence_length
             return {"useful_tokens": tokens, "total_tokens": tokens, **record}, None
+        if LOADER in arm:
+            return self._through_loader(*arm.split(LOADER), count), None
         start = time.perf_counter()
         if arm in studies.ARMS:
-            storage = {"sequence_length": settings.sequence_length, **studies.STORAGE}
-            names = {"padded": StoreSettings("padded", **storage), "token-list": StoreSettings("token-list", **storage)}
-            folders = {name: self.stores / store.directory for name, store in names.items()}
-            theirs = studies.open_arm(
-                arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders
-            )
+            theirs = self._study(arm)
             return _timed(theirs.next, lambda batch: batch[2:], count, start), theirs
         if arm == "packed, cold":
             _forget(self._packed / "tokens.bin")
         batches = self._packed_arm(arm, count) if arm in PACKED else self.open(arm)
         start = start if arm != "packed" else time.perf_counter()
         return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
+
+    def _study(self, arm: str) -> studies.StudyBatches:
+        settings = self.settings
+        storage = {"sequence_length": settings.sequence_length, **studies.STORAGE}
+        folders = {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
+        return studies.open_arm(arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders)
+
+    def _through_loader(self, arm: str, number: str, count: int) -> dict[str, Any]:
+        from tokenscale.batches.torch_data import BatchStream
+        from tokenscale.benchmark import workers
+
+        def make() -> dict[str, Any]:
+            if arm in studies.ARMS:
+                return {"dataset": workers.Turns(lambda: self._study(arm)), "batch_size": None}
+            folder = {"store_directory": self._packed}
+            return {"dataset": BatchStream(self.runs["packed"], **folder), "batch_size": None}
+
+        with _cores(self.cores):
+            (record,) = workers.measure(make, count, workers=(int(number),))
+        return record
 
     def _packed_arm(self, arm: str, count: int) -> PackedBatches:
         run = self.runs["packed"]
@@ -302,15 +327,14 @@ def _run(
 
 
 @contextmanager
-def _one_core() -> Iterator[int | None]:
-    """Hold this process, threads of libraries included, to one core. None where the system cannot."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield None
+def _cores(cores: set[int]) -> Iterator[None]:
+    """Hold this process, threads of libraries included, to some cores; where the system can."""
+    if not cores:
+        yield
         return
     before = os.sched_getaffinity(0)
-    core = min(before)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
-        yield core
+        yield
     finally:
         os.sched_setaffinity(0, before)

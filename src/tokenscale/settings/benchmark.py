@@ -7,7 +7,7 @@ from tokenscale.settings.options import STRICT, option
 
 @dataclass(frozen=True)
 class DataBenchmarkSettings:
-    """The isolated benchmark of tokenizing and reading: the five approaches, interleaved, on one core."""
+    """The isolated benchmark of tokenizing and reading: every arm, interleaved, on one core."""
 
     __pydantic_config__ = STRICT
 
@@ -15,3 +15,4 @@ class DataBenchmarkSettings:
     rows: int = option(8, "rows a batch", ge=1, strict=True)
     batches: int = option(16, "batches an arm reads in one round", ge=1, strict=True)
     rounds: int = option(5, "rounds; every arm runs once in each", ge=1, strict=True)
+    workers: tuple[int, ...] = option((), "worker processes of torch's DataLoader, for arms through it, such as [0, 2]")

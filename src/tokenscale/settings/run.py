@@ -94,11 +94,11 @@ class RunSettings:
     corpus: CorpusSettings = option(CorpusSettings, "the text")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "text to ids")
     model: ModelSettings = option(ModelSettings, "the decoder's shape")
-    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "length-bucketed", "packed"] = option(
-        "packed", "how documents become rows, and when they are tokenized"
+    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "length-bucketed", "packed"] = (
+        option("packed", "how documents become rows, and when they are tokenized")
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
-        "auto", "what tokenizes while training; auto: the fastest exact one that is here; tokenizers: as the studies did"
+        "auto", "what tokenizes while training; auto: the fastest exact one that is here; tokenizers: the studies' own"
     )
     sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
