@@ -67,7 +67,6 @@ PRETOKENIZED = "padded|token-list|archive" + ("" if UNPACKED else "|packed")
 wildcard_constraints:
     corpus=one_of(settings.corpora),
     tokenizer=one_of(settings.tokenizers),
-    store=stores_of("padded|token-list|packed|archive"),
     experiment=one_of(settings.available),
     figure=one_of(FIGURES),
 
