@@ -90,9 +90,7 @@ def measure(
     result = {
         "schema": VERSION,
         "benchmark": "data",
-        "settings": {
-            name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds", "workers")
-        },
+        "settings": dataclasses.asdict(settings) | {"workers": list(settings.workers)},
         "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
         "tokenizer": run.tokenizer.name,

@@ -10,6 +10,8 @@ import pyarrow as pa
 from tokenscale.tokenizer.base import Texts, strings
 from tokenscale.tokenizer.engines.engine import Unavailable, fast_json, threads
 
+#: with fewer, waking other threads costs more than they save
+PARALLEL_TEXTS = 64
 #: its name for the pattern that Tekken parts text with
 TEKKENS_PATTERN = "nemotron"
 
@@ -40,10 +42,14 @@ class Gigatoken:
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Ids and lengths."""
-        inputs = _awkward(texts) if isinstance(texts, pa.Array) else strings(texts)
-        if len(inputs) == 0:
+        if len(texts) == 0:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-        layout = self._tokenizer.encode_batch(inputs, parallel=threads() > 1).layout
+        if len(texts) == 1:  # as streams ask: without the machinery of batches, which takes longer than most documents
+            ids = self._tokenizer.encode(strings(texts)[0]).view(np.int32)
+            return ids + np.int32(self._first_id), np.array([len(ids)], dtype=np.int64)
+        inputs = _awkward(texts) if isinstance(texts, pa.Array) else strings(texts)
+        parallel = len(texts) >= PARALLEL_TEXTS and threads() > 1
+        layout = self._tokenizer.encode_batch(inputs, parallel=parallel).layout
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         ids = ids.view(np.int32)
