@@ -82,6 +82,7 @@ def measure(
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
         arms += bench.peers.names
+        left_out |= bench.peers.left_out
     core = min(bench.cores) if bench.cores else None
     with _cores({core} if bench.cores else set()):
         checked = bench.check_pairs()

@@ -26,7 +26,9 @@ class Peers:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(self._rows, rows.astype(np.int32))
         self.versions: dict[str, str] = {}
-        self.names = [peer for peer, module in MODULES.items() if self._has(module)]
+        reasons = {peer: self._missing(module) for peer, module in MODULES.items()}
+        self.left_out = {peer: reason for peer, reason in reasons.items() if reason}
+        self.names = [peer for peer in MODULES if peer not in self.left_out]
 
     def measure(self, peer: str, order: np.ndarray) -> dict[str, Any]:
         """Open the peer anew and read `order` [batches, n]. RuntimeError where what it gives is not the rows."""
@@ -49,11 +51,11 @@ class Peers:
             "memory_bytes": found["memory_bytes"],
         }
 
-    def _has(self, module: str) -> bool:
-        found = " and ".join(f"u.find_spec({name!r})" for name in (module, "torch"))
-        code = f"import importlib.util as u; raise SystemExit(not ({found}))"
+    def _missing(self, module: str) -> str | None:
+        """Why a peer cannot be imported there; None where it can."""
+        command = [self._interpreter, "-c", f"import torch, {module}"]
         try:
-            return subprocess.run([self._interpreter, "-c", code], capture_output=True, timeout=60).returncode == 0
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except OSError as error:
             raise UserError(
                 "the Python of the peers cannot be started.",
@@ -62,6 +64,7 @@ class Peers:
                 reason=error.strerror,
                 next="name the python of an environment that has them",
             ) from None
+        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it fails"])[-1]
 
 
 def _digest(rows: np.ndarray, order: np.ndarray) -> int:
