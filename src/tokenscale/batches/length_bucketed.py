@@ -35,6 +35,7 @@ class BucketedBatches:
         self._global_batch, self._seed = run.global_batch, run.effective_seed
         self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
         self._step, self._window = 0, -1
+        store.lengths_of(np.zeros(0, dtype=np.int64))  # read here, not by the first batch
 
     def next(self) -> Batch:
         """This rank's share of the next global batch; as wide as the longest document of the global batch needs."""

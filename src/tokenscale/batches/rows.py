@@ -13,7 +13,7 @@ from tokenscale.settings.run import RunSettings
 
 #: steps whose order is worked out at once: NumPy's cost a call is then shared. Few after a seek, which has to be quick;
 #: then as many as hold so many rows
-BLOCK_STEPS, BLOCK_ROWS = 64, 4096
+BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
 class RowOrder:

@@ -72,7 +72,15 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 def samples_at(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     """The sample at each global position p >= 0 of the endless order: index p % n of epoch p // n. int64."""
     positions = np.asarray(positions, dtype=np.int64)
-    return permute(positions % n, n, seed, positions // n)
+    epochs, indices = np.divmod(positions, n)
+    found = np.empty_like(positions)
+    first, last = (int(epochs.min()), int(epochs.max())) if epochs.size else (0, -1)
+    if last - first > 8:  # small data, many epochs
+        return permute(indices, n, seed, epochs)
+    for epoch in range(first, last + 1):  # one key each: far cheaper than a key for every index
+        of_epoch = slice(None) if first == last else epochs == epoch
+        found[of_epoch] = permute(indices[of_epoch], n, seed, epoch).reshape(found[of_epoch].shape)
+    return found
 
 
 def rows_of(step: int, slots: np.ndarray | range, global_batch: int, n: int, seed: int) -> np.ndarray:
