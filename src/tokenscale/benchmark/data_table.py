@@ -30,9 +30,10 @@ class Table:
 def table(result: dict[str, Any]) -> str:
     """The result for a terminal: medians over rounds with the range of the rounds; then the ratios that matter."""
     found = Table(result)
+    width = max(map(len, found.records))
     lines = [
         heading(result),
-        f"{'arm':<29} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
+        f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
         f"{'x memcpy':>9}",
     ]
     for arm in sorted(found.records, key=lambda arm: float(np.median(found.batch_s[arm]))):
@@ -40,16 +41,16 @@ def table(result: dict[str, Any]) -> str:
         useful = sum(r["useful_tokens"] for r in records) / sum(r["total_tokens"] for r in records)
         opening, held = (float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes"))
         lines.append(
-            f"{arm:<29} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} {us.min():>9,.1f} – "
+            f"{arm:<{width}} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} {us.min():>9,.1f} – "
             f"{us.max():>9,.1f} {useful:>7.1%} {found.ratio(arm, LIMIT)[0]:>9,.2f}"
         )
     lines += ["", "ratios in the same round, median (least – most):"]
-    for name, (mid, low, high) in ratios(found).items():
-        lines.append(f"  {name:<52} {mid:>9,.2f}  ({low:,.2f} – {high:,.2f})")
+    for name, (mid, low, high) in sorted(ratios(found).items(), key=lambda item: item[1]):
+        lines.append(f"  {name:<{width + 9}} {mid:>9,.2f}  ({low:,.2f} – {high:,.2f})")
     if {"packed", "packed, first touch"} <= found.records.keys():
         extra = (found.batch_s["packed, first touch"] - found.batch_s["packed"]) * 1e6
         spread = f"({extra.min():.2f} – {extra.max():.2f})"
-        lines.append(f"  {'checksums on first touch, us a batch':<52} {np.median(extra):>9.2f}  {spread}")
+        lines.append(f"  {'checksums on first touch, us a batch':<{width + 9}} {np.median(extra):>9.2f}  {spread}")
     lines += [f"left out: {arm}: {reason}" for arm, reason in result["left_out"].items()]
     return "\n".join(lines)
 
