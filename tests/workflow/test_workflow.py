@@ -20,10 +20,10 @@ def write(project, name, **changes):
 
 def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
-    assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 4}
+    assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 6}
     runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train_one": 3, "train_many": 1}
     assert fresh.planned("runs") == runs
-    tables = runs | {"pretokenize": 4, "run_table": 2, "benchmark_data": 1, "ingest": 2}
+    tables = runs | {"pretokenize": 6, "run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
     assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 4, "build_page": 1, "build_pdf": 1}
