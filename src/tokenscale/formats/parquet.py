@@ -74,7 +74,13 @@ class Shard:
         np.cumsum(lengths, out=offsets[1:])
         values = np.concatenate([part[field.name][0] for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
-        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=field.type)
+        return pa.ListArray.from_arrays(_arrow(offsets.astype(np.int32)), _arrow(values), type=field.type)
+
+
+def _arrow(values: np.ndarray) -> pa.Array:
+    """The same memory as an Arrow array. (`pa.array` does it, too, and imports pandas to ask whether it is a series.)"""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:

@@ -19,7 +19,7 @@ from tokenscale.tokenizer.engined import REFERENCE, EngineTokenizer
 BATCH_BYTES = 4 << 20
 #: of the corpus, for the gate
 SAMPLE_BYTES = 128 << 10
-SAMPLE_GROUPS = 16
+SAMPLE_GROUPS = 8
 
 
 class EngineDiffers(Exception):

@@ -19,7 +19,18 @@ ENVIRONMENT = {
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
-PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "tokenizers", "mistral-common", "transformers", "triton")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "tokenizers",
+    "mistral-common",
+    "gigatoken",
+    "xxhash",
+    "transformers",
+    "triton",
+)
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
