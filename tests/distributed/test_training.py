@@ -153,3 +153,9 @@ def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
     run = run_of(model=replace(PRESETS["llama-micro"], vocabulary_size=50))
     with pytest.raises(UserError, match="vocabulary"):
         train(run, inputs_of(lab, run), tmp_path, World(0, 1, 0, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("approach", ["packed", "padding-free"])
+def test_reading_ahead_changes_nothing_but_when(lab, tmp_path, approach):
+    ahead = trained(lab, tmp_path / "b", run_of(approach, prefetch=True))
+    assert ahead == trained(lab, tmp_path / "a", run_of(approach))

@@ -78,7 +78,7 @@ class Shard:
 
 
 def _arrow(values: np.ndarray) -> pa.Array:
-    """The same memory as an Arrow array. (`pa.array` does it, too, and imports pandas to ask whether it is a series.)"""
+    """The same memory as an Arrow array. (`pa.array` does so, too, and imports pandas to ask if it is a series.)"""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 

@@ -108,6 +108,7 @@ class RunSettings:
     )
     global_batch: int = option(8, "rows an optimizer step, over all ranks", ge=1, strict=True)
     micro_batch: int = option(8, "rows a forward pass of one rank, at most", ge=1, strict=True)
+    prefetch: bool = option(False, "read one batch ahead, in a thread; the batches are the same")
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
     device: Literal["auto", "cpu"] = option("auto", "auto: a GPU a rank where the machine has GPUs; cpu: never one")
     precision: Literal["fp32", "bf16"] = option("fp32", "bf16: autocast over fp32 weights")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokenscale.batches.ahead import Ahead
 from tokenscale.batches.held_out import read_slice
 from tokenscale.batches.open import open_batches
 from tokenscale.costs.flops import parameters
@@ -61,6 +62,8 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
         rank=world.rank,
         world_size=world.size,
     )
+    if run.prefetch:
+        batches = Ahead(batches)
     shape = run.model.with_vocabulary(batches.vocabulary_size)
     if shape.vocabulary_size < batches.vocabulary_size:
         raise UserError(
@@ -152,6 +155,8 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
             validate(step + 1)
             ended = time.monotonic()
         began = ended
+    if isinstance(batches, Ahead):
+        batches.close()
     done = run.budget.steps if finite else step
     state = "complete" if finite else "nonfinite"
     writer.event("run_stop", status=state, step=done)
