@@ -61,7 +61,10 @@ def measure(
         for side in sides if number % 2 == 0 else sides[::-1]:
             shutil.rmtree(folder / "store", ignore_errors=True)
             seconds, peak = _run(_command(side, corpus, tokenizer, folder), held)
-            records.append({"side": side, "round": number, "seconds": seconds, "peak_bytes": peak})
+            written = [folder / "plain.parquet"] if side == SCRIPT else list((folder / "store" / side).iterdir())
+            stored = sum(path.stat().st_size for path in written)
+            facts = {"seconds": seconds, "peak_bytes": peak, "stored_bytes": stored}
+            records.append({"side": side, "round": number, **facts})
             print(f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
     engines = _engines(corpus, tokenizer, {available[0]})
     peaks = _memory(memory, tokenizer, stores[0], folder)
@@ -113,7 +116,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{megabytes:.1f} MB of text, {result['documents']:,} documents, {result['cores']} core(s), tokenizer "
         f"{result['tokenizer']}",
-        f"{'side':<44} {'median s':>9} {'range of rounds':>17} {'MB/s':>7} {'peak MB':>8} {'x script':>9}",
+        f"{'side':<44} {'median s':>9} {'range of rounds':>17} {'MB/s':>7} {'peak MB':>8} "
+        f"{'stored MB':>9} {'x script':>9}",
     ]
     by_side: dict[str, list[dict[str, Any]]] = {}
     for record in result["records"]:
@@ -126,7 +130,8 @@ def table(result: dict[str, Any]) -> str:
             against = f"{np.median(script / seconds):.1f}"
         lines.append(
             f"{side:<44} {np.median(seconds):>9.2f} {seconds.min():>7.2f} – {seconds.max():>7.2f} "
-            f"{megabytes / np.median(seconds):>7.1f} {max(r['peak_bytes'] for r in records) / 1e6:>8.0f} {against:>9}"
+            f"{megabytes / np.median(seconds):>7.1f} {max(r['peak_bytes'] for r in records) / 1e6:>8.0f} "
+            f"{records[0]['stored_bytes'] / 1e6:>9.1f} {against:>9}"
         )
     if result["engines"]:
         lines += ["", "engines alone, one core, the text once:"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError, nearest
-from tokenscale.files import sha256_file
+from tokenscale.files import read_json, sha256_file
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.tokenizer.manifest import read_manifest
 
@@ -37,9 +37,9 @@ def named(text: str, built: Path = BUILT) -> Named:
     that hold a part of their hash. Raises UserError for anything else.
     """
     for folder in (Path(text), built / text):
-        # corpora and stores have manifests, too, without a kind
-        manifest = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
-        if "kind" in manifest:
+        path = folder / "manifest.json"
+        if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores have manifests, too
+            manifest = read_manifest(folder)
             return Named(settings_of(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder)
     if text.lower() == "tekken":
         return Named(TokenizerSettings(name="tekken", kind="tekken"))

@@ -15,7 +15,6 @@ from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.settings import study
 from tokenscale.settings.data import CorpusSettings
-from tokenscale.settings.run import APPROACHES
 
 
 def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
@@ -67,7 +66,7 @@ def test_one_long_text_is_trained_on_without_validation(here):
     assert json.loads(job.manifests["store"].read_text())["documents"] == 1
 
 
-@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("approach", study.APPROACH_OF.values())
 @pytest.mark.parametrize("epochs", [1, 2.5])
 def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
     form, beforehand = next(pair for pair, found in study.APPROACH_OF.items() if found == approach)
