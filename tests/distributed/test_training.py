@@ -101,7 +101,7 @@ def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, tmp_path
     """fp32; sums run in another order, and Adam magnifies rounding: 1e-5 nats after eight steps."""
     losses, digests, validation = trained(lab, tmp_path / "1", run_of(approach))
     assert len(validation) == 3 and validation[-1] < validation[0] - 0.3, "the model learns"
-    for world_size in (2, 4):
+    for world_size in (2, 4) if approach in ("packed", "padding-free") else (2,):  # tests of batches go to 16
         others = trained(lab, tmp_path / str(world_size), run_of(approach, world_size))
         assert others[1] == digests
         assert others[0] == pytest.approx(losses, abs=1e-5)

@@ -32,8 +32,7 @@ class Peers:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(self._rows, rows.astype(np.int32))
         self.versions: dict[str, str] = {}
-        reasons = {peer: self._missing(module) for peer, module in MODULES.items()}
-        self.left_out = {peer: reason for peer, reason in reasons.items() if reason}
+        self.left_out = self._missing()
         self.names = [peer for peer in MODULES if peer not in self.left_out]
 
     def measure(self, peer: str, order: np.ndarray) -> dict[str, Any]:
@@ -60,10 +59,10 @@ class Peers:
             "memory_bytes": found["memory_bytes"],
         }
 
-    def _missing(self, module: str) -> str | None:
-        """Why a peer cannot be imported there; None where it can."""
-        command = [self._interpreter, "-c", f"import torch, {module}"]
+    def _missing(self) -> dict[str, str]:
+        """Why peers cannot be imported there, by peer."""
         try:
+            command = [self._interpreter, "-c", _IMPORTS, *dict.fromkeys(MODULES.values())]
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except OSError as error:
             raise UserError(
@@ -73,7 +72,24 @@ class Peers:
                 reason=error.strerror,
                 next="name the python of an environment that has them",
             ) from None
-        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it fails"])[-1]
+        reasons = json.loads(done.stdout.splitlines()[-1])
+        return {peer: reasons[module] for peer, module in MODULES.items() if reasons[module]}
+
+
+#: imports each module that is named, and prints why not, as one line of JSON
+_IMPORTS = """
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        import torch
+        importlib.import_module(name)
+        found[name] = ""
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
+print()
+print(json.dumps(found))
+"""
 
 
 def _digest(rows: np.ndarray, order: np.ndarray) -> int:

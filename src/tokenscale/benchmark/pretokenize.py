@@ -167,7 +167,7 @@ def _command(side: str, corpus: Path, tokenizer: Path, folder: Path) -> list[str
         return [
             sys.executable,
             plain_script.__file__,
-            *map(str, (files[0], tokenizer / "tokenizer.json", folder / "plain")),
+            *map(str, (files[0], tokenizer / "tokenizer.json", folder / "plain.parquet")),
         ]
     output = folder / "store" / side / "manifest.json"
     options = ["--corpus", corpus / "manifest.json", "--tokenizer", tokenizer / "manifest.json", "--output", output]
