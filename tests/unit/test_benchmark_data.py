@@ -50,6 +50,7 @@ def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
         count = 4 * 64 if record["arm"] in data.FAST else 4
         assert record["batches"] == len(record["batch_s"]) == count and record["total_tokens"] == count * 3 * T
         assert record["memory_bytes"] >= 0
+        assert (record["open_s"] > 1e-4) == (record["arm"] != "memcpy")
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
     assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "workers": []}

@@ -200,7 +200,6 @@ class _Bench:
         if arm == "packed, cold":
             _forget(self._packed / "tokens.bin")
         batches = self._packed_arm(arm, count) if arm in PACKED else self.open(arm)
-        start = start if arm != "packed" else time.perf_counter()
         return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
 
     def _study(self, arm: str) -> studies.StudyBatches:
