@@ -1,5 +1,6 @@
 """Batches of stored or made rows: padded, pretokenized-padded and packed."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenscale.settings.run import RunSettings
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
-class RowOrder:
+class RowOrder(ABC):
     """Rows of a source in the global order. A source says how it makes a batch of them.
 
     The state is the step alone; seeking costs nothing but a new block of the order.
@@ -29,13 +30,13 @@ class RowOrder:
         self._step = self._first = 0
         self._digests: list[int] = []
 
+    @abstractmethod
     def prepare(self, indices: np.ndarray) -> None:
         """The rows of the next batches, int64 [batches, slots of this rank]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Batch i of what was prepared."""
-        raise NotImplementedError
 
     def next(self) -> Batch:
         """This rank's share of the next global batch."""

@@ -1,5 +1,6 @@
 """The one interface over every tokenizer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ SPECIAL_TOKEN_POLICY = "special-token text is text"
 Texts = Sequence[str] | pa.Array
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Text to ids. Adds no BOS and no EOS: whoever writes documents does (`formats/documents.py`)."""
 
     #: what turns text into ids: a package's name and version; a kind that needs none names itself
@@ -30,21 +31,21 @@ class Tokenizer:
         self.pad_id: int = manifest["pad_id"]
         self.file_sha256: str = manifest["file"]["sha256"]
 
+    @abstractmethod
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """(ids of all texts, one after another, int32 [sum(lengths)]; lengths, int64 [texts]).
 
         Text that looks like a control token stays text.
         """
-        raise NotImplementedError
 
     def encode_batch(self, texts: Texts) -> list[np.ndarray]:
         """Ids of each text, int32."""
         ids, lengths = self.encode(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
+    @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids; broken UTF-8 becomes U+FFFD, control tokens their names."""
-        raise NotImplementedError
 
 
 def joined(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

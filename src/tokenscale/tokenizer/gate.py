@@ -4,11 +4,14 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from tokenscale.tokenizer.engines.engine import Engine
 
 #: hostile texts that every engine is tried on
 FUZZ_TEXTS = 2000
+#: texts of one call, where an engine is asked for a few
+FEW = 32
 #: text of control tokens of well-known tokenizers: inside documents it has to stay text
 CONTROL_TEXTS = (
     "<s>", "</s>", "<unk>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[TOOL_CALLS]", "<|endoftext|>", "<|im_start|>",
@@ -58,10 +61,30 @@ def fuzz(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) ->
 
 
 def difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
-    """The first text whose ids differ, and both ids around the place; None where all are equal."""
-    (ids, lengths), (right, right_lengths) = engine.encode(texts), reference.encode(texts)
-    if np.array_equal(lengths, right_lengths) and np.array_equal(ids, right):
-        return None
+    """The first text whose ids differ, and both ids around the place; None where all are equal.
+
+    The engine is asked in both ways that are used: all at once as an Arrow array, as stores are written, and a few at a
+    time as str, as a training asks.
+    """
+    right, right_lengths = reference.encode(texts)
+    few = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
+    at_once = engine.encode(column(texts))
+    for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*few, strict=True))) if few else at_once):
+        if not (np.array_equal(lengths, right_lengths) and np.array_equal(ids, right)):
+            return _first_difference(texts, ids, lengths, right, right_lengths)
+    return None
+
+
+def column(texts: Sequence[str]) -> pa.Array:
+    """Texts as an Arrow array. (`pa.array` makes one, too, and imports pandas to ask if they are a series.)"""
+    encoded = [text.encode("utf-8") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
+def _first_difference(
+    texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray, right: np.ndarray, right_lengths: np.ndarray
+) -> dict[str, str]:
     ends, right_ends = np.cumsum(lengths), np.cumsum(right_lengths)
     for i, text in enumerate(texts):
         found = ids[ends[i] - lengths[i] : ends[i]].tolist()

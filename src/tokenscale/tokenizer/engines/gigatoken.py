@@ -46,7 +46,7 @@ class Gigatoken:
         if len(texts) == 0:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         with self._lock:  # the gate beside a writer asks, too, and the package refuses a second caller
-            if len(texts) < FEW_TEXTS:
+            if len(texts) < FEW_TEXTS and not isinstance(texts, pa.Array):
                 ids, lengths = joined([self._tokenizer.encode(text).view(np.int32) for text in strings(texts)])
                 return ids + np.int32(self._first_id), lengths
             inputs = _awkward(texts) if isinstance(texts, pa.Array) else strings(texts)
