@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
@@ -17,6 +18,7 @@ from tokenscale.formats.text import TextDocuments
 from tokenscale.formats.token_list import TokenListStore
 from tokenscale.formats.write import write
 from tokenscale.settings.data import StoreSettings
+from tokenscale.tokenizer import gate
 from tokenscale.tokenizer.engined import EngineTokenizer
 from tokenscale.tokenizer.engines import gigatoken
 from tokenscale.tokenizer.load import load
@@ -165,6 +167,20 @@ def test_an_engine_that_is_wrong_on_this_text_costs_time_and_no_id(tmp_path, wro
     with pytest.raises(UserError, match="gives other ids than tokenizers"):
         write(STORES[2], corpus, folder, tmp_path / "asked", engine="gigatoken")
     assert not (tmp_path / "asked/manifest.json").exists()
+
+
+@pytest.mark.parametrize("kind", [list, pa.Array])
+def test_the_gate_asks_in_both_ways_that_are_used(lab, kind):
+    """An engine that is wrong only for documents one by one, or only for a store's Arrow arrays."""
+    right = load(lab.tokenizer, "tokenizers")._engine
+
+    class WrongOneWay:
+        def encode(self, texts):
+            ids, lengths = right.encode(texts)
+            return (ids + 1 if isinstance(texts, kind) else ids), lengths
+
+    assert gate.difference(right, right, TEXTS) is None and gate.difference(right, right, []) is None
+    assert gate.difference(WrongOneWay(), right, TEXTS)["text"] == repr(" ")
 
 
 def test_equal_ids_give_an_equal_manifest_whatever_the_engine(lab, tmp_path):
