@@ -1,13 +1,15 @@
 """Shapes of decoders."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tokenscale.settings.options import STRICT, option
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A Llama-style decoder: RMSNorm before each part, rotary positions, grouped-query attention, SwiGLU, no biases."""
+    """A decoder. By default Llama's: RMSNorm before each part, rotary positions, SwiGLU, no biases; with `norm: layer`,
+    `positions: learned`, `activation: gelu` and `biases` GPT-2's. By `transformers`, a model of that library."""
 
     __pydantic_config__ = STRICT
 
@@ -22,6 +24,23 @@ class ModelSettings:
     rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
     norm_epsilon: float = option(1e-5, "added to the mean square in RMSNorm", gt=0)
     initial_deviation: float = option(0.02, "standard deviation of the initial weights (GPT-2's)", gt=0)
+    norm: Literal["rms", "layer"] = option("rms", "RMSNorm, or LayerNorm (with a bias where `biases`)")
+    positions: Literal["rotary", "learned"] = option(
+        "rotary", "rotary embedding of queries and keys, or a learned vector a position"
+    )
+    maximum_positions: int | None = option(
+        None, "learned: rows of the table; by default the sequence length", ge=1, strict=True
+    )
+    activation: Literal["swiglu", "gelu"] = option("swiglu", "gated feed-forward, or GELU (tanh approximation)")
+    biases: bool = option(False, "biases in the linear layers and in LayerNorm")
+    dropout: float = option(0.0, "share dropped of the embeddings, of attention's weights and of each part", ge=0, lt=1)
+    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: the stretched frequencies of Llama 3.1 and later")
+    transformers: str | None = option(
+        None,
+        "a model type of the library `transformers` (distilbert, bert, qwen2, …), built by its own configuration from "
+        "dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: the decoder of this project",
+        pattern=r"^[a-z0-9][a-z0-9_-]*$",
+    )
 
     @property
     def head_dimension(self) -> int:
@@ -31,7 +50,7 @@ class ModelSettings:
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule that two fields break together."""
         found = []
-        if self.dimension % self.heads or self.head_dimension % 2:
+        if self.dimension % self.heads or (self.positions == "rotary" and self.head_dimension % 2):
             found.append(("heads", f"{self.heads} heads do not cut dimension {self.dimension} into even, equal widths"))
         if self.heads % self.key_value_heads:
             found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))

@@ -66,11 +66,26 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long a run trains."""
+    """How long a run trains: `steps`, or one of the others in its place."""
 
     __pydantic_config__ = STRICT
 
-    steps: int = option(100, "optimizer steps", ge=1, strict=True)
+    steps: int = option(100, "optimizer steps; only where none of the others is set", ge=1, strict=True)
+    epochs: float | None = option(None, "passes over what the approach reads, rounded up to whole steps", gt=0)
+    useful_tokens: int | None = option(
+        None, "labels that count, over all ranks; the step that reaches it is the last", ge=1
+    )
+    flops: float | None = option(None, "training FLOPs in the full convention, padding included, rounded up", gt=0)
+    wall_s: float | None = option(None, "seconds of training steps; the step in which they end is the last", gt=0)
+
+    @property
+    def kind(self) -> str:
+        """Which of the fields decides."""
+        return next((name for name in BUDGETS if getattr(self, name) is not None), "steps")
+
+
+#: budgets that stand in the place of `steps`
+BUDGETS = ("epochs", "useful_tokens", "flops", "wall_s")
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,47 @@ class ValidationSettings:
     __pydantic_config__ = STRICT
 
     rows: int = option(64, "rows of the slice; 0: no validation", ge=0, strict=True)
-    every: int = option(
-        0, "steps between validations; 0: only before the first step and after the last", ge=0, strict=True
+    every: int = option(0, "steps between validations; 0: none between the first step and the last", ge=0, strict=True)
+    each_epoch: bool = option(False, "also after the last step of each epoch")
+    at_start: bool = option(True, "before the first step")
+    at_end: bool = option(True, "after the last step")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """What a run writes of its weights, and what it can be resumed from, in `results/runs/<run id>/checkpoints/`."""
+
+    __pydantic_config__ = STRICT
+
+    every: int = option(0, "steps between resume states; 0: none, an interrupted run begins anew", ge=0, strict=True)
+    each_epoch: bool = option(False, "a resume state after the last step of each epoch")
+    at_start: bool = option(False, "a resume state before the first step: the seed checkpoint of other layouts")
+    keep_last: int = option(1, "resume states kept, the newest", ge=1, strict=True)
+    keep_resume_state: bool = option(False, "keep them when the run has ended, and write one at its end")
+    final: bool = option(False, "the weights at the end, for `evaluate`, `generate` and `export`")
+    best: bool = option(False, "the weights with the lowest validation loss so far")
+    asynchronous: bool = option(True, "write in a thread, from a copy, while training goes on")
+
+
+@dataclass(frozen=True)
+class MaskingSettings:
+    """Masked-language modelling (BERT, Devlin et al. 2019), chosen by (seed, global sample, position) alone."""
+
+    __pydantic_config__ = STRICT
+
+    share: float = option(
+        0.15, "of the useful tokens that are predicted: 80 % masked, 10 % random, 10 % kept", gt=0, le=1
     )
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """A trace of torch.profiler for each rank, `attempt=NN/rank=NNNNN/trace.json.gz`."""
+
+    __pydantic_config__ = STRICT
+
+    first: int = option(10, "first step of the trace", ge=0, strict=True)
+    steps: int = option(0, "steps in the trace; 0: no trace", ge=0, strict=True)
 
 
 @dataclass(frozen=True)
@@ -111,11 +164,41 @@ class RunSettings:
     prefetch: bool = option(False, "read one batch ahead, in a thread; the batches are the same")
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
     device: Literal["auto", "cpu"] = option("auto", "auto: a GPU a rank where the machine has GPUs; cpu: never one")
-    precision: Literal["fp32", "bf16"] = option("fp32", "bf16: autocast over fp32 weights")
+    precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
+        "fp32",
+        "bf16: autocast over fp32 weights; fp16: the same with scaled losses; bf16-true: weights, gradients and "
+        "moments in bf16, as the studies had them",
+    )
+    float8: bool = option(False, "float8 products in the blocks' linear layers (CUDA of Hopper or later, with torchao)")
+    objective: Literal["causal", "masked"] = option("causal", "predict the next token, or masked tokens")
+    masking: MaskingSettings = option(MaskingSettings, "masked: what is predicted")
+    document_mask: bool = option(False, "attention stays inside a document; packed rows only")
+    attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
+        "auto", "kernel of attention; auto: the fastest that the device and the mask allow; the one used is recorded"
+    )
+    loss_chunk: int = option(
+        0,
+        "positions whose logits exist at once; 0: all, which at a vocabulary of 131k needs much memory",
+        ge=0,
+        strict=True,
+    )
+    activation_checkpointing: Literal["none", "block", "selective"] = option(
+        "none", "what backward computes again: nothing, whole blocks, or all but products and attention"
+    )
+    compile: bool = option(False, "torch.compile for each block and for the loss")
     optimizer: OptimizerSettings = option(OptimizerSettings, "AdamW")
     schedule: ScheduleSettings = option(ScheduleSettings, "learning rate by step")
     budget: BudgetSettings = option(BudgetSettings, "when it ends")
     validation: ValidationSettings = option(ValidationSettings, "the held-out slice")
+    checkpoints: CheckpointSettings = option(CheckpointSettings, "weights and resume states on disk")
+    resume_from: str | None = option(
+        None, "a resume state of another run, whose layout, budget or evaluation may differ from this one's"
+    )
+    log_every: int = option(
+        1, "steps between readings of the device; each step is logged all the same", ge=1, strict=True
+    )
+    garbage_every: int = option(100, "steps between Python's garbage collections; 0: left to Python", ge=0, strict=True)
+    profile: ProfileSettings = option(ProfileSettings, "a trace of some steps")
     seed: int = option(0, "of the initial weights and of the order", ge=0, strict=True)
     repeat: int = option(0, "which repeat; added to the seed", ge=0, strict=True)
 
@@ -162,13 +245,20 @@ class RunSettings:
             found.append(
                 ("layout.data", f"{self.layout.data} ranks share {self.global_batch} rows: some would train on nothing")
             )
-        if self.schedule.warmup_steps > self.budget.steps:
+        if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
+            text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
+            found.append(("schedule.warmup_steps", text))
+        stated = [name for name in BUDGETS if getattr(self.budget, name) is not None]
+        if len(stated) > 1 or (stated and self.budget.steps != BudgetSettings().steps):
+            found.append((f"budget.{stated[0]}", "a run has one budget: leave the others out"))
+        if self.document_mask and self.approach != "packed":
+            found.append(("document_mask", f"approach {self.approach} keeps no bounds of documents; packed does"))
+        if self.document_mask and self.model.transformers:
             found.append(
-                (
-                    "schedule.warmup_steps",
-                    f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}",
-                )
+                ("document_mask", f"models of transformers ({self.model.transformers}) are not masked that way")
             )
+        if self.objective == "causal" and self.masking != MaskingSettings():
+            found.append(("masking", "objective causal masks nothing"))
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
         if self.engine != "auto" and APPROACHES[self.approach] is not None:
