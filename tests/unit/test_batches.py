@@ -299,3 +299,16 @@ def test_online_and_offline_are_bit_identical_on_10_000_hostile_documents(tmp_pa
         run = dict(sequence_length=256, global_batch=64)
         a, b = (lab.batches(make_run(approach, **run)) for approach in (online, offline))
         assert all(same(a.next(), b.next()) for _ in range(steps))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_an_epoch_has_as_many_rows_as_there_is_to_read(lab, approach):
+    """Rows of a store, or documents where each is one; of a stream its tokens, whether they are stored or not."""
+    tokens = sum(map(len, documents_of(lab)))
+    rows = lab.batches(make_run(approach, T)).rows_per_epoch()
+    if approach in ("padding-free", "token-list"):
+        assert rows == tokens / T
+    elif approach == "packed":
+        assert tokens / T <= rows < 2 * tokens / T
+    else:
+        assert rows == len(documents_of(lab))

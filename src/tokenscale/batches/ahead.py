@@ -25,6 +25,10 @@ class Ahead:
         self._state = batches.state()
         self._reader: _Reader | None = None
 
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`; ask before the first batch, or after `close`."""
+        return self._batches.rows_per_epoch()
+
     def next(self) -> Batch:
         """The next batch. An error of the source comes out here, in its turn, and ends the thread; asking again reads
         on from where the source stands, as without this class."""

@@ -34,6 +34,11 @@ class Batches(Protocol):
 
     vocabulary_size: int
 
+    def rows_per_epoch(self) -> float:
+        """Rows of one pass over the data; of a stream, its tokens divided by the sequence length. Where documents are
+        tokenized while training, a stream has to tokenize them all to say so."""
+        ...
+
     def next(self) -> Batch:
         """This rank's share of the next global batch. Its arrays may be written anew when the next but one is asked
         for (`Batch.copy` keeps one longer)."""

@@ -37,6 +37,10 @@ class BucketedBatches:
         self._step, self._window = 0, -1
         store.lengths_of(np.zeros(0, dtype=np.int64))  # read here, not by the first batch
 
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`."""
+        return len(self._store)
+
     def next(self) -> Batch:
         """This rank's share of the next global batch; as wide as the longest document of the global batch needs."""
         step = self._step

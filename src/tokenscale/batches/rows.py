@@ -38,6 +38,10 @@ class RowOrder(ABC):
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Batch i of what was prepared."""
 
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`."""
+        return self.rows
+
     def next(self) -> Batch:
         """This rank's share of the next global batch."""
         step = self._step

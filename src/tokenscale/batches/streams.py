@@ -43,11 +43,15 @@ class StreamBatches:
     """
 
     def __init__(self, documents: Documents, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
-        self.vocabulary_size = vocabulary_size
+        self.vocabulary_size, self._documents = vocabulary_size, documents
         self._sequence_length = run.sequence_length
         self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
         self._streams = [_Stream(documents, int(s), run.global_batch, run.effective_seed) for s in self._slots]
         self._step = 0
+
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`."""
+        return int(self._documents.lengths_of(np.arange(len(self._documents))).sum()) / self._sequence_length
 
     def next(self) -> Batch:
         """This rank's share of the next global batch."""
