@@ -62,26 +62,27 @@ def test_attention_equals_its_definition():
     from tokenscale.models.decoder import rotate
 
     model, x = decoder(), torch.randn(1, 6, 32)
-    attention, cosine, sine = model.blocks[0].attention, model.cosine[:6], model.sine[:6]
+    attention, rotation = model.blocks[0].attention, model.rotation(0, 6, x.device)
     q = attention.query(x).view(1, 6, 2, 16).transpose(1, 2)
     k = attention.key(x).view(1, 6, 1, 16).transpose(1, 2)
     v = attention.value(x).view(1, 6, 1, 16).transpose(1, 2)
-    q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
+    q, k = rotate(q, *rotation), rotate(k, *rotation)
     heads = []
     for h in range(2):
         scores = (q[0, h] @ k[0, 0].T / math.sqrt(16)).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
         heads.append(scores.softmax(-1) @ v[0, 0])
     expected = attention.output(torch.cat(heads, -1))
-    torch.testing.assert_close(attention(x, cosine, sine)[0], expected)
+    torch.testing.assert_close(attention(x, rotation)[0], expected)
 
 
 def test_rotary_positions_depend_on_distance_only():
     from tokenscale.models.decoder import rotate
 
-    model, q, k = decoder(), torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    cosine, sine = decoder().rotation(0, 16, q.device)
 
     def score(i, j):
-        return (rotate(q, model.cosine[i], model.sine[i]) * rotate(k, model.cosine[j], model.sine[j])).sum()
+        return (rotate(q, cosine[i], sine[i]) * rotate(k, cosine[j], sine[j])).sum()
 
     torch.testing.assert_close(score(3, 1), score(9, 7))
     assert not torch.isclose(score(3, 1), score(9, 5))

@@ -1,10 +1,23 @@
-"""A Llama-style decoder, top to bottom. It knows nothing of parallelism, precision or loss."""
+"""The decoder family, top to bottom: Llama's shape and GPT-2's from one config. It knows nothing of parallelism,
+precision or loss."""
+
+import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenscale.errors import UserError
+from tokenscale.models.attention import Bounds, attend
 from tokenscale.settings.model import ModelSettings
+
+#: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
+Rotation = tuple[Tensor, Tensor] | None
+
+#: `rope_scaling: llama3` with the numbers of Llama 3.2 (its config.json): slowed down, positions of the original
+#: context, and between how many turns over that context a frequency changes from slowed to kept.
+LLAMA3 = {"factor": 32.0, "original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
 
 
 class RMSNorm(nn.Module):
@@ -20,9 +33,25 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)
 
 
-def rotary_tables(length: int, head_dimension: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021)."""
+def norm_of(model: ModelSettings) -> nn.Module:
+    """The norm that stands before each part and before the output head."""
+    if model.norm == "rms":
+        return RMSNorm(model.dimension, model.norm_epsilon)
+    return nn.LayerNorm(model.dimension, model.norm_epsilon, bias=model.biases)
+
+
+def rotary_tables(length: int, head_dimension: int, theta: float, scaling: str = "none") -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64 angles.
+
+    `llama3` slows the low frequencies down, so that positions beyond the original context get angles that were seen
+    in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
+    """
     frequencies = theta ** (-torch.arange(0, head_dimension, 2, dtype=torch.float64) / head_dimension)
+    if scaling == "llama3":
+        turns = LLAMA3["original_positions"] * frequencies / (2 * math.pi)
+        kept = (turns - LLAMA3["low_turns"]) / (LLAMA3["high_turns"] - LLAMA3["low_turns"])
+        kept = kept.clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / LLAMA3["factor"])
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return angles.cos().float(), angles.sin().float()
 
@@ -33,31 +62,67 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
+@dataclass
+class Past:
+    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the next positions' keys and values in place; all so far, as views."""
+        end = self.length + key.shape[2]
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass
+class Cache:
+    """What generation keeps of the positions that were read: keys and values [layers, B, heads, T, head width]."""
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def of(self, layer: int) -> Past:
+        """One layer's part."""
+        return Past(self.keys[layer], self.values[layer], self.length)
+
+
 class Attention(nn.Module):
-    """Causal attention with grouped queries (Ainslie et al. 2023) and rotary positions."""
+    """Attention with grouped queries (Ainslie et al. 2023), causal or over the whole row."""
 
-    def __init__(self, model: ModelSettings):
+    def __init__(self, model: ModelSettings, causal: bool, kernel: str):
         super().__init__()
-        self.heads, self.key_value_heads, self.head_dimension = model.heads, model.key_value_heads, model.head_dimension
+        self.head_dimension, self.dropout = model.head_dimension, model.dropout
+        self.causal, self.kernel = causal, kernel
         width = model.key_value_heads * model.head_dimension
-        self.query = nn.Linear(model.dimension, model.dimension, bias=False)
-        self.key = nn.Linear(model.dimension, width, bias=False)
-        self.value = nn.Linear(model.dimension, width, bias=False)
-        self.output = nn.Linear(model.dimension, model.dimension, bias=False)
+        self.query = nn.Linear(model.dimension, model.dimension, bias=model.biases)
+        self.key = nn.Linear(model.dimension, width, bias=model.biases)
+        self.value = nn.Linear(model.dimension, width, bias=model.biases)
+        self.output = nn.Linear(model.dimension, model.dimension, bias=model.biases)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None
+    ) -> Tensor:
         """[B, T, d] → [B, T, d]."""
-        rows, length, dimension = x.shape
+        rows, length, _ = x.shape
 
-        def split(y: Tensor, heads: int) -> Tensor:
-            return y.view(rows, length, heads, self.head_dimension).transpose(1, 2)
+        def split(y: Tensor) -> Tensor:
+            return y.view(rows, length, -1, self.head_dimension).transpose(1, 2)
 
-        query = rotate(split(self.query(x), self.heads), cosine, sine)
-        key = rotate(split(self.key(x), self.key_value_heads), cosine, sine)
-        value = split(self.value(x), self.key_value_heads)
-        grouped = self.heads != self.key_value_heads
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        return self.output(y.transpose(1, 2).reshape(rows, length, dimension))
+        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        if past is not None:
+            key, value = past.extend(key, value)
+        # one position behind others sees them all; in a prompt each sees those before it
+        causal = self.causal and length > 1
+        dropout = self.dropout if self.training else 0.0
+        y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout)
+        return self.output(y.transpose(1, 2).reshape(rows, length, -1))
 
 
 class SwiGLU(nn.Module):
@@ -65,73 +130,140 @@ class SwiGLU(nn.Module):
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.gate = nn.Linear(model.dimension, model.hidden, bias=False)
-        self.up = nn.Linear(model.dimension, model.hidden, bias=False)
-        self.down = nn.Linear(model.hidden, model.dimension, bias=False)
+        self.gate = nn.Linear(model.dimension, model.hidden, bias=model.biases)
+        self.up = nn.Linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = nn.Linear(model.hidden, model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+class GELU(nn.Module):
+    """Feed-forward with the Gaussian error linear unit, tanh approximation (Hendrycks & Gimpel 2016; GPT-2)."""
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.attention_norm = RMSNorm(model.dimension, model.norm_epsilon)
-        self.attention = Attention(model)
-        self.feed_forward_norm = RMSNorm(model.dimension, model.norm_epsilon)
-        self.feed_forward = SwiGLU(model)
+        self.up = nn.Linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = nn.Linear(model.hidden, model.dimension, bias=model.biases)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
-        x = x + self.attention(self.attention_norm(x), cosine, sine)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(self, model: ModelSettings, causal: bool, kernel: str):
+        super().__init__()
+        self.dropout = model.dropout
+        self.attention_norm = norm_of(model)
+        self.attention = Attention(model, causal, kernel)
+        self.feed_forward_norm = norm_of(model)
+        self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None
+    ) -> Tensor:
+        """[B, T, d] → [B, T, d]."""
+        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, bounds, past))
+        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class Decoder(nn.Module):
     """Token ids [B, T] → logits [B, T, V], for rows of at most `sequence_length` positions.
 
-    The vocabulary size must be resolved (`ModelSettings.with_vocabulary`).
+    `causal=False` makes an encoder of it, for masked-language modelling: each position sees the whole row. `kernel`
+    is one of `models.attention`. The vocabulary must be resolved (`ModelSettings.with_vocabulary`). Raises UserError
+    where learned positions are fewer than the sequence is long.
     """
 
-    def __init__(self, model: ModelSettings, sequence_length: int):
+    def __init__(self, model: ModelSettings, sequence_length: int, *, causal: bool = True, kernel: str = "sdpa"):
         super().__init__()
         if model.vocabulary_size is None:
             raise ValueError("the vocabulary size is not resolved yet")
-        self.settings = model
+        self.settings = model = model.with_positions(sequence_length)
+        self.sequence_length = sequence_length
         self.embedding = nn.Embedding(model.vocabulary_size, model.dimension)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.norm = RMSNorm(model.dimension, model.norm_epsilon)
+        if model.positions == "learned":
+            if model.maximum_positions < sequence_length:
+                raise UserError(
+                    "the model has fewer positions than the sequence is long.",
+                    model=f"{model.name} has maximum_positions {model.maximum_positions}",
+                    asked=f"sequence_length {sequence_length}",
+                    next="shorten the sequence, set model.maximum_positions, or use rotary positions",
+                )
+            self.positions = nn.Embedding(model.maximum_positions, model.dimension)
+        self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
+        self.norm = norm_of(model)
         self.head = nn.Linear(model.dimension, model.vocabulary_size, bias=False)
         if model.tied_embeddings:
             self.head.weight = self.embedding.weight
-        cosine, sine = rotary_tables(sequence_length, model.head_dimension, model.rope_theta)
-        self.register_buffer("cosine", cosine, persistent=False)
-        self.register_buffer("sine", sine, persistent=False)
+        # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.
+        self._rotation: Rotation = None
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
+    def forward(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """[B, T] → [B, T, V]."""
-        length = tokens_bt.shape[1]
-        cosine, sine = self.cosine[:length], self.sine[:length]
+        return self.head(self.hidden(tokens_bt, bounds))
+
+    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: Cache | None = None) -> Tensor:
+        """[B, T] → [B, T, d], what goes into the output head.
+
+        With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
+        position at a time.
+        """
+        start, length = cache.length if cache else 0, tokens_bt.shape[1]
+        if start and length > 1:
+            raise ValueError("after the prompt a cache takes one position at a time")
+        if start + length > (cache.keys.shape[3] if cache else self.sequence_length):
+            raise ValueError(f"{start + length} positions are more than there is room for")
         x = self.embedding(tokens_bt)
-        for block in self.blocks:
-            x = block(x, cosine, sine)
-        return self.head(self.norm(x))
+        if self.settings.positions == "learned":
+            x = x + self.positions.weight[start : start + length]
+        if self.settings.dropout:
+            x = F.dropout(x, self.settings.dropout, self.training)
+        rotation = self.rotation(start, length, x.device)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rotation, bounds, cache.of(layer) if cache else None)
+        if cache:
+            cache.length += length
+        return self.norm(x)
+
+    def rotation(self, start: int, length: int, device: torch.device) -> Rotation:
+        """Cosines and sines of the positions start … start + length − 1; None where positions are learned."""
+        model = self.settings
+        if model.positions == "learned":
+            return None
+        if self._rotation is None or self._rotation[0].device != device:
+            tables = rotary_tables(self.sequence_length, model.head_dimension, model.rope_theta, model.rope_scaling)
+            self._rotation = (tables[0].to(device), tables[1].to(device))
+        return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
+
+    def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Cache:
+        """An empty cache for `length` positions of `rows` rows; at most the sequence length this was built for."""
+        model = self.settings
+        if length > self.sequence_length:
+            raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")
+        shape = (model.layers, rows, model.key_value_heads, length, model.head_dimension)
+        return Cache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
 
 def initialise(model: Decoder, seed: int) -> None:
     """Set every weight from the seed alone, the same on any rank, device and thread count.
 
-    Normal with `initial_deviation`; what writes into the residual stream is scaled by 1/sqrt(2 layers) (GPT-2,
-    Radford et al. 2019). Norms stay at one.
+    Matrices and embeddings: normal with `initial_deviation`; what writes into the residual stream is scaled by
+    1/sqrt(2 layers) (GPT-2, Radford et al. 2019). Norms are one, biases zero.
     """
     generator = torch.Generator().manual_seed(seed)
     deviation, layers = model.settings.initial_deviation, model.settings.layers
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() < 2:
+                weight.fill_(0 if name.endswith("bias") else 1)
                 continue
             residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
             scale = deviation / (2 * layers) ** 0.5 if residual else deviation

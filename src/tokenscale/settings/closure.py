@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tokenscale.settings.registry import BATCHES, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, MODELS, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -36,7 +36,11 @@ def code_of(verb: str, *variants: str) -> list[str]:
 def training_code(run: RunSettings) -> list[str]:
     """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
     variants = ["tokenscale.launch.ranks", BATCHES[run.approach], PARALLEL[run.layout.method]]
-    return code_of("rank", *variants, *([TOKENIZERS[run.tokenizer.kind]] if run.store is None else []))
+    if run.store is None:
+        variants.append(TOKENIZERS[run.tokenizer.kind])
+    if run.model.transformers is not None:
+        variants.append(MODELS["transformers"])
+    return code_of("rank", *variants)
 
 
 def closure_of(*modules: str) -> list[str]:

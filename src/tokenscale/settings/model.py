@@ -1,9 +1,22 @@
 """Shapes of decoders."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from tokenscale.settings.options import STRICT, option
+
+#: fields that mean nothing for a model of `transformers`: its own configuration decides
+OWN = (
+    "tied_embeddings",
+    "rope_theta",
+    "norm_epsilon",
+    "initial_deviation",
+    "norm",
+    "positions",
+    "activation",
+    "biases",
+    "rope_scaling",
+)
 
 
 @dataclass(frozen=True)
@@ -18,11 +31,11 @@ class ModelSettings:
     layers: int = option(2, "number of blocks", ge=1, strict=True)
     heads: int = option(4, "query heads a layer", ge=1, strict=True)
     key_value_heads: int = option(2, "key and value heads a layer; divides `heads`", ge=1, strict=True)
-    hidden: int = option(192, "width of the SwiGLU", ge=1, strict=True)
+    hidden: int = option(192, "width of the feed-forward part", ge=1, strict=True)
     vocabulary_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
     tied_embeddings: bool = option(False, "one matrix for the input embedding and the output head")
     rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
-    norm_epsilon: float = option(1e-5, "added to the mean square in RMSNorm", gt=0)
+    norm_epsilon: float = option(1e-5, "added to the mean square, or to the variance, in a norm", gt=0)
     initial_deviation: float = option(0.02, "standard deviation of the initial weights (GPT-2's)", gt=0)
     norm: Literal["rms", "layer"] = option("rms", "RMSNorm, or LayerNorm (with a bias where `biases`)")
     positions: Literal["rotary", "learned"] = option(
@@ -34,7 +47,7 @@ class ModelSettings:
     activation: Literal["swiglu", "gelu"] = option("swiglu", "gated feed-forward, or GELU (tanh approximation)")
     biases: bool = option(False, "biases in the linear layers and in LayerNorm")
     dropout: float = option(0.0, "share dropped of the embeddings, of attention's weights and of each part", ge=0, lt=1)
-    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: the stretched frequencies of Llama 3.1 and later")
+    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: the slowed frequencies of Llama 3.2 (factor 32)")
     transformers: str | None = option(
         None,
         "a model type of the library `transformers` (distilbert, bert, qwen2, …), built by its own configuration from "
@@ -54,7 +67,21 @@ class ModelSettings:
             found.append(("heads", f"{self.heads} heads do not cut dimension {self.dimension} into even, equal widths"))
         if self.heads % self.key_value_heads:
             found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))
+        rotary = self.positions == "rotary"
+        if self.transformers is None and rotary and self.maximum_positions is not None:
+            found.append(("maximum_positions", "rotary positions have no table"))
+        if self.rope_scaling != "none" and not rotary:
+            found.append(("rope_scaling", "learned positions do not turn"))
+        if self.transformers is not None:
+            stated = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
+            if stated is not None:
+                found.append((stated, f"a model of transformers ({self.transformers}) has its own: leave it out"))
         return found
+
+    def with_positions(self, sequence_length: int) -> "ModelSettings":
+        """The same shape with a table of positions as long as the sequence, where learned ones are not counted."""
+        counted = self.maximum_positions is not None or (self.positions == "rotary" and self.transformers is None)
+        return self if counted else replace(self, maximum_positions=sequence_length)
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """The same shape with the tokenizer's vocabulary where none was stated."""

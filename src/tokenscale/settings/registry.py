@@ -43,6 +43,8 @@ BATCHES = {
     "length-bucketed": "tokenscale.batches.length_bucketed",
     "packed": "tokenscale.batches.packed",
 }
+#: what a model is built with where it is not the project's own decoder → the module that builds it
+MODELS = {"transformers": "tokenscale.models.library"}
 #: method of a layout → the module that applies it
 PARALLEL = {"single": "tokenscale.parallel.single", "ddp": "tokenscale.parallel.data"}
 #: figure → the module that draws it (see report/registry.py)

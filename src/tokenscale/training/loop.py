@@ -18,7 +18,7 @@ from tokenscale.costs.flops import parameters
 from tokenscale.errors import UserError
 from tokenscale.evaluation import validation
 from tokenscale.files import read_json, sha256_file
-from tokenscale.models.decoder import Decoder, initialise
+from tokenscale.models.build import build, initialise
 from tokenscale.order.shares import micro_steps
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
@@ -72,7 +72,8 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
             tokenizer=f"{run.tokenizer.name} has {batches.vocabulary_size}",
             next="leave model.vocabulary_size out: it is then the tokenizer's",
         )
-    model = Decoder(shape, run.sequence_length)
+    model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
+    shape = model.settings
     initialise(model, run.effective_seed)
     model = model.to(world.device)
     model = importlib.import_module(PARALLEL[run.layout.method]).apply(model, run.layout, world)
