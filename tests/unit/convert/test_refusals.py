@@ -1,0 +1,117 @@
+"""What is never replaced, never its own source, and never guessed."""
+
+import pytest
+
+from tests.corpora import Lab
+from tests.unit.convert.conftest import FOREIGN, T, digest, ours, refused, run
+
+
+def test_a_record_of_other_bytes_is_refused_and_a_renamed_pair_is_not(lab, tmp_path):
+    run(ours(lab), tmp_path / "m", to="megatron")
+    for name in ("bin", "idx", "tokenscale.json"):
+        (tmp_path / f"m.{name}").rename(tmp_path / f"n.{name}")
+    run(tmp_path / "n", tmp_path / "ok", to="token-list")
+    data = bytearray((tmp_path / "n.bin").read_bytes())
+    data[0] ^= 2
+    (tmp_path / "n.bin").write_bytes(data)
+    text = refused(tmp_path / "n", tmp_path / "s", to="token-list")
+    assert "not what its record describes" in text and "n.bin" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vocabulary_size": 999}, "--vocabulary-size contradicts the source's record"),
+        ({"bos_id": 2}, "--bos-id contradicts"),
+        ({"tokenizer_name": "other"}, "--tokenizer-name contradicts"),
+    ],
+)
+def test_flags_that_contradict_the_record_are_refused(lab, tmp_path, settings, words):
+    run(ours(lab), tmp_path / "m", to="megatron")
+    assert words in refused(tmp_path / "m", tmp_path / "s", to="token-list", **settings)
+
+
+def test_another_tokenizer_than_the_records_is_refused(lab, tmp_path):
+    other = Lab(tmp_path / "other", ["quite another text of its own"] * 5, vocabulary_size=262)
+    run(ours(lab), tmp_path / "m", to="megatron")
+    folder = str(other.tokenizer)
+    text = refused(tmp_path / "m", tmp_path / "s", to="token-list", tokenizer=folder)
+    assert "another tokenizer made the source" in text or "contradicts" in text
+    (tmp_path / "m.tokenscale.json").unlink()
+    run(tmp_path / "m", tmp_path / "s", to="token-list", tokenizer=str(lab.tokenizer))
+    assert digest(tmp_path / "s") == digest(ours(lab))
+
+
+@pytest.mark.parametrize("to", [*FOREIGN, "token-list", "packed"])
+def test_nothing_is_replaced_without_force(lab, tmp_path, to):
+    target = tmp_path / "target.bin"
+    run(ours(lab), target, to=to)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert "--force replaces it" in refused(ours(lab, "token-list"), target, to=to)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    run(ours(lab, "token-list", eos=True), target, to=to, force=True)
+    run(target, tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab, "token-list", eos=True))
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_folder_that_holds_other_things_is_never_cleared(lab, tmp_path):
+    """A store's writer clears its folder of files of tokens: a user's own must not be among them."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "train.bin").write_bytes(b"precious")
+    for force in (False, True):
+        assert "is no token store" in refused(ours(lab), mine, to="packed", force=force)
+    run(ours(lab), tmp_path / "store", to="packed")
+    (tmp_path / "store/val.bin").write_bytes(b"precious")
+    text = refused(ours(lab, "token-list"), tmp_path / "store", to="packed", force=True)
+    assert "more than a store" in text and "val.bin" in text
+
+
+def test_force_replaces_only_what_is_of_the_same_kind(lab, tmp_path):
+    (tmp_path / "folder").mkdir()
+    for to in ("nanogpt", "hf-datasets"):
+        assert "same kind" in refused(ours(lab), tmp_path / "folder", to=to, force=True)
+    (tmp_path / "one.parquet").write_bytes(b"text")
+    assert "same kind" in refused(ours(lab), tmp_path / "one.parquet", to="token-list", force=True)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
+    run(ours(lab), tmp_path / "x.bin", to=foreign)
+    text = refused(tmp_path / "x.bin", tmp_path / "x.bin", to=foreign, force=True)
+    assert "replace its own source" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "words"),
+    [
+        ("nowhere", {"to": "packed"}, "the source is missing"),
+        ("corpus", {"to": "packed"}, "no format that is known"),
+        ("packed", {"to": "megatrn"}, "did you mean 'megatron'"),
+        ("packed", {}, "--to is missing"),
+        ("packed", {"to": "packed-codec=zstd"}, "unknown option of format packed"),
+        ("packed", {"to": "megatron", "eos": True}, "--eos means nothing"),
+        ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size means nothing from store"),
+        ("packed", {"to": "token-list", "document_end": 5}, "--document-end means nothing"),
+        ("padded", {"to": "megatron"}, "cannot be had back from the format padded"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(lab, tmp_path, source, settings, words):
+    path = {"packed": ours(lab), "padded": ours(lab, "padded"), "corpus": lab.corpus}.get(source, tmp_path / source)
+    assert words in refused(path, tmp_path / "x", **settings)
+
+
+def test_packed_is_no_single_file(lab, tmp_path):
+    assert "a folder of files" in refused(ours(lab, "token-list"), tmp_path / "x.parquet", to="packed")
+
+
+def test_a_changed_row_of_a_store_is_found_and_nothing_is_written(lab, tmp_path):
+    run(ours(lab), tmp_path / "in/store", to=f"packed-sequence_length={T}")
+    tokens = tmp_path / "in/store/tokens.bin"
+    data = bytearray(tokens.read_bytes())
+    data[40] ^= 1
+    tokens.write_bytes(data)
+    (tmp_path / "out").mkdir()
+    for to in FOREIGN:
+        assert "has changed" in refused(tmp_path / "in/store", tmp_path / "out/x.bin", to=to)
