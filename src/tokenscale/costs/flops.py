@@ -1,9 +1,12 @@
-"""Floating-point operations of a decoder, counted from its settings: never from a module, so that wrapping or compiling
-cannot change them."""
+"""Weights and floating-point operations of a model, counted from its settings: never from the module that trains, so
+that wrapping or compiling cannot change them. Nothing is measured: a counter that sees operations misses fused ones."""
 
+import importlib
+from dataclasses import dataclass
 from enum import Enum
 
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import MODELS
 
 
 class Convention(Enum):
@@ -13,40 +16,69 @@ class Convention(Enum):
     CAUSAL = "causal"
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of a model's weights, each counted once."""
+
+    total: int
+    #: of tables that are only looked up: positions, and the input embedding where it is not the output head as well
+    looked_up: int
+    #: in the matrices of linear layers, the output head among them
+    matrices: int
+    #: in the blocks, which activation checkpointing computes again
+    blocks: int
+
+
+def weights(model: ModelSettings) -> Weights:
+    """Of a model whose vocabulary is known (`with_vocabulary`), and its positions where they are learned
+    (`with_positions`). A model of `transformers` is built without storage by that library and counted."""
+    if model.transformers is not None:
+        return importlib.import_module(MODELS["transformers"]).weights(model)
+    if model.vocabulary_size is None:
+        raise ValueError("the vocabulary size is not resolved yet")
+    if model.positions == "learned" and model.maximum_positions is None:
+        raise ValueError("the number of positions is not resolved yet")
+    wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
+    feeding = 3 if model.activation == "swiglu" else 2
+    matrices = 2 * wide * wide + 2 * wide * key_value + feeding * wide * inner
+    # query, output, key, value; then down, and up with its gate
+    biases = 2 * wide + 2 * key_value + wide + (feeding - 1) * inner if model.biases else 0
+    norm = 2 * wide if model.norm == "layer" and model.biases else wide
+    blocks = model.layers * (matrices + biases + 2 * norm)
+    embedding = model.vocabulary_size * wide
+    positions = model.maximum_positions * wide if model.positions == "learned" else 0
+    untied = 0 if model.tied_embeddings else embedding
+    return Weights(
+        total=embedding + untied + positions + blocks + norm,
+        looked_up=untied + positions,
+        matrices=model.layers * matrices + embedding,
+        blocks=blocks,
+    )
+
+
 def parameters(model: ModelSettings) -> int:
-    """All weights of the decoder, embeddings included. The vocabulary must be known (`with_vocabulary`).
+    """All weights of a model, embeddings included.
 
     >>> from tokenscale.settings.presets import PRESETS
-    >>> parameters(PRESETS["llama-8b-nemo"])
-    8053329920
+    >>> parameters(PRESETS["llama-8b-nemo"]), parameters(PRESETS["gpt2-124m"])
+    (8053329920, 124439808)
     """
-    embeddings = (1 if model.tied_embeddings else 2) * _vocabulary(model) * model.dimension
-    norms = (2 * model.layers + 1) * model.dimension
-    return embeddings + norms + model.layers * _block(model)
+    return weights(model).total
 
 
 def matmul_parameters(model: ModelSettings) -> int:
-    """Weights that enter a matrix product for each token: blocks and output head, not the input embedding or norms."""
-    return model.layers * _block(model) + _vocabulary(model) * model.dimension
+    """Weights that enter a matrix product for each token: linear layers and output head, no tables, norms or biases."""
+    return weights(model).matrices
 
 
-def _block(model: ModelSettings) -> int:
-    key_value = model.key_value_heads * model.head_dimension
-    return 2 * model.dimension**2 + 2 * model.dimension * key_value + 3 * model.dimension * model.hidden
-
-
-def _vocabulary(model: ModelSettings) -> int:
-    if model.vocabulary_size is None:
-        raise ValueError("the vocabulary size is not resolved yet")
-    return model.vocabulary_size
-
-
-def flops_per_token(model: ModelSettings, sequence_length: int, convention: Convention) -> float:
+def flops_per_token(
+    model: ModelSettings, sequence_length: int, convention: Convention, objective: str = "causal"
+) -> float:
     """Training FLOPs per token (forward and backward), without recomputation.
 
-    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N are all weights but the input embedding (norms
-    included, as the source studies count them), d = heads x head width, T the sequence length. `CAUSAL` halves the
-    attention term.
+    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N are all weights but tables that are only looked up
+    (norms and biases included, as the source studies count them), d = heads x head width, T the sequence length.
+    `CAUSAL` halves the attention term; objective `masked` has no causal mask, so that both conventions count it whole.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> round(flops_per_token(PRESETS["llama-8b-nemo"], 2048, Convention.FULL) / 1e9, 2)
@@ -54,6 +86,35 @@ def flops_per_token(model: ModelSettings, sequence_length: int, convention: Conv
     >>> round(flops_per_token(PRESETS["llama-1.4b-nemo"], 2048, Convention.FULL) / 1e9, 2)
     7.65
     """
-    counted = matmul_parameters(model) + (2 * model.layers + 1) * model.dimension
-    attention = 12 * model.layers * model.dimension * sequence_length
-    return 6 * counted + (attention if convention is Convention.FULL else attention / 2)
+    count = weights(model)
+    return 6 * (count.total - count.looked_up) + 3 * _attention(model, sequence_length, convention, objective)
+
+
+def hardware_flops_per_token(
+    model: ModelSettings,
+    sequence_length: int,
+    convention: Convention,
+    activation_checkpointing: str,
+    objective: str = "causal",
+) -> float:
+    """FLOPs per token that are really computed, for HFU: the training's, and what backward computes again.
+
+    `block` runs each block forward a second time (8 N instead of 6 N of the blocks: Korthikanti et al. 2022); the
+    output head is outside of the blocks. `selective` keeps products and attention, and repeats nothing that counts
+    here. What attention kernels repeat inside their backward pass is left out, by custom.
+
+    >>> from tokenscale.settings.presets import PRESETS
+    >>> shape = PRESETS["llama-8b-nemo"]
+    >>> round(hardware_flops_per_token(shape, 2048, Convention.FULL, "block") / 1e9, 2)
+    63.35
+    """
+    trained = flops_per_token(model, sequence_length, convention, objective)
+    if activation_checkpointing != "block":
+        return trained
+    return trained + 2 * weights(model).blocks + _attention(model, sequence_length, convention, objective)
+
+
+def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
+    """FLOPs per token of the products of queries, keys and values in a forward pass: 4 L d T, or half."""
+    full = 4 * model.layers * model.dimension * sequence_length
+    return full / 2 if convention is Convention.CAUSAL and objective == "causal" else float(full)

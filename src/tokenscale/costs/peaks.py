@@ -1,23 +1,60 @@
-"""Peak dense bf16 throughput of accelerators, by the name the driver gives. An unknown device has none: no guess."""
+"""Peak throughput of accelerators by the exact name their driver gives. An unknown device has none: no guess.
 
-#: (part of the name, FLOP/s, source); the first part that occurs in the name decides, so the longer names stand first.
+Dense products, without structured sparsity, at the boost clock: what a data sheet promises, not what power allows (one
+H200 was seen to sustain 788 of its 989 TFLOP/s). A part of a card (MIG) has another name, and so no peak.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peak:
+    """TFLOP/s of one device by number format, and where they are from; None: the device has no units for it."""
+
+    names: tuple[str, ...]
+    bf16: float | None
+    fp16: float | None
+    tf32: float | None
+    fp32: float  # outside of the matrix units, as torch multiplies fp32 unless TF32 is allowed
+    fp8: float | None
+    source: str
+
+
+#: Names without the maker's: older drivers leave `NVIDIA` out.
 PEAKS = (
-    ("GH200", 989.4e12, "NVIDIA GH200 data sheet, dense"),
-    ("H200", 989.4e12, "NVIDIA H200 data sheet, dense"),
-    ("H100 NVL", 835.5e12, "NVIDIA H100 data sheet, dense"),
-    ("H100 PCIe", 756e12, "NVIDIA H100 data sheet, dense"),
-    ("H100", 989.4e12, "NVIDIA H100 SXM data sheet, dense"),
-    ("A100", 312e12, "NVIDIA A100 data sheet, dense"),
+    Peak(
+        ("GH200 480GB", "GH200 120GB", "GH200 144G HBM3e"),  # the memory of Grace, or of a later Hopper
+        *(989.4, 989.4, 494.7, 66.9, 1978.9),
+        "NVIDIA GH200 Grace Hopper data sheet (with sparsity, halved)",
+    ),
+    Peak(("H200",), 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H200 data sheet, SXM (with sparsity, halved)"),
+    Peak(("H200 NVL",), 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H200 data sheet, NVL (with sparsity, halved)"),
+    Peak(("H100 80GB HBM3",), 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H100 whitepaper, table of SXM5"),
+    Peak(("H100 PCIe",), 756.0, 756.0, 378.0, 51.2, 1513.0, "NVIDIA H100 whitepaper, table of PCIe"),
+    Peak(("H100 NVL",), 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H100 data sheet, NVL (with sparsity, halved)"),
+    Peak(
+        ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"),
+        *(312.0, 312.0, 156.0, 19.5, None),
+        "NVIDIA A100 data sheet: all forms alike",
+    ),
+    Peak(("L40S",), 362.05, 362.05, 183.0, 91.6, 733.0, "NVIDIA L40S data sheet, dense column"),
+    Peak(("B200",), 2250.0, 2250.0, 1100.0, 75.0, 4500.0, "NVIDIA Blackwell data sheet, HGX B200 (halved)"),
+    Peak(("GB200",), 2500.0, 2500.0, 1250.0, 80.0, 5000.0, "NVIDIA Blackwell data sheet, GB200 (halved)"),
+    Peak(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), None, 125.0, None, 15.7, None, "NVIDIA V100 data sheet"),
+    Peak(("AMD Instinct MI300X",), 1307.4, 1307.4, 653.7, 163.4, 2614.9, "AMD Instinct MI300X data sheet"),
 )
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Peak dense bf16 FLOP/s of a device, or None when it is not in the table.
+def peak_flops(device_name: str, number: str = "bf16") -> float | None:
+    """Peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8).
 
-    >>> peak_flops("NVIDIA GH200 120GB")
-    989400000000000.0
-    >>> peak_flops("AMD EPYC") is None
+    None where the device is not in the table, or has no units for the format.
+
+    >>> peak_flops("NVIDIA GH200 120GB"), peak_flops("NVIDIA H100 PCIe", "fp8")
+    (989400000000000.0, 1513000000000000.0)
+    >>> peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
     True
     """
-    words = device_name.replace("-", " ")
-    return next((peak for part, peak, _ in PEAKS if f" {part} " in f" {words} "), None)
+    name = device_name.removeprefix("NVIDIA ").strip()
+    found = next((getattr(peak, number) for peak in PEAKS if name in peak.names), None)
+    return None if found is None else found * 1e12

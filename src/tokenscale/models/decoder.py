@@ -104,9 +104,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(model.dimension, width, bias=model.biases)
         self.output = nn.Linear(model.dimension, model.dimension, bias=model.biases)
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         rows, length, _ = x.shape
 
@@ -163,9 +161,7 @@ class Block(nn.Module):
         self.feed_forward_norm = norm_of(model)
         self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         x = x + self._dropped(self.attention(self.attention_norm(x), rotation, bounds, past))
         return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
@@ -187,7 +183,7 @@ class Decoder(nn.Module):
         if model.vocabulary_size is None:
             raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
-        self.sequence_length = sequence_length
+        self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
         self.embedding = nn.Embedding(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
             if model.maximum_positions < sequence_length:
@@ -211,7 +207,7 @@ class Decoder(nn.Module):
         return self.head(self.hidden(tokens_bt, bounds))
 
     def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: Cache | None = None) -> Tensor:
-        """[B, T] → [B, T, d], what goes into the output head.
+        """[B, T] → [B, T, d], what goes into the output head. With bounds, a row gives what its documents give alone.
 
         With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
         position at a time.
@@ -221,9 +217,13 @@ class Decoder(nn.Module):
             raise ValueError("after the prompt a cache takes one position at a time")
         if start + length > (cache.keys.shape[3] if cache else self.sequence_length):
             raise ValueError(f"{start + length} positions are more than there is room for")
+        if bounds is not None:  # here, once, and not in blocks that torch.compile looks into
+            bounds.prepare(self.kernel, self.causal)
         x = self.embedding(tokens_bt)
         if self.settings.positions == "learned":
-            x = x + self.positions.weight[start : start + length]
+            # inside documents positions are those of the document, as if it were a row of its own
+            places = slice(start, start + length) if bounds is None else bounds.positions()
+            x = x + self.positions.weight[places]
         if self.settings.dropout:
             x = F.dropout(x, self.settings.dropout, self.training)
         rotation = self.rotation(start, length, x.device)

@@ -14,9 +14,39 @@ def _study(name: str, **shape) -> ModelSettings:
     return _preset(name, **shape, **facts, rope_theta=10_000.0, norm_epsilon=1e-6)
 
 
+def _llama32(name: str, **shape) -> ModelSettings:
+    """Llama 3.2 (its config.json): a head width of 64 or 128, tied head, slowed rotary frequencies."""
+    facts = {"key_value_heads": 8, "vocabulary_size": 128_256, "tied_embeddings": True, "rope_scaling": "llama3"}
+    return _preset(name, **shape, **facts)
+
+
+def _gpt2(name: str, **shape) -> ModelSettings:
+    """GPT-2 (Radford et al. 2019): LayerNorm, learned positions, GELU of 4 x the width, biases, tied head."""
+    facts = {"key_value_heads": shape["heads"], "hidden": 4 * shape["dimension"], "tied_embeddings": True}
+    kind = {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True}
+    return _preset(name, **shape, **facts, **kind)
+
+
+def _gpt2_published(name: str, **shape) -> ModelSettings:
+    """With the vocabulary and the context of the published weights; no dropout, as where text is seen once."""
+    return _gpt2(name, **shape, vocabulary_size=50_257, maximum_positions=1024)
+
+
+def _bert(name: str, kind: str, **shape) -> ModelSettings:
+    """BERT's shapes (Devlin et al. 2019; DistilBERT, Sanh et al. 2019), by the library `transformers`."""
+    facts = {"key_value_heads": shape["heads"], "hidden": 4 * shape["dimension"]}
+    return _preset(name, **shape, **facts, transformers=kind)
+
+
+def _bert_published(name: str, kind: str, **shape) -> ModelSettings:
+    """With the vocabulary, the positions and the dropout of the published weights."""
+    sizes = {"dimension": 768, "heads": 12, "vocabulary_size": 30_522, "maximum_positions": 512, "dropout": 0.1}
+    return _bert(name, kind, **sizes, **shape)
+
+
 #: Two CPU sizes and one for a workstation; then the shapes of the source studies. The two named `study` go by "124M"
 #: and "355M" there; the three matrices of their SwiGLU make them 152 and 454 million weights with GPT-2's vocabulary.
-#: The last two have the vocabulary of Mistral-Nemo.
+#: The two named `nemo` have the vocabulary of Mistral-Nemo. Then the published shapes, each with CPU sizes.
 PRESETS = {
     m.name: m
     for m in (
@@ -44,5 +74,16 @@ PRESETS = {
             hidden=14_336,
             vocabulary_size=131_072,
         ),
+        _llama32("llama-3.2-1b", dimension=2048, layers=16, heads=32, hidden=8192),
+        _llama32("llama-3.2-3b", dimension=3072, layers=28, heads=24, hidden=8192),
+        _gpt2("gpt2-micro", dimension=32, layers=2, heads=2),
+        _gpt2("gpt2-tiny", dimension=64, layers=2, heads=4),
+        _gpt2_published("gpt2-124m", dimension=768, layers=12, heads=12),
+        _gpt2_published("gpt2-355m", dimension=1024, layers=24, heads=16),
+        _gpt2_published("gpt2-774m", dimension=1280, layers=36, heads=20),
+        _bert("distilbert-tiny", "distilbert", dimension=64, layers=2, heads=4),
+        _bert("bert-tiny", "bert", dimension=64, layers=2, heads=4),
+        _bert_published("distilbert-base", "distilbert", layers=6),
+        _bert_published("bert-base", "bert", layers=12),
     )
 }

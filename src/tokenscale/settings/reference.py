@@ -34,13 +34,22 @@ def markdown() -> str:
         rows = "\n".join(_rows(cls, prefix, by_name=cls is RunSettings))
         parts.append(f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n")
     shapes = "\n".join(
-        f"| `{m.name}` | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
+        f"| `{m.name}` | {_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
         f"| {m.vocabulary_size or 'the tokenizer’s'} |"
         for m in PRESETS.values()
     )
-    head = "| preset | dimension | layers | heads / key-value heads | hidden | vocabulary |\n|---|---|---|---|---|---|"
+    head = (
+        "| preset | kind | dimension | layers | heads / key-value heads | hidden | vocabulary |\n"
+        "|---|---|---|---|---|---|---|"
+    )
     parts.append(f"### Model presets\n\n{head}\n{shapes}\n")
     return "\n".join(parts)
+
+
+def _kind(model: ModelSettings) -> str:
+    if model.transformers is not None:
+        return f"`{model.transformers}` of transformers"
+    return "GPT-2’s" if model.positions == "learned" else "Llama’s"
 
 
 def update(path: Path) -> None:

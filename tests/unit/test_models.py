@@ -1,0 +1,336 @@
+import hashlib
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tokenscale.errors import UserError
+from tokenscale.models.build import build
+from tokenscale.models.build import initialise as initialise_any
+from tokenscale.models.decoder import Decoder, initialise, rotary_tables, rotate
+from tokenscale.models.losses import cross_entropy_sum
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.presets import PRESETS
+
+MICRO = PRESETS["llama-micro"].with_vocabulary(64)
+GPT2 = PRESETS["gpt2-micro"].with_vocabulary(64)
+
+
+def decoder(seed=0, shape=MICRO, **options) -> Decoder:
+    model = Decoder(shape, 16, **options)
+    initialise(model, seed)
+    return model
+
+
+def test_the_future_does_not_change_the_past():
+    model, tokens = decoder(), torch.randint(0, 64, (2, 16))
+    changed = tokens.clone()
+    changed[:, 10:] = 1
+    torch.testing.assert_close(model(tokens)[:, :10], model(changed)[:, :10])
+    assert not torch.allclose(model(tokens)[:, 10:], model(changed)[:, 10:])
+
+
+def test_attention_equals_its_definition():
+    """Grouped queries, rotary positions and the causal mask against a plain triple loop over heads."""
+    model, x = decoder(), torch.randn(1, 6, 32)
+    attention, rotation = model.blocks[0].attention, model.rotation(0, 6, x.device)
+    q = attention.query(x).view(1, 6, 2, 16).transpose(1, 2)
+    k = attention.key(x).view(1, 6, 1, 16).transpose(1, 2)
+    v = attention.value(x).view(1, 6, 1, 16).transpose(1, 2)
+    q, k = rotate(q, *rotation), rotate(k, *rotation)
+    heads = []
+    for h in range(2):
+        scores = (q[0, h] @ k[0, 0].T / math.sqrt(16)).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+        heads.append(scores.softmax(-1) @ v[0, 0])
+    expected = attention.output(torch.cat(heads, -1))
+    torch.testing.assert_close(attention(x, rotation)[0], expected)
+
+
+def test_rotary_positions_depend_on_distance_only():
+    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    cosine, sine = decoder().rotation(0, 16, q.device)
+
+    def score(i, j):
+        return (rotate(q, cosine[i], sine[i]) * rotate(k, cosine[j], sine[j])).sum()
+
+    torch.testing.assert_close(score(3, 1), score(9, 7))
+    assert not torch.isclose(score(3, 1), score(9, 5))
+
+
+def test_the_first_loss_is_that_of_guessing():
+    tokens = torch.randint(0, 64, (4, 16))
+    loss = cross_entropy_sum(decoder()(tokens), tokens) / tokens.numel()
+    assert abs(loss.item() - math.log(64)) < 0.1
+
+
+def test_weights_follow_from_the_seed():
+    a, b, c = decoder(1), decoder(1), decoder(2)
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(a.embedding.weight, c.embedding.weight)
+
+
+@pytest.mark.parametrize("name, digest", [("llama-micro", "74103465b20531f4"), ("llama-tiny", "406369cb40446ffb")])
+def test_initial_weights_stay_what_they_were(name, digest):
+    """Bit for bit, with their names: the runs of the first reports began with these."""
+    model = Decoder(PRESETS[name].with_vocabulary(300), 32)
+    initialise(model, 3)
+    found = hashlib.sha256()
+    for key, weight in model.named_parameters():
+        found.update(key.encode() + weight.detach().numpy().tobytes())
+    assert found.hexdigest()[:16] == digest
+
+
+def test_names_of_weights_are_the_checkpoints():
+    names = {
+        name.replace("blocks.0.", "") for name, _ in decoder(shape=GPT2).named_parameters() if "blocks.1" not in name
+    }
+    norms = {f"{part}_norm.{kind}" for part in ("attention", "feed_forward") for kind in ("weight", "bias")}
+    linear = [f"attention.{n}" for n in ("query", "key", "value", "output")] + ["feed_forward.up", "feed_forward.down"]
+    whole = {"embedding.weight", "positions.weight", "norm.weight", "norm.bias"}
+    assert names == norms | whole | {f"{n}.{kind}" for n in linear for kind in ("weight", "bias")}
+
+
+def test_biases_begin_at_zero_and_norms_at_one():
+    model = decoder(shape=GPT2)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            assert (weight == (0 if name.endswith("bias") else 1)).all(), name
+
+
+def test_an_encoder_sees_the_future():
+    model, tokens = decoder(causal=False), torch.randint(0, 64, (2, 16))
+    changed = tokens.clone()
+    changed[:, 10:] = 1
+    assert not torch.allclose(model(tokens)[:, :10], model(changed)[:, :10], atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [MICRO, GPT2], ids=["llama", "gpt2"])
+def test_logits_are_the_head_of_the_hidden_states(shape):
+    model, tokens = decoder(shape=shape), torch.randint(0, 64, (2, 16))
+    assert torch.equal(model(tokens), model.head(model.hidden(tokens)))
+
+
+def test_learned_positions_tell_places_apart():
+    model = decoder(shape=GPT2)
+    same = model(torch.ones(1, 16, dtype=torch.int64))[0]
+    assert not torch.allclose(same[0], same[1])
+    with torch.no_grad():
+        model.positions.weight.zero_()
+    same = model(torch.ones(1, 16, dtype=torch.int64))[0]
+    torch.testing.assert_close(same[0], same[1])
+
+
+def test_a_table_of_positions_is_as_long_as_the_sequence_unless_stated():
+    assert Decoder(GPT2, 16).settings.maximum_positions == 16
+    assert Decoder(replace(GPT2, maximum_positions=40), 16).positions.weight.shape == (40, 32)
+    with pytest.raises(UserError, match="fewer positions") as error:
+        Decoder(replace(GPT2, maximum_positions=8), 16)
+    assert {"model", "asked", "next"} <= set(error.value.facts)
+
+
+@pytest.mark.parametrize("shape", [MICRO, GPT2], ids=["llama", "gpt2"])
+def test_dropout_drops_in_training_only(shape):
+    model, tokens = decoder(shape=replace(shape, dropout=0.5)), torch.randint(0, 64, (2, 16))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+    torch.testing.assert_close(model(tokens), decoder(shape=shape)(tokens))
+
+
+def test_casting_to_bf16_rounds_no_angle():
+    model = decoder().to(torch.bfloat16)
+    rotation = model.rotation(0, 16, torch.device("cpu"))
+    assert torch.equal(rotation[0], decoder().rotation(0, 16, torch.device("cpu"))[0])
+    assert rotation[0].dtype == torch.float32
+    assert model(torch.ones(1, 4, dtype=torch.int64)).dtype == torch.bfloat16
+
+
+def test_slowed_frequencies_are_those_of_llama_3_2():
+    """The library's own formula, in fp32: the angles of position 1 are the frequencies."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    numbers = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = numbers | {"rope_type": "llama3", "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
+    config = LlamaConfig(
+        hidden_size=2048, num_attention_heads=32, max_position_embeddings=131_072, rope_parameters=scaling
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    cosine, sine = rotary_tables(2, 64, 500_000.0, "llama3")
+    torch.testing.assert_close(torch.atan2(sine[1], cosine[1]), expected, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(rotary_tables(2, 64, 500_000.0)[1][1], sine[1], rtol=1e-3, atol=1e-9)
+
+
+# -- generation
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny"])
+@pytest.mark.parametrize("prompt", [1, 5])
+def test_reading_on_from_a_cache_equals_reading_everything(name, prompt):
+    """fp32; products of one position run in another order than those of many, hence 1e-5."""
+    model = Decoder(PRESETS[name].with_vocabulary(64), 16).eval()
+    initialise(model, 0)
+    tokens = torch.randint(0, 64, (3, 12))
+    cache = model.cache(3, 16, torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        expected = model.hidden(tokens)
+        found = [model.hidden(tokens[:, :prompt], cache=cache)]
+        found += [model.hidden(tokens[:, t : t + 1], cache=cache) for t in range(prompt, 12)]
+    assert cache.length == 12
+    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_takes_no_more_than_it_has_room_for():
+    model = decoder().eval()
+    cache = model.cache(1, 4, torch.float32, torch.device("cpu"))
+    model.hidden(torch.ones(1, 4, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match="room"):
+        model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match="one position"):
+        model.hidden(torch.ones(1, 2, dtype=torch.int64), cache=model_cache_of_one(model))
+    with pytest.raises(ValueError, match="built for"):
+        model.cache(1, 17, torch.float32, torch.device("cpu"))
+
+
+def model_cache_of_one(model):
+    cache = model.cache(1, 8, torch.float32, torch.device("cpu"))
+    model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
+    return cache
+
+
+# -- settings of shapes
+
+
+@pytest.mark.parametrize(
+    "changes, field",
+    [
+        ({"heads": 3, "key_value_heads": 1}, "heads"),
+        ({"key_value_heads": 3}, "key_value_heads"),
+        ({"maximum_positions": 64}, "maximum_positions"),
+        ({"positions": "learned", "rope_scaling": "llama3"}, "rope_scaling"),
+        ({"transformers": "bert", "activation": "gelu"}, "activation"),
+        ({"transformers": "bert", "tied_embeddings": True}, "tied_embeddings"),
+    ],
+    ids=str,
+)
+def test_fields_that_do_not_fit_together_are_named(changes, field):
+    assert ModelSettings().problems() == []
+    assert [name for name, _ in ModelSettings(**changes).problems()] == [field]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_hold_together(name):
+    assert PRESETS[name].problems() == [] and PRESETS[name].name == name
+
+
+# -- models of transformers
+
+
+def library_shape(kind, **changes) -> ModelSettings:
+    sizes = {"dimension": 64, "layers": 3, "heads": 4, "key_value_heads": 4, "hidden": 160, "vocabulary_size": 300}
+    return ModelSettings(**{"name": kind, "transformers": kind} | sizes | changes)
+
+
+KINDS = [
+    ("distilbert", "masked", 4),
+    ("bert", "masked", 4),
+    ("bert", "causal", 4),
+    ("roberta", "masked", 4),
+    ("modernbert", "masked", 4),
+    ("electra", "masked", 4),
+    ("albert", "masked", 4),
+    ("llama", "causal", 2),
+    ("qwen2", "causal", 2),
+    ("qwen3", "causal", 2),
+    ("mistral", "causal", 2),
+    ("opt", "causal", 4),
+    ("gpt2", "causal", 4),
+    ("gpt_neox", "causal", 4),
+]
+
+
+@pytest.mark.parametrize("kind, objective, key_value_heads", KINDS, ids=lambda v: str(v))
+def test_a_model_of_transformers_computes_what_it_does_there(kind, objective, key_value_heads):
+    """Hidden states and head beside each other against the library's forward pass of the same weights, at full length,
+    with ids that the library holds to be padding; and the future is seen where the objective is masked only."""
+    model = build(library_shape(kind, key_value_heads=key_value_heads), 32, objective=objective, kernel="sdpa").eval()
+    initialise_any(model, 1)
+    tokens = torch.randint(2, 300, (2, 32))
+    tokens[0, :4] = torch.tensor([0, 1, 2, 0])
+    with torch.no_grad():
+        found = model(tokens)
+        assert torch.equal(found, model.head(model.hidden(tokens)))
+        changed = tokens.clone()
+        changed[:, 20:] = 7
+        assert torch.allclose(model(changed)[:, :20], found[:, :20], atol=1e-5) == (objective == "causal")
+        model.put_head(model.head)
+        positions = {"position_ids": torch.arange(32)[None]} if kind == "roberta" else {}
+        expected = model.model(input_ids=tokens, **positions).logits
+    assert torch.equal(found, expected) and found.shape == (2, 32, 300)
+    assert len(model.blocks) == (0 if kind == "albert" else 3)
+
+
+@pytest.mark.parametrize("kind, objective", [("distilbert", "masked"), ("gpt2", "causal"), ("modernbert", "masked")])
+def test_weights_of_a_library_model_follow_from_the_seed(kind, objective):
+    def weights(seed, before):
+        torch.manual_seed(before)
+        model = build(library_shape(kind), 32, objective=objective, kernel="sdpa")
+        state = torch.get_rng_state()
+        initialise_any(model, seed)
+        assert torch.equal(torch.get_rng_state(), state)
+        return list(model.parameters())
+
+    a, b, c = weights(1, 5), weights(1, 6), weights(2, 5)
+    assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+    assert not all(torch.equal(p, q) for p, q in zip(a, c, strict=True))
+    assert all(0.0 < p.std() < 1 for p in a if p.dim() > 1)
+
+
+def test_every_id_of_a_library_model_learns():
+    """BERT's padding id 0 would have no gradient; here 0 is a token like any other."""
+    model = build(library_shape("bert"), 8, objective="masked", kernel="sdpa")
+    initialise_any(model, 0)
+    model.hidden(torch.zeros(1, 8, dtype=torch.int64)).square().sum().backward()
+    assert model.model.get_input_embeddings().weight.grad[0].abs().sum() > 0
+
+
+def test_dropout_of_a_library_model_is_the_shapes():
+    for share in (0.0, 0.25):
+        model = build(library_shape("distilbert", dropout=share), 8, objective="masked", kernel="sdpa")
+        assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {share}
+
+
+@pytest.mark.parametrize(
+    "changes, objective, words",
+    [
+        ({"transformers": "distilbrt"}, "masked", "did you mean 'distilbert'"),
+        ({"transformers": "distilbert"}, "causal", "use `objective: masked`"),
+        ({"transformers": "qwen2"}, "masked", "use `objective: causal`"),
+        ({"transformers": "vit"}, "causal", "neither a masked nor a causal one"),
+        ({"transformers": "gemma2"}, "causal", "changes its logits"),
+        ({"transformers": "bloom"}, "causal", "no width to set"),
+        ({"transformers": "bart"}, "masked", "an encoder with a decoder"),
+        ({"transformers": "qwen2_moe"}, "causal", "mixture of experts"),
+        ({"transformers": "bert", "key_value_heads": 2}, "masked", "as many key-value heads as heads"),
+        ({"transformers": "bert", "maximum_positions": 4}, "masked", "fewer positions"),
+    ],
+    ids=str,
+)
+def test_what_a_library_model_cannot_be_is_said(changes, objective, words):
+    with pytest.raises(UserError, match=words) as error:
+        build(library_shape("bert", **changes), 8, objective=objective, kernel="sdpa")
+    assert "next" in error.value.facts
+
+
+def test_a_library_model_has_its_own_attention():
+    with pytest.raises(UserError, match="own attention"):
+        build(library_shape("bert"), 8, objective="masked", kernel="flex")
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(UserError, match="library transformers, which this environment lacks") as error:
+        build(library_shape("opt"), 8, objective="causal", kernel="sdpa")
+    assert "pip install" in error.value.facts["next"]
+    decoder()  # its own models need it not
