@@ -53,7 +53,7 @@ rule pretokenize:
         store=stores_of(PRETOKENIZED),
     threads: 8
     resources:
-        mem_mb=4000,
+        mem_mb=lambda w, threads: 1000 + 1100 * threads,  # 500 in all, but for words that never repeat
     params:
         engine=settings.settings.engine,
     message:

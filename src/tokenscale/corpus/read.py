@@ -63,7 +63,7 @@ def format_of(path: Path) -> str:
 
 def _parquet(path: Path, column: str) -> Iterator[str | None]:
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else all of it lies in memory by the end
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(
             "a source file is not readable Parquet.",

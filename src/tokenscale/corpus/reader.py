@@ -70,7 +70,7 @@ class RawText:
         rows = 0
         for file, path in zip(self.split["files"], self._paths, strict=True):
             check_file(path, file["bytes"], file["sha256"], what="corpus", next=restore(directory), content=verify)
-            parquet = pq.ParquetFile(path)
+            parquet = pq.ParquetFile(path, pre_buffer=False)  # else it keeps the bytes of all it has read
             for group in range(parquet.num_row_groups):
                 self._first_rows.append(rows)
                 self._groups.append((len(self._files), group))

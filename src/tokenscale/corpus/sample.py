@@ -128,7 +128,7 @@ def _rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[s
         return
     first = 0
     try:
-        file = pq.ParquetFile(path, buffer_size=1 << 20)
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=[column], use_threads=False):
             here = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
             yield from batch.column(0).take(pa.array(here)).to_pylist()

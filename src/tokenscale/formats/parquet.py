@@ -103,7 +103,7 @@ class ListColumns:
 
     def __init__(self, where: Path, files: list[dict[str, Any]], columns: list[str]):
         self.columns = columns
-        self._files = [pq.ParquetFile(located(where)[0] / file["name"]) for file in files]
+        self._files = [pq.ParquetFile(located(where)[0] / file["name"], pre_buffer=False) for file in files]
         self._groups: list[tuple[int, int]] = []
         self.first_rows: list[int] = []
         self.rows = 0
