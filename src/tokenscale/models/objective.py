@@ -1,0 +1,22 @@
+"""What a model is trained for: its loss, as one module, so that whatever spreads the training wraps all of it."""
+
+from torch import Tensor, nn
+
+from tokenscale.models.attention import Bounds
+from tokenscale.models.losses import cross_entropy_sum
+
+
+class Objective(nn.Module):
+    """(tokens [B, T], labels [B, T]) → the sum over the useful labels of -log p(label), in nats; a scalar in fp32.
+
+    Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
+    -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
+    """
+
+    def __init__(self, model: nn.Module, *, loss_chunk: int = 0):
+        super().__init__()
+        self.model, self.loss_chunk = model, loss_chunk
+
+    def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """The loss as a sum; who divides by what is decided where all ranks are known."""
+        return cross_entropy_sum(self.model(tokens_bt, bounds), labels_bt)
