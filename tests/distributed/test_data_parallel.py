@@ -7,13 +7,14 @@ import torch
 from tests.distributed.ranks import run_ranks
 from tokenscale.batches.batch import Batch
 from tokenscale.models.decoder import Decoder, initialise
-from tokenscale.models.losses import cross_entropy_sum
+from tokenscale.models.objective import Objective
 from tokenscale.order.shares import micro_steps, share
 from tokenscale.parallel import data, single
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import LayoutSettings, OptimizerSettings
-from tokenscale.training.optimizer import adamw, clip
+from tokenscale.training.optimizer import adamw, update
 from tokenscale.training.step import backward
+from tokenscale.training.timing import HostTimer
 
 pytestmark = pytest.mark.distributed
 SHAPE, LENGTH, GLOBAL_BATCH = PRESETS["llama-micro"].with_vocabulary(96), 24, 7
@@ -41,29 +42,44 @@ def model_of(world):
     model = Decoder(SHAPE, LENGTH)
     # only rank 0 has the right weights: wrapping must bring them to the others
     initialise(model, 0 if world.rank == 0 else 100 + world.rank)
-    return (single if world.size == 1 else data).apply(model, LayoutSettings(data=world.size), world)
+    objective = Objective(model, loss_chunk=0)
+    return (single if world.size == 1 else data).apply(objective, LayoutSettings(data=world.size), world)
 
 
-def plain(model):
-    return getattr(model, "module", model)
+def plain(objective):
+    return getattr(objective, "module", objective).model
+
+
+def differentiate(objective, step, micro_batch, world):
+    """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
+    batch = my_batch(step, world)
+    useful = torch.tensor(float(batch.useful_tokens))
+    if world.size > 1:
+        torch.distributed.all_reduce(useful)
+    return backward(
+        objective,
+        batch,
+        weight=world.size / useful,
+        micro_batch=micro_batch,
+        micro_steps=micro_steps(GLOBAL_BATCH, world.size, micro_batch),
+        device=world.device,
+        timer=HostTimer(),
+    )
 
 
 def gradients(world, micro_batch):
     model = model_of(world)
-    steps = micro_steps(GLOBAL_BATCH, world.size, micro_batch)
-    loss = backward(model, my_batch(0, world), micro_batch=micro_batch, micro_steps=steps, world=world)
+    loss = differentiate(model, 0, micro_batch, world)
     return loss.item(), {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
 
 
 def weights(world, micro_batch, steps):
     model = model_of(world)
     optimizer = adamw(model, OptimizerSettings(learning_rate=1e-3))
-    passes = micro_steps(GLOBAL_BATCH, world.size, micro_batch)
     norms = []
     for step in range(steps):
-        backward(model, my_batch(step, world), micro_batch=micro_batch, micro_steps=passes, world=world)
-        norms.append(clip(model, 0.5)[0])
-        optimizer.step()
+        differentiate(model, step, micro_batch, world)
+        norms.append(update(optimizer, 0.5, torch.ones(()))[0].item())
         optimizer.zero_grad()
     return norms, {n: p.detach().numpy() for n, p in plain(model).named_parameters()}
 
@@ -72,7 +88,7 @@ def gradients_of_rank_means(world):
     """The source studies' normalisation: each rank divides by its own count."""
     model = model_of(world)
     batch = my_batch(0, world)
-    loss = cross_entropy_sum(model(torch.from_numpy(batch.tokens_bt)), torch.from_numpy(batch.labels_bt))
+    loss = model(torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt))
     (loss / batch.useful_tokens).backward()
     return {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
 

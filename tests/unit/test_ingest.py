@@ -12,6 +12,7 @@ from tokenscale.analysis.ingest import ingest, merge
 from tokenscale.analysis.tables import TABLES, schema
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
+from tokenscale.records.schema import VERSION
 from tokenscale.settings.data import StorageSettings
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
@@ -35,7 +36,7 @@ LINES = b"".join(GOOD % i + b"\n" for i in range(99))
         ("too large an integer", LINES + b'{"step":99,"rows":9223372036854775808}\n', 99, 1, 0),
         ("no step", LINES + b'{"schema":1}\n', 99, 1, 0),
         ("not an object", LINES + b"[1]\n", 99, 1, 0),
-        ("a later schema", LINES + b'{"schema":2,"step":99}\n', 99, 1, 0),
+        ("a later schema", LINES + b'{"schema":%d,"step":99}\n' % (VERSION + 1), 99, 1, 0),
         ("not UTF-8", LINES + b'{"step":\xff}\n', 99, 1, 0),
         ("deeply nested", LINES + b"[" * 100_000 + b"\n", 99, 1, 0),
     ],

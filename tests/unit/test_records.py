@@ -5,6 +5,7 @@ import pytest
 
 from tokenscale.records import provenance
 from tokenscale.records.events import Writer
+from tokenscale.records.schema import VERSION
 
 
 def lines(path):
@@ -15,7 +16,7 @@ def test_a_step_is_one_line_with_its_schema(tmp_path):
     writer = Writer(tmp_path)
     writer.step(step=0, loss_sum=2.5, useful_tokens=3)
     writer.close()
-    assert lines(tmp_path / "steps.jsonl") == [{"schema": 1, "step": 0, "loss_sum": 2.5, "useful_tokens": 3}]
+    assert lines(tmp_path / "steps.jsonl") == [{"schema": VERSION, "step": 0, "loss_sum": 2.5, "useful_tokens": 3}]
 
 
 def test_numbers_that_are_none_become_null_and_are_flagged(tmp_path):
@@ -23,7 +24,7 @@ def test_numbers_that_are_none_become_null_and_are_flagged(tmp_path):
     writer.step(step=0, loss_sum=float("nan"), grad_norm=float("inf"))
     writer.close()
     assert lines(tmp_path / "steps.jsonl") == [
-        {"schema": 1, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}
+        {"schema": VERSION, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}
     ]
 
 

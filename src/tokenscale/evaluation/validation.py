@@ -7,21 +7,22 @@ import torch
 from torch import nn
 
 from tokenscale.batches.held_out import Slice
-from tokenscale.models.losses import cross_entropy_sum
 from tokenscale.parallel.world import World
+from tokenscale.training.step import micro
 
 
 @torch.no_grad()
 def loss(
-    model: nn.Module, data: Slice, micro_batch: int, world: World, autocast: Callable[[], AbstractContextManager]
+    objective: nn.Module, data: Slice, micro_batch: int, world: World, autocast: Callable[[], AbstractContextManager]
 ) -> tuple[float, int]:
     """(sum of the loss in nats, useful labels) over the whole slice. A collective: every rank must call it."""
-    total, useful = 0.0, 0
+    total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    objective.eval()
     for start in range(0, len(data.tokens_bt), micro_batch):
-        tokens = torch.from_numpy(data.tokens_bt[start : start + micro_batch]).to(world.device)
-        labels = torch.from_numpy(data.labels_bt[start : start + micro_batch]).to(world.device)
+        tokens, labels, bounds = micro(data, slice(start, start + micro_batch), world.device)
         with autocast():
-            total += cross_entropy_sum(model(tokens), labels).item()
+            total += objective(tokens, labels, bounds)
         useful += int((data.labels_bt[start : start + micro_batch] >= 0).sum())
-    loss_sum, count = world.sum(total, float(useful))
+    objective.train()
+    loss_sum, count = world.sum(total.item(), float(useful))
     return loss_sum, int(count)

@@ -1,6 +1,6 @@
 """Attempts of a run: which one comes next, which ones belong to other code or data, when nothing is left to do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,53 @@ ENDED = ("complete", "nonfinite")
 
 @dataclass(frozen=True)
 class Identity:
-    """What an attempt is made of: only attempts with equal digests are ever resumed or merged."""
+    """What an attempt is made of: only attempts with equal digests are ever resumed or merged.
+
+    Digests are over contents; paths count by their names only, so that a project can be moved.
+    """
 
     code: dict[str, str]
     inputs: dict[str, str]
+    layout: dict[str, str] = field(default_factory=dict)  # the part of the code that is the layout's alone
 
     @property
     def digest(self) -> str:
-        """Over the content of code and inputs; paths count by their names only, so that a project can be moved."""
-        return sha256_text(canonical_json({"code": sorted(self.code.items()), "inputs": sorted(self.inputs.items())}))
+        """Over all code and inputs."""
+        return self._of(self.code)
+
+    @property
+    def science_digest(self) -> str:
+        """The same without the layout: equal for runs of which one may go on from the other's checkpoint."""
+        return self._of({name: content for name, content in self.code.items() if name not in self.layout})
+
+    @property
+    def layout_digest(self) -> str:
+        """Over the layout's code."""
+        return sha256_text(canonical_json(sorted(self.layout.items())))
+
+    def _of(self, code: dict[str, str]) -> str:
+        return sha256_text(canonical_json({"code": sorted(code.items()), "inputs": sorted(self.inputs.items())}))
+
+    def record(self) -> dict[str, Any]:
+        """As an attempt keeps it."""
+        digests = {name: getattr(self, name) for name in ("digest", "science_digest", "layout_digest")}
+        return {**digests, "code": self.code, "inputs": self.inputs}
 
 
-def identity_of(code: list[Path], inputs: dict[str, Path]) -> Identity:
+def identity_of(code: list[Path], inputs: dict[str, Path], layout: list[Path] = ()) -> Identity:
     """Hash the code files (by their path below the package) and the manifests (by their role)."""
+    hashes = _hashes(code)
+    roles = {role: sha256_file(path) for role, path in inputs.items()}
+    return Identity(hashes, roles, {name: hashes[name] for name in _hashes(layout)})
+
+
+def _hashes(code: list[Path]) -> dict[str, str]:
     hashes = {}
     for path in code:
         parts = path.resolve().parts
         start = len(parts) - parts[::-1].index("tokenscale") if "tokenscale" in parts else len(parts) - 1
         hashes["/".join(parts[start:])] = sha256_file(path)
-    return Identity(hashes, {role: sha256_file(path) for role, path in inputs.items()})
+    return hashes
 
 
 def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None:
@@ -50,7 +78,7 @@ def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None
         number = 1 + max((int(p.name) for p in directory.glob("superseded/*") if p.name.isdigit()), default=-1)
         folder = directory / "superseded" / f"{number:03d}"
         folder.mkdir(parents=True)
-        for name in ("run.json", "dirty.diff", "status.json"):
+        for name in ("run.json", "dirty.diff", "status.json", "checkpoints"):
             if (directory / name).exists():
                 (directory / name).rename(folder / name)
         for attempt in stale:
@@ -58,8 +86,7 @@ def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None
     number = 1 + max((int(a.name.split("=")[1]) for a in directory.glob("attempt=*")), default=-1)
     attempt = directory / f"attempt={number:02d}"
     attempt.mkdir(parents=True)
-    content: dict[str, Any] = {"digest": identity.digest, "code": identity.code, "inputs": identity.inputs}
-    write_json(attempt / "attempt.json", content)
+    write_json(attempt / "attempt.json", identity.record())
     return number
 
 

@@ -9,7 +9,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import locked
 from tokenscale.launch.attempts import Identity, finish, identity_of, prepare
 from tokenscale.launch.ranks import run_ranks
-from tokenscale.settings.closure import training_code
+from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.run import RunSettings
 
 
@@ -25,7 +25,7 @@ def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterat
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
-    identity = identity_of([Path(file) for file in training_code(run)], manifests)
+    identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)))
     directory = output.parent
     with locked(directory, run.identity):
         attempt = prepare(directory, run, identity)
@@ -61,3 +61,7 @@ def start(run: RunSettings, output: Path, manifests: dict[str, Path], *, nodes: 
         if exit_code:  # what counts was on disk before the processes were torn down
             print(f"tokenscale: {run.identity} is sealed; its processes then ended with {exit_code}.", file=sys.stderr)
         return 0
+
+
+def _paths(files: list[str]) -> list[Path]:
+    return [Path(file) for file in files]

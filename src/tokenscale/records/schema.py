@@ -1,10 +1,10 @@
-"""The contract of the event files: names, types, units. Version 1.
+"""The contract of the event files: names, types, units. Version 2: a step's computing in its parts.
 
 `results/runs/<run_id>/attempt=NN/rank=NNNNN/{steps,spans,events}.jsonl`: one writer a file, one line a record, a new
 directory for each attempt. Sums and counts are logged, never rates; every definition built on them lives in SQL.
 """
 
-VERSION = 1
+VERSION = 2
 
 #: file → field → SQL type. A field may be missing in a line (null); an unknown one is ignored by readers.
 FIELDS: dict[str, dict[str, str]] = {
@@ -15,8 +15,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "t_mono_s": "DOUBLE",  # end of the step, monotonic clock of this process
         "step_s": "DOUBLE",  # end of the last step to end of this one, validation and checkpoints left out
         "data_wait_s": "DOUBLE",  # waiting for the batch
-        "forward_backward_s": "DOUBLE",  # all micro-batches, gradient communication included
-        "optimizer_s": "DOUBLE",  # clipping and update
+        "h2d_s": "DOUBLE",  # batch to the device, as far as the device waited for it
+        "forward_s": "DOUBLE",  # all micro-batches, loss included
+        "backward_s": "DOUBLE",  # all micro-batches, until the last gradients were ready to be exchanged
+        "exposed_communication_s": "DOUBLE",  # from then on until they had been exchanged; null where nothing is
+        "optimizer_s": "DOUBLE",  # norm, clipping and update
         "loss_sum": "DOUBLE",  # sum of the cross-entropy over this rank's useful tokens, nats
         "useful_tokens": "BIGINT",  # labels that count, this rank
         "total_tokens": "BIGINT",  # positions computed on, padding included, this rank
@@ -27,6 +30,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "grad_norm_clipped": "DOUBLE",  # grad_norm times the coefficient that the gradients were scaled with
         "order_digest": "BIGINT",  # sum over this rank's slots; ranks add up modulo 2**52 (order/digest.py)
         "memory_peak_bytes": "BIGINT",  # allocated on the device; resident set on a CPU
+        "loss_scale": "DOUBLE",  # fp16: what the loss was multiplied with
+        "skipped": "BOOLEAN",  # fp16: the gradient overflowed, nothing was changed, the scale was halved
         "nonfinite": "BOOLEAN",  # the loss or the gradient norm is NaN or infinite (then written as null)
     },
     "spans": {
@@ -38,15 +43,21 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "events": {
         "schema": "INTEGER",
-        "event": "VARCHAR",  # run_start, init_done, validation, run_stop
+        "event": "VARCHAR",  # run_start, resume, init_done, memory, validation, checkpoint, run_stop
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
         "step": "BIGINT",
-        "status": "VARCHAR",  # run_stop: complete, nonfinite
+        "status": "VARCHAR",  # run_stop: complete, nonfinite; checkpoint, resume: its folder
         "world_size": "INTEGER",  # run_start: as observed by this rank
         "loss_sum": "DOUBLE",  # validation: over the whole slice
         "useful_tokens": "BIGINT",  # validation: of the whole slice
         "rows": "BIGINT",  # validation
         "duration_s": "DOUBLE",
+        "bytes": "BIGINT",  # checkpoint: on disk
+        "parameters_bytes": "BIGINT",  # memory: held by this rank; so the three below
+        "gradients_bytes": "BIGINT",
+        "optimizer_bytes": "BIGINT",
+        "activations_bytes": "BIGINT",  # of one forward pass; null where it was not measured
+        "energy_j": "DOUBLE",  # run_stop: of this rank's board, over all steps; null where nothing counts it
     },
 }

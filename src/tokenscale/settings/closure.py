@@ -35,12 +35,22 @@ def code_of(verb: str, *variants: str) -> list[str]:
 
 def training_code(run: RunSettings) -> list[str]:
     """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
-    variants = ["tokenscale.launch.ranks", BATCHES[run.approach], PARALLEL[run.layout.method]]
+    return code_of("rank", PARALLEL[run.layout.method], *_variants(run))
+
+
+def layout_code(run: RunSettings) -> list[str]:
+    """The part of `training_code` that is the layout's alone: a run of another layout does without it."""
+    common = set(code_of("rank", *_variants(run)))
+    return [file for file in training_code(run) if file not in common]
+
+
+def _variants(run: RunSettings) -> list[str]:
+    variants = ["tokenscale.launch.ranks", BATCHES[run.approach]]
     if run.store is None:
         variants.append(TOKENIZERS[run.tokenizer.kind])
     if run.model.transformers is not None:
         variants.append(MODELS["transformers"])
-    return code_of("rank", *variants)
+    return variants
 
 
 def closure_of(*modules: str) -> list[str]:

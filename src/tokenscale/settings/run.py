@@ -76,7 +76,9 @@ class BudgetSettings:
         None, "labels that count, over all ranks; the step that reaches it is the last", ge=1
     )
     flops: float | None = option(None, "training FLOPs in the full convention, padding included, rounded up", gt=0)
-    wall_s: float | None = option(None, "seconds of training steps; the step in which they end is the last", gt=0)
+    wall_s: float | None = option(
+        None, "seconds of training steps; the first step that begins after them is the last", gt=0
+    )
 
     @property
     def kind(self) -> str:

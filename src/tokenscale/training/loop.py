@@ -1,9 +1,5 @@
 """One run on one rank: build, loop, record."""
 
-import importlib
-import math
-import resource
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +8,32 @@ from typing import Any
 import torch
 
 from tokenscale.batches.ahead import Ahead
-from tokenscale.batches.held_out import read_slice
+from tokenscale.batches.batch import Batches
+from tokenscale.batches.held_out import Slice, read_slice
 from tokenscale.batches.open import open_batches
-from tokenscale.costs.flops import parameters
+from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.errors import UserError
 from tokenscale.evaluation import validation
 from tokenscale.files import read_json, sha256_file
-from tokenscale.models.build import build, initialise
-from tokenscale.order.shares import micro_steps
+from tokenscale.models.attention import choose_kernel
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
+from tokenscale.records.energy import Energy
 from tokenscale.records.events import Writer
 from tokenscale.records.status import Status
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.registry import PARALLEL
 from tokenscale.settings.run import RunSettings
-from tokenscale.training.optimizer import adamw, clip
+from tokenscale.training import memory
+from tokenscale.training.budget import Budget, epoch_ends, steps_of
+from tokenscale.training.checkpoint import Checkpoint, State
+from tokenscale.training.checkpoints import Checkpoints, place, reported
+from tokenscale.training.engine import Engine
+from tokenscale.training.log import StepLog
+from tokenscale.training.profiling import Garbage, Trace
 from tokenscale.training.progress import Progress
 from tokenscale.training.schedule import learning_rate
-from tokenscale.training.step import autocast_of, backward
+from tokenscale.training.timing import timer_of
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,242 @@ class Inputs:
 def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attempt: int = 0) -> torch.nn.Module:
     """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
 
-    Returns the trained model (wrapped as its layout wraps it). A loss that is not finite ends the run: the record is
+    Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
+    Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
     sealed with that outcome, and the batch is named.
     """
-    started = time.monotonic()
-    torch.manual_seed(run.effective_seed)
-    attempt_directory = directory / f"attempt={attempt:02d}"
-    writer = Writer(attempt_directory / f"rank={world.rank:05d}")
-    writer.event("run_start", world_size=world.size)
+    return _Training(run, inputs, directory, world, attempt).run()
+
+
+class _Training:
+    """What the steps of one run share."""
+
+    def __init__(self, run: RunSettings, inputs: Inputs, directory: Path, world: World, attempt: int):
+        started = time.monotonic()
+        self.settings, self.world, self.directory = run, world, directory
+        self.attempt_directory = directory / f"attempt={attempt:02d}"
+        self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
+        self.writer.event("run_start", world_size=world.size)
+        self.batches = _batches(run, inputs, world)
+        shape = _shape(run, self.batches.vocabulary_size)
+        kernel = choose_kernel(
+            run.attention,
+            device=world.device,
+            bounds=run.document_mask,
+            dtype=torch.float32 if run.precision == "fp32" else torch.bfloat16,
+            dropout=run.model.dropout,
+        )
+        self.engine = Engine(run, shape, world, kernel)
+        self.rows_per_epoch = float("inf")
+        if run.budget.kind == "epochs" or run.validation.each_epoch or run.checkpoints.each_epoch:
+            self.rows_per_epoch = self.batches.rows_per_epoch()
+        flops_per_row = run.sequence_length * flops_per_token(shape, run.sequence_length, Convention.FULL)
+        self.steps = steps_of(
+            run.budget,
+            rows_per_epoch=self.rows_per_epoch,
+            global_batch=run.global_batch,
+            flops_per_row=flops_per_row,
+        )
+        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps)
+        self.held_out: Slice | None = None
+        if run.validation.rows:
+            vocabulary_size = self.batches.vocabulary_size
+            self.held_out = read_slice(run, inputs.validation_store, vocabulary_size, world.rank, world.size)
+        weights = sum(weight.numel() for weight in self.engine.model.parameters())
+        self.launched = _launched(self.attempt_directory)
+        self.record: dict[str, Any] = {}
+        if world.rank == 0:
+            facts = {"parameters": weights, "kernel": kernel, "budget_steps": self.steps, **self.engine.facts()}
+            self.record = _start_record(run, directory, attempt, world, self.launched, facts)
+        self.checkpoints = self._checkpoints(shape, inputs)
+        self.timer = timer_of(world.device)
+        self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16")
+        self.trace = Trace(run.profile, self.writer.directory, world.device)
+        self.energy = Energy(_pci_bus_id(world.device))
+        self.status = Status(directory / "status.json")
+        self.progress = Progress(self.steps, enabled=world.rank == 0)
+        device = _device_name(world.device)
+        ranks = f"{world.size} rank(s) on {device}"
+        self.progress.say(f"{run.identity}  {weights:,} parameters  {ranks}, attention by {kernel}")
+        self.done = 0  # steps behind us
+        self._resume()
+        self.writer.event("init_done", duration_s=time.monotonic() - started)
+
+    def run(self) -> torch.nn.Module:
+        """The loop, and the end."""
+        run, joules = self.settings, self.energy.joules()
+        ended = self.steps is not None and self.done >= self.steps  # killed between its last step and its seal
+        if self.done == 0:
+            self._between(at_start=True)
+        garbage = Garbage(run.garbage_every)
+        try:
+            self.timer.restart()
+            while not ended:
+                ended = self._step()
+                garbage.after(self.done)
+        finally:
+            garbage.close()
+        self.trace.close()
+        if isinstance(self.batches, Ahead):
+            self.batches.close()
+        if joules is not None:
+            joules = self.energy.joules() - joules
+        self._end(joules)
+        return self.engine.model
+
+    def _step(self) -> bool:
+        """One optimizer step and what is due after it. Returns whether it was the last."""
+        run, step = self.settings, self.done
+        self.trace.before(step)
+        began = time.monotonic()
+        batch = self.batches.next()
+        waited = time.monotonic() - began
+        self.timer.lap("data")
+        useful = self.budget.exchange(batch.useful_tokens)
+        share = self.budget.share(step)
+        rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, share)
+        first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
+        probe = memory.Probe(self.engine.model, self.world.device, compiled=run.compile) if first else None
+        stepped = self.engine.step(batch, useful, rate, self.timer, probe)
+        self.log.add(step, batch, waited, rate, self.engine.micro_steps, stepped)
+        self.timer.end()
+        self.done = step + 1
+        last = self.budget.after(step, time.monotonic() - began)
+        epoch_ended = epoch_ends(step, self.rows_per_epoch, run.global_batch)
+        self.trace.after(self.done)
+        validating = self._validates(epoch_ended, last)
+        saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
+        if not (last or validating or saving or len(self.log) >= run.log_every or first):
+            return False
+        self._read()
+        if probe is not None:
+            self.writer.event("memory", step=step, **probe.bytes)
+        if self.log.stopped_at is not None:
+            return True
+        if validating or saving:
+            self._between(validating=validating, saving=saving)
+            self.timer.restart()
+        return last
+
+    def _validates(self, epoch_ended: bool, last: bool) -> bool:
+        asked = self.settings.validation
+        due = bool(asked.every and self.done % asked.every == 0) or (asked.each_epoch and epoch_ended)
+        return self.held_out is not None and (asked.at_end if last else due)
+
+    def _read(self) -> None:
+        self.log.read()
+        line = self.log.last
+        mean = line["loss_sum"] / max(line["useful_tokens"], 1)
+        speed = line["useful_tokens"] * self.world.size / line["step_s"]
+        self.progress.step(self.done, mean, speed, self.budget.share(self.done))
+        if self.world.rank == 0:
+            self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
+
+    def _between(self, *, validating: bool = False, saving: bool = False, at_start: bool = False) -> None:
+        """Validation and checkpoints, between two steps."""
+        if at_start:
+            validating = self.held_out is not None and self.settings.validation.at_start
+            saving = self.checkpoints.due(0, epoch_ended=False, last=False)
+        if validating:
+            loss = self._validate()
+            best = self.checkpoints.best
+            if self.settings.checkpoints.best and (best is None or loss < best):
+                self.checkpoints.best = loss
+                self._save("best", "model")
+        if saving:
+            self._save(f"step={self.done:08d}", "resume")
+        reported(self.writer.event, self.checkpoints)
+
+    def _validate(self) -> float:
+        began = time.monotonic()
+        loss_sum, useful = validation.loss(
+            self.engine.objective, self.held_out, self.settings.micro_batch, self.world, self.engine.autocast
+        )
+        if self.world.rank == 0:
+            self.writer.event(
+                "validation",
+                step=self.done,
+                loss_sum=loss_sum,
+                useful_tokens=useful,
+                rows=self.held_out.global_rows,
+                duration_s=time.monotonic() - began,
+            )
+        return loss_sum / max(useful, 1)
+
+    def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
+        run = self.settings
+        facts = {
+            "run_id": run.identity,
+            "run": to_dict(run),
+            "model": to_dict(shape),
+            "objective": run.objective,
+            "sequence_length": run.sequence_length,
+            "tokenizer": run.tokenizer.name,
+            **{key: self.launched.get(key) for key in ("digest", "science_digest", "layout_digest", "inputs")},
+        }
+        return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
+
+    def _save(self, name: str, kind: str) -> None:
+        resume = kind == "resume"
+        self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
+        state = State(self.engine.pieces(resume=resume))
+        if resume:
+            state.rank_record = {"data": self.batches.state(), "random": self.engine.random_state()}
+        facts = {"step": self.done, "budget": self.budget.state(), "loss_scale": self.engine.loss_scale.state()}
+        self.checkpoints.save(name, kind, state, facts)
+
+    def _resume(self) -> None:
+        """Go on from a checkpoint, if there is one for this run."""
+        found = self.checkpoints.newest()
+        if found is None and self.settings.resume_from is not None:
+            found = self.checkpoints.named(self.settings.resume_from)
+        if found is None:
+            return
+        self.engine.load(found)
+        self._restore(found)
+        self.writer.event("resume", step=self.done, status=found.folder.name)
+        self.progress.say(f"goes on after step {self.done}, from {found.folder}")
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.batches.seek(place(found))
+        self.budget.load(found.record["budget"])
+        self.engine.loss_scale.load(found.record["loss_scale"])
+        self.checkpoints.best = found.record["best_validation_loss"]
+        self.done = found.record["step"]
+        if len(found.ranks) == self.world.size:
+            self.engine.load_random_state(found.ranks[self.world.rank]["random"])
+
+    def _end(self, joules: float | None) -> None:
+        """Results first: weights, logs, the sealed record; then what is no longer needed."""
+        stopped = self.log.stopped_at
+        done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
+        if stopped is None and self.settings.checkpoints.final:
+            self._save("final", "model")
+        self.checkpoints.wait()
+        reported(self.writer.event, self.checkpoints)
+        self.writer.event("run_stop", status=state, step=done, energy_j=joules)
+        self.writer.close()
+        self.world.barrier()  # every rank's files are complete before the record that names their hashes
+        energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
+        if self.world.rank == 0:
+            outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
+            outcome["energy_j"] = energy if energy is not None else "not measured"
+            if stopped is not None:
+                outcome["stopped_at"] = stopped
+            provenance.seal(self.directory, self.record, outcome | {"logs": _log_hashes(self.directory)})
+            self.checkpoints.forget()
+            self.status.update(force=True, step=done, steps=self.steps, state=state)
+            self.progress.say(f"{state}: {self.directory}/run.json")
+            if stopped is not None:
+                self.progress.say(
+                    f"  the gradient is not finite at step {done} (order digest "
+                    f"{stopped['order_digest_of_rank_0']} on rank 0)\n"
+                    "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"
+                )
+        self.world.barrier()
+
+
+def _batches(run: RunSettings, inputs: Inputs, world: World) -> Batches:
     batches = open_batches(
         run,
         corpus_directory=inputs.corpus,
@@ -62,127 +293,31 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
         rank=world.rank,
         world_size=world.size,
     )
-    if run.prefetch:
-        batches = Ahead(batches)
-    shape = run.model.with_vocabulary(batches.vocabulary_size)
-    if shape.vocabulary_size < batches.vocabulary_size:
+    return Ahead(batches) if run.prefetch else batches
+
+
+def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
+    shape = run.model.with_vocabulary(vocabulary_size)
+    if shape.vocabulary_size < vocabulary_size:
         raise UserError(
             "the tokenizer has more entries than the model's embedding.",
             run=f"{run.identity} has model.vocabulary_size {shape.vocabulary_size}",
-            tokenizer=f"{run.tokenizer.name} has {batches.vocabulary_size}",
+            tokenizer=f"{run.tokenizer.name} has {vocabulary_size}",
             next="leave model.vocabulary_size out: it is then the tokenizer's",
         )
-    model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
-    shape = model.settings
-    initialise(model, run.effective_seed)
-    model = model.to(world.device)
-    model = importlib.import_module(PARALLEL[run.layout.method]).apply(model, run.layout, world)
-    optimizer = adamw(model, run.optimizer)
-    autocast = autocast_of(run.precision, world.device)
-    held_out = None
-    if run.validation.rows:
-        held_out = read_slice(run, inputs.validation_store, batches.vocabulary_size, world.rank, world.size)
-    record = _start_record(run, directory, attempt, world, parameters(shape)) if world.rank == 0 else {}
-    status = Status(directory / "status.json")
-    progress = Progress(run.budget.steps, enabled=world.rank == 0)
-    progress.say(
-        f"{run.identity}  {parameters(shape):,} parameters  {world.size} rank(s) on {_device_name(world.device)}"
-    )
-    writer.event("init_done", duration_s=time.monotonic() - started)
-
-    def validate(step: int) -> None:
-        began = time.monotonic()
-        loss_sum, useful = validation.loss(model, held_out, run.micro_batch, world, autocast)
-        if world.rank == 0:
-            writer.event(
-                "validation",
-                step=step,
-                loss_sum=loss_sum,
-                useful_tokens=useful,
-                rows=held_out.global_rows,
-                duration_s=time.monotonic() - began,
-            )
-
-    if held_out:
-        validate(0)
-    passes = micro_steps(run.global_batch, world.size, run.micro_batch)
-    began = time.monotonic()
-    for step in range(run.budget.steps):
-        batch = batches.next()
-        loaded = time.monotonic()
-        rate = learning_rate(step, run.budget.steps, run.optimizer.learning_rate, run.schedule)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss_sum = backward(
-            model, batch, micro_batch=run.micro_batch, micro_steps=passes, world=world, autocast=autocast
-        ).item()
-        differentiated = time.monotonic()
-        norm, clipped = clip(model, run.optimizer.clip_norm)
-        finite = math.isfinite(norm)  # of the exchanged gradient, so that every rank comes to the same answer
-        if finite:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-        ended = time.monotonic()
-        writer.step(
-            step=step,
-            t_unix_s=time.time(),
-            t_mono_s=ended,
-            step_s=ended - began,
-            data_wait_s=loaded - began,
-            forward_backward_s=differentiated - loaded,
-            optimizer_s=ended - differentiated,
-            loss_sum=loss_sum,
-            useful_tokens=batch.useful_tokens,
-            total_tokens=batch.total_tokens,
-            rows=len(batch.tokens_bt),
-            micro_steps=passes,
-            learning_rate=rate,
-            grad_norm=norm,
-            grad_norm_clipped=clipped,
-            order_digest=batch.order_digest,
-            memory_peak_bytes=_peak_memory(world.device),
-            nonfinite=not finite,
-        )
-        if not finite:
-            break
-        mean = loss_sum / max(batch.useful_tokens, 1)
-        progress.step(step + 1, mean, batch.useful_tokens * world.size / (ended - began))
-        if world.rank == 0:
-            status.update(step=step + 1, steps=run.budget.steps, loss=mean, state="running")
-        last = step + 1 == run.budget.steps
-        if held_out and (last or (run.validation.every and (step + 1) % run.validation.every == 0)):
-            validate(step + 1)
-            ended = time.monotonic()
-        began = ended
-    if isinstance(batches, Ahead):
-        batches.close()
-    done = run.budget.steps if finite else step
-    state = "complete" if finite else "nonfinite"
-    writer.event("run_stop", status=state, step=done)
-    writer.close()
-    world.barrier()  # every rank's files are complete before the record that names their hashes
-    if world.rank == 0:
-        outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
-        if not finite:
-            outcome["stopped_at"] = {"step": step, "order_digest_of_rank_0": batch.order_digest}
-        provenance.seal(directory, record, outcome | {"logs": _log_hashes(directory, attempt_directory)})
-        status.update(force=True, step=done, steps=run.budget.steps, state=state)
-        progress.say(f"{state}: {directory}/run.json")
-        if not finite:
-            progress.say(
-                f"  the gradient is not finite at step {step} (order digest {batch.order_digest} on rank 0)\n"
-                "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"
-            )
-    world.barrier()
-    return model
+    return shape
 
 
-def _start_record(run: RunSettings, directory: Path, attempt: int, world: World, weights: int) -> dict[str, Any]:
-    """Write the running record, from what the launcher left for this attempt and what is known here."""
-    prepared = directory / f"attempt={attempt:02d}" / "attempt.json"
-    launched = read_json(prepared, "attempt's record") if prepared.is_file() else {}
+def _launched(attempt_directory: Path) -> dict[str, Any]:
+    """What the launcher left for this attempt: digests of its code and inputs."""
+    prepared = attempt_directory / "attempt.json"
+    return read_json(prepared, "attempt's record") if prepared.is_file() else {}
+
+
+def _start_record(
+    run: RunSettings, directory: Path, attempt: int, world: World, launched: dict[str, Any], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the running record, from what the launcher left and what is known here."""
     hardware = {
         "device": _device_name(world.device),
         "device_kind": world.device.type,
@@ -196,15 +331,16 @@ def _start_record(run: RunSettings, directory: Path, attempt: int, world: World,
             "run_id": run.identity,
             "run": to_dict(run),
             "attempt": attempt,
-            "parameters": weights,
+            **facts,
             "started_unix_s": round(time.time(), 3),
             "hardware": hardware,
         },
     )
 
 
-def _log_hashes(directory: Path, attempt_directory: Path) -> dict[str, str]:
-    files = sorted(attempt_directory.glob("rank=*/*.jsonl"))
+def _log_hashes(directory: Path) -> dict[str, str]:
+    """Of all attempts: a resumed run's series is theirs together."""
+    files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
     return {str(f.relative_to(directory)): sha256_file(f) for f in files}
 
 
@@ -212,8 +348,8 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def _pci_bus_id(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    facts = torch.cuda.get_device_properties(device)
+    return f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"

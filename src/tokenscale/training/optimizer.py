@@ -1,31 +1,50 @@
-"""AdamW with decay on matrices only, and clipping that really clips."""
+"""AdamW with decay on matrices only, and clipping that really clips, folded into the update."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokenscale.settings.run import OptimizerSettings
 
 
 def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused; matrices decay, vectors (norms) do not."""
+    """AdamW (Loshchilov & Hutter 2019), fused; matrices decay, vectors (norms and biases) do not."""
     weights = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon, fused=True
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
     )
 
 
-def clip(model: nn.Module, limit: float | None) -> tuple[float, float]:
-    """Scale the gradients in place to a global L2 norm of at most `limit`. Returns the norm (before, after).
+def update(optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One optimizer step with the gradients scaled to a global L2 norm of at most `limit`, and by 1 / `loss_scale`.
 
-    A generator handed to two calls is empty for the second; the list here is what makes clipping happen.
+    The fused kernel divides each gradient by one number as it reads it, so that clipping costs no pass of its own. The
+    coefficient is that of torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), where that is below one. A gradient
+    that is not finite changes no weight and no moment. Returns (norm before, norm after, 1 where it was not finite), as
+    scalars on the device: nothing here waits for it. A study's clipping used up a generator of parameters in computing
+    the norm, and scaled nothing.
     """
-    weights = [p for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in weights])
-    if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(weights, limit, norm)
-    before = norm.item()
-    return before, before if limit is None or before != before else min(before, before * limit / (before + 1e-6))
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = total_norm(gradients) / loss_scale
+    divisor = torch.ones_like(norm) if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
+    bad = (~torch.isfinite(norm)).float()
+    optimizer.grad_scale, optimizer.found_inf = divisor * loss_scale, bad
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+    return norm, norm / divisor, bad
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Global L2 norm in fp32, also of gradients in 16 bits: a norm rounded to bf16 is known to two digits only."""
+    if all(gradient.dtype == torch.float32 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))

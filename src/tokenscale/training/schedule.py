@@ -5,8 +5,9 @@ import math
 from tokenscale.settings.run import ScheduleSettings
 
 
-def learning_rate(step: int, steps: int, peak: float, schedule: ScheduleSettings) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `steps`.
+def learning_rate(step: int, steps: int | None, peak: float, schedule: ScheduleSettings, share: float = 0.0) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`; where those are not known, by `share`, the part of
+    the budget (useful tokens, wall time) that is behind us.
 
     Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards constant, or down
     to `floor * peak`, which the last step reaches.
@@ -20,9 +21,10 @@ def learning_rate(step: int, steps: int, peak: float, schedule: ScheduleSettings
         return peak * (step + 1) / warmup
     if schedule.shape == "constant":
         return peak
-    # position between the peak (the last warm-up step, or step 0 without warm-up) and the last step
-    start = max(warmup - 1, 0)
-    done = (step - start) / max(steps - 1 - start, 1)
-    done = min(done, 1.0)
-    share = 1 - done if schedule.shape == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return peak * (schedule.floor + (1 - schedule.floor) * share)
+    if steps is None:
+        done = min(share, 1.0)
+    else:  # position between the peak (the last warm-up step, or step 0 without warm-up) and the last step
+        start = max(warmup - 1, 0)
+        done = min((step - start) / max(steps - 1 - start, 1), 1.0)
+    left = 1 - done if schedule.shape == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return peak * (schedule.floor + (1 - schedule.floor) * left)

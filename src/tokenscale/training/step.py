@@ -7,48 +7,60 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.batches.batch import Batch
-from tokenscale.models.losses import IGNORED, cross_entropy_sum
-from tokenscale.parallel.world import World
-
-
-def autocast_of(precision: str, device: torch.device) -> Callable[[], AbstractContextManager]:
-    """A fresh autocast context for each use: bf16 over fp32 weights, or none."""
-    if precision == "fp32":
-        return nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+from tokenscale.models.attention import Bounds
+from tokenscale.models.losses import IGNORED
+from tokenscale.training.memory import Probe
+from tokenscale.training.timing import Timer
 
 
 def backward(
-    model: nn.Module,
+    objective: nn.Module,
     batch: Batch,
     *,
+    weight: Tensor,
     micro_batch: int,
     micro_steps: int,
-    world: World,
+    device: torch.device,
+    timer: Timer,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
+    probe: Probe | None = None,
 ) -> Tensor:
-    """Add the gradient of (sum of losses over the global batch) / (its useful tokens) to the model's gradients.
+    """Add the gradient of `weight` x (sum of losses over this rank's rows) to the model's gradients.
 
-    Each rank holds `batch.tokens_bt` [rows, T], at most `micro_batch * micro_steps` rows; every rank runs `micro_steps`
-    forward passes, and a pass without rows contributes zero. DDP averages over ranks, so the loss is scaled by the
-    world size; gradients are exchanged in the last pass only. Returns this rank's sum of losses, on its device.
+    `weight` is a scalar on the device: world size / useful tokens of the global batch, since DDP averages over ranks.
+    A rank holds `batch.tokens_bt` [rows, T], at most `micro_batch * micro_steps` rows; every rank runs `micro_steps`
+    forward passes, and a pass without rows contributes zero. Gradients are exchanged in the last pass only. Returns
+    this rank's sum of losses, a scalar on its device.
     """
-    useful = torch.tensor(float(batch.useful_tokens), device=world.device)
-    if world.size > 1:
-        torch.distributed.all_reduce(useful)
-    scale = world.size / useful.clamp(min=1)
-    loss_sum = torch.zeros((), device=world.device)
+    loss_sum = torch.zeros((), device=device)
     for k in range(micro_steps):
-        rows = slice(k * micro_batch, (k + 1) * micro_batch)
-        tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
-        if len(tokens) == 0:  # every rank must take part in every exchange
-            tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
-            labels = torch.full_like(tokens, IGNORED)
-        tokens, labels = tokens.to(world.device, non_blocking=True), labels.to(world.device, non_blocking=True)
+        tokens, labels, bounds = micro(batch, slice(k * micro_batch, (k + 1) * micro_batch), device)
+        timer.lap("h2d")
         exchange = k == micro_steps - 1
-        with nullcontext() if exchange or not hasattr(model, "no_sync") else model.no_sync():
-            with autocast():
-                loss = cross_entropy_sum(model(tokens), labels)
-            (loss * scale).backward()
+        ready = getattr(objective, "bucket_ready", None) if exchange else None
+        if ready is not None:
+            ready.tell = lambda: timer.lap("backward")
+        with nullcontext() if exchange or not hasattr(objective, "no_sync") else objective.no_sync():
+            with autocast(), probe.forward() if probe and k == 0 else nullcontext():
+                loss = objective(tokens, labels, bounds)
+            timer.lap("forward")
+            (loss * weight).backward()
+        # the last bucket became ready where backward had nothing left to compute: what came after it was waiting
+        timer.lap("backward" if ready is None else "exposed_communication")
         loss_sum += loss.detach()
     return loss_sum
+
+
+def micro(batch: Batch, rows: slice, device: torch.device) -> tuple[Tensor, Tensor, Bounds | None]:
+    """(tokens, labels, bounds) of some rows on the device. Where there are none, one row that counts for nothing: every
+    rank must take part in every exchange."""
+    tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
+    if len(tokens) == 0:
+        tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
+        labels = torch.full_like(tokens, IGNORED)
+    bounds = None
+    if getattr(batch, "document_ids_bt", None) is not None:
+        ids = torch.from_numpy(batch.document_ids_bt[rows])
+        ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
+        bounds = Bounds(ids.to(device, non_blocking=True))
+    return tokens.to(device, non_blocking=True), labels.to(device, non_blocking=True), bounds

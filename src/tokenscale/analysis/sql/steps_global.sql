@@ -12,7 +12,10 @@ SELECT
     sum(s.rows)::BIGINT AS rows,
     max(s.step_s) AS step_s,
     max(s.data_wait_s) AS data_wait_s,
-    max(s.forward_backward_s) AS forward_backward_s,
+    max(s.h2d_s) AS h2d_s,
+    max(s.forward_s) AS forward_s,
+    max(s.backward_s) AS backward_s,
+    max(s.exposed_communication_s) AS exposed_communication_s,
     max(s.optimizer_s) AS optimizer_s,
     max(s.memory_peak_bytes) AS memory_peak_bytes,
     CASE WHEN count(s.order_digest) = count(*)

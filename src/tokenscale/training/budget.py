@@ -1,0 +1,93 @@
+"""How far a training has come in its budget, and when it ends: the same answer on every rank."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tokenscale.errors import UserError
+from tokenscale.parallel.world import World
+from tokenscale.settings.run import BudgetSettings
+
+
+def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float) -> int | None:
+    """Optimizer steps of a budget that is known before it begins; None for useful tokens and for wall time."""
+    if budget.kind == "epochs":
+        return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
+    if budget.kind == "flops":
+        return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
+    return budget.steps if budget.kind == "steps" else None
+
+
+def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
+    """Whether an epoch ends in step `step` (from 0): its last row is read in it.
+
+    >>> [epoch_ends(k, rows_per_epoch=10, global_batch=4) for k in range(5)]
+    [False, False, True, False, True]
+    """
+    return (step + 1) * global_batch // rows_per_epoch > step * global_batch // rows_per_epoch
+
+
+class Budget:
+    """Answers "which share is behind us" before each step and "was that the last" after it.
+
+    With a number of steps both are arithmetic. Otherwise all ranks' useful tokens decide, or the clock of rank 0, which
+    are exchanged before the step's forward passes: read after them, when they are long there, they cost no wait.
+    """
+
+    def __init__(self, settings: BudgetSettings, steps: int | None, world: World, warmup_steps: int):
+        self.steps, self._world = steps, world
+        if steps is not None and warmup_steps > steps:
+            raise UserError(
+                "the warm-up is longer than the run.",
+                budget=f"{settings.kind} {getattr(settings, settings.kind):g}: {steps} steps",
+                found=f"schedule.warmup_steps {warmup_steps}",
+                next="shorten the warm-up, or train longer",
+            )
+        self._goal = settings.useful_tokens or settings.wall_s
+        self._counts_tokens = settings.useful_tokens is not None
+        self._done = self._seconds = 0.0
+        self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def share(self, step: int) -> float:
+        """Share of the budget that is behind us before step `step`, 0 to 1; one number on all ranks."""
+        return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
+
+    def exchange(self, useful_tokens: int) -> Tensor:
+        """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective."""
+        clock = self._seconds if self._world.rank == 0 else 0.0
+        sums = torch.tensor([useful_tokens, clock], dtype=torch.float64, device=self._world.device)
+        if self._world.size > 1:
+            torch.distributed.all_reduce(sums)
+        if self.steps is None:
+            self._exchanged = sums.to("cpu", non_blocking=True), _event(self._world.device)
+        return sums[0].float()
+
+    def after(self, step: int, seconds: float) -> bool:
+        """Whether step `step` was the last; it took `seconds` here. Of a wall time, the first step that begins after it
+        is the last."""
+        self._seconds += seconds
+        if self.steps is not None:
+            return step + 1 >= self.steps
+        sums, event = self._exchanged
+        if event is not None:
+            event.synchronize()
+        useful, clock = sums.tolist()
+        self._done = self._done + useful if self._counts_tokens else clock
+        return self._done >= self._goal
+
+    def state(self) -> dict[str, float]:
+        """Plain numbers; the seconds are this rank's, and rank 0's count."""
+        return {"done": self._done, "seconds": self._seconds}
+
+    def load(self, state: dict[str, float]) -> None:
+        """What `state` returned, on rank 0."""
+        self._done, self._seconds = state["done"], state["seconds"]
+
+
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

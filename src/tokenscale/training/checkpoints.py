@@ -1,0 +1,172 @@
+"""Which checkpoints a run writes, keeps, begins from and deletes; on disk they are those of `checkpoint.py`.
+
+`results/runs/<run id>/checkpoints/`: `step=00000100` are resume states, `final` and `best` hold weights alone.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenscale.batches.batch import merge_states
+from tokenscale.errors import UserError
+from tokenscale.parallel.world import World
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.training.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
+
+FOLDER = "checkpoints"
+#: settings of two runs that may differ where one goes on from the other's checkpoint; all others decide the data, the
+#: model or what a step computes
+MAY_DIFFER = {
+    *("layout", "micro_batch", "device", "engine", "prefetch", "budget", "schedule", "validation"),
+    *("checkpoints", "resume_from", "log_every", "garbage_every", "profile", "attention", "loss_chunk"),
+    *("activation_checkpointing", "compile"),
+}
+
+
+class Checkpoints:
+    """One rank's view of a run's checkpoints. `digest` is that of the attempt: states of other code are not resumed."""
+
+    def __init__(self, run: RunSettings, directory: Path, world: World, record: dict[str, Any], tokenizer: Path | None):
+        self.settings, self.folder, self._run = run.checkpoints, directory / FOLDER, run
+        self._world, self._record, self._tokenizer = world, record, tokenizer
+        self._writing: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self.best: float | None = None  # validation loss, nats a useful token
+        self.seconds: list[tuple[str, int, float]] = []  # (folder, bytes, seconds) of what has been written
+
+    def newest(self) -> Checkpoint | None:
+        """The newest resume state of this run that this code and data can go on from. None: begin anew.
+
+        A damaged one is passed over with a line that says so.
+        """
+        for folder in reversed(self._states()):
+            try:
+                found = Checkpoint(folder)
+            except UserError as error:
+                if self._world.rank == 0:
+                    print(f"{error.render()}\n  so      an older state is tried, or the run begins anew", flush=True)
+                continue
+            if found.record.get("digest") == self._record.get("digest"):
+                return found
+        return None
+
+    def named(self, where: str) -> Checkpoint:
+        """The resume state that `resume_from` names. Raises UserError where it does not fit this run."""
+        found = Checkpoint(where)
+        if found.record["kind"] != "resume":
+            raise UserError(
+                "this checkpoint holds weights alone: nothing can be resumed from it.",
+                checkpoint=where,
+                next="run the other one with checkpoints.keep_resume_state",
+            )
+        theirs, mine = found.record["run"], to_dict(self._run)
+        for key in sorted((theirs.keys() | mine.keys()) - MAY_DIFFER):
+            if theirs.get(key) != mine.get(key):
+                raise UserError(
+                    "the checkpoint is of another run.",
+                    checkpoint=where,
+                    setting=key,
+                    found=theirs.get(key, "the default"),
+                    expected=mine.get(key, "the default"),
+                )
+        if found.record.get("science_digest") != self._record.get("science_digest"):
+            raise UserError(
+                "the checkpoint was made with other code or data.",
+                checkpoint=where,
+                next="train the other run again, which writes a new one",
+            )
+        return found
+
+    def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
+        """Whether a resume state is to be written after `done` steps."""
+        if last:
+            return self.settings.keep_resume_state
+        if done == 0:
+            return self.settings.at_start
+        every = self.settings.every
+        return bool(every and done % every == 0) or (self.settings.each_epoch and epoch_ended)
+
+    def save(self, name: str, kind: str, state: State, facts: dict[str, Any]) -> None:
+        """Write this rank's part of a checkpoint, in a thread where the settings say so. A collective.
+
+        `kind` is `resume` or `model`. The checkpoint before is waited for: one is written at a time.
+        """
+        self.wait()
+        began = time.monotonic()
+        if self.settings.asynchronous:
+            state = state.snapshot()
+        folder = self.folder / name
+        record = {**self._record, "kind": kind, "best_validation_loss": self.best, **facts}
+        if self._world.rank == 0:
+            shutil.rmtree(partial_of(folder), ignore_errors=True)  # of an attempt that was killed
+        self._world.barrier()
+        if not self.settings.asynchronous:
+            self._write(folder, state, record, began)
+            return
+        self._writing = threading.Thread(
+            target=self._guarded, args=(folder, state, record, began), name="tokenscale-checkpoint", daemon=True
+        )
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until what is being written is complete. Raises what the writing raised."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def forget(self) -> None:
+        """Rank 0: delete resume states, those half written included; the run has ended, and keeps none."""
+        for folder in self.folder.glob("step=*"):
+            if not self.settings.keep_resume_state or folder.name.endswith(PARTIAL):
+                shutil.rmtree(folder, ignore_errors=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _guarded(self, *arguments: Any) -> None:
+        try:
+            self._write(*arguments)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, folder: Path, state: State, record: dict[str, Any], began: float) -> None:
+        try:
+            write_rank(folder, self._world.rank, state)
+            if self._world.rank != 0:
+                return
+            if self._tokenizer is not None:
+                shutil.copytree(self._tokenizer, partial_of(folder) / "tokenizer", dirs_exist_ok=True)
+            commit(folder, self._world.size, record)
+        except OSError as error:
+            raise UserError(
+                "a checkpoint could not be written.",
+                folder=folder,
+                reason=error,
+                next="make room, or write fewer (checkpoints.every, checkpoints.keep_last)",
+            ) from error
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self.seconds.append((folder.name, size, time.monotonic() - began))
+        for old in self._states()[: -self.settings.keep_last]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _states(self) -> list[Path]:
+        found = [f for f in self.folder.glob("step=*") if f.name[5:].isdigit() and (f / RECORD).is_file()]
+        return sorted(found, key=lambda f: int(f.name[5:]))
+
+
+def place(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where the data go on, for batches of any world size."""
+    return merge_states([state["data"] for state in checkpoint.ranks])
+
+
+def reported(said: Callable[..., None], checkpoints: Checkpoints) -> None:
+    """Tell the log of what has been written since it was told last."""
+    while checkpoints.seconds:
+        name, size, seconds = checkpoints.seconds.pop(0)
+        said("checkpoint", status=name, bytes=size, duration_s=seconds)

@@ -1,0 +1,148 @@
+"""A model that trains: built from its settings, spread by its layout, stepped, and taken apart for a checkpoint."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenscale.batches.batch import Batch
+from tokenscale.errors import UserError
+from tokenscale.models.build import build, initialise
+from tokenscale.models.objective import Objective
+from tokenscale.order.shares import micro_steps
+from tokenscale.parallel.world import World
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import PARALLEL
+from tokenscale.settings.run import RunSettings
+from tokenscale.training import recomputation
+from tokenscale.training.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
+from tokenscale.training.memory import Probe
+from tokenscale.training.optimizer import adamw, update
+from tokenscale.training.precision import LossScale, autocast_of, cast_weights, float8
+from tokenscale.training.step import backward
+from tokenscale.training.timing import Timer
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Scalars on the device: what a step came to. `bad` is 1 where the gradient was not finite: nothing changed."""
+
+    loss_sum: Tensor
+    norm: Tensor
+    norm_clipped: Tensor
+    bad: Tensor
+    loss_scale: Tensor
+
+
+class Engine:
+    """One rank's part of the model, its optimizer and its number formats.
+
+    `model` is the plain model, whose parameters have the names of checkpoints; `objective` is what the layout made of
+    it, and gives a loss. All ranks build it together, and with the same weights.
+    """
+
+    def __init__(self, run: RunSettings, shape: ModelSettings, world: World, kernel: str):
+        self.run, self.world = run, world
+        self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
+        initialise(self.model, run.effective_seed)
+        # only dropout draws from here: each rank its own, whatever it holds
+        torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
+        cast_weights(self.model, run.precision)
+        self.model = self.model.to(world.device)
+        if run.float8:
+            float8(self.model, world.device)
+        recomputation.apply(self.model.blocks, run.activation_checkpointing)
+        if run.compile:
+            for block in self.model.blocks:
+                block.compile()
+        objective = Objective(self.model, loss_chunk=run.loss_chunk)
+        self.objective: nn.Module = importlib.import_module(PARALLEL[run.layout.method]).apply(
+            objective, run.layout, world
+        )
+        self.optimizer = adamw(self.model, run.optimizer)
+        self.autocast = autocast_of(run.precision, world.device)
+        self.loss_scale = LossScale(run.precision, world.device)
+        self.micro_steps = micro_steps(run.global_batch, world.size, run.micro_batch)
+
+    def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> Stepped:
+        """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        scale = self.loss_scale.scale
+        loss_sum = backward(
+            self.objective,
+            batch,
+            weight=self.world.size * scale / useful.clamp(min=1),
+            micro_batch=self.run.micro_batch,
+            micro_steps=self.micro_steps,
+            device=self.world.device,
+            autocast=self.autocast,
+            timer=timer,
+            probe=probe,
+        )
+        norm, clipped, bad = update(self.optimizer, self.run.optimizer.clip_norm, scale)
+        self.loss_scale.update(bad)
+        if probe is not None:
+            probe.after(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        timer.lap("optimizer")
+        return Stepped(loss_sum, norm, clipped, bad, scale)
+
+    def pieces(self, *, resume: bool) -> dict[str, Piece]:
+        """The tensors of a checkpoint that this rank writes: parameters, and the optimizer's state for `resume`.
+
+        Where ranks hold the same tensors, each writes its share of them.
+        """
+        found: dict[str, Piece] = {}
+        for number, (name, weight) in enumerate(self.model.named_parameters()):
+            if number % self.world.size != self.world.rank:
+                continue
+            found["model." + name] = Piece.of(weight.detach())
+            for moment, value in self.optimizer.state.get(weight, {}).items() if resume else ():
+                found[f"optimizer.{moment}.{name}"] = Piece.of(value.detach())
+        return found
+
+    def load(self, checkpoint: Checkpoint, *, resume: bool = True) -> None:
+        """Weights of a checkpoint, and with `resume` the optimizer's state. Raises UserError for another shape."""
+        mine = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
+        theirs = {name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")}
+        if mine != theirs:
+            wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            raise UserError(
+                "the checkpoint is of another model.",
+                checkpoint=checkpoint.folder,
+                tensor=wrong[0],
+                found=theirs.get(wrong[0], "not there"),
+                expected=mine.get(wrong[0], "not there"),
+            )
+        moments: dict[str, list[str]] = {}
+        for key in checkpoint.names("optimizer."):
+            moment, name = key.split(".", 1)
+            moments.setdefault(name, []).append(moment)
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                weight.copy_(checkpoint.tensor("model." + name))
+                if resume and name in moments:
+                    self.optimizer.state[weight] = {
+                        moment: checkpoint.tensor(f"optimizer.{moment}.{name}").to(weight.device)
+                        for moment in moments[name]
+                    }
+
+    def random_state(self) -> dict[str, str]:
+        """State of this rank's random generators, as text."""
+        states = {"cpu": to_json_bytes(torch.get_rng_state())}
+        if self.world.device.type == "cuda":
+            states["cuda"] = to_json_bytes(torch.cuda.get_rng_state(self.world.device))
+        return states
+
+    def load_random_state(self, states: dict[str, str]) -> None:
+        """What `random_state` returned."""
+        torch.set_rng_state(from_json_bytes(states["cpu"]))
+        if self.world.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(from_json_bytes(states["cuda"]), self.world.device)
+
+    def facts(self) -> dict[str, Any]:
+        """What a record says of how it computes."""
+        return {"micro_steps": self.micro_steps, "optimizer": "AdamW, fused", "compiled": self.run.compile}

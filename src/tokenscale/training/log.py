@@ -1,0 +1,83 @@
+"""Steps on their way to the log: what the device computed is read a few steps at a time, and every step is written."""
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from tokenscale.batches.batch import Batch
+from tokenscale.parallel.world import World
+from tokenscale.records.events import Writer
+from tokenscale.training import memory
+from tokenscale.training.engine import Stepped
+from tokenscale.training.timing import PARTS, Timer
+
+#: steps in a row whose fp16 gradients may overflow while the loss scale comes down
+OVERFLOWS = 20
+
+
+class StepLog:
+    """Collects steps; `read` waits for the device once and writes them all. `stopped_at` is then the first bad step."""
+
+    def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool):
+        self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
+        self._pending: list[tuple[dict[str, Any], Stepped]] = []
+        self._overflows = 0
+        self.stopped_at: dict[str, Any] | None = None
+        self.last: dict[str, Any] = {}
+        self.own_s = 0.0  # spent in here and in the writer: our bookkeeping
+
+    def add(self, step: int, batch: Batch, wait_s: float, rate: float, micro_steps: int, stepped: Stepped) -> None:
+        """A step whose work has been handed to the device."""
+        line = {
+            "step": step,
+            "data_wait_s": wait_s,
+            "useful_tokens": batch.useful_tokens,
+            "total_tokens": batch.total_tokens,
+            "rows": len(batch.tokens_bt),
+            "micro_steps": micro_steps,
+            "learning_rate": rate,
+            "order_digest": batch.order_digest,
+        }
+        self._pending.append((line, stepped))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def read(self) -> None:
+        """Write what has been collected. After the first step that cannot be gone on from, the rest is left out."""
+        if not self._pending:
+            return
+        began = time.perf_counter()
+        rows = [torch.stack([s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale]) for _, s in self._pending]
+        numbers = torch.stack(rows).tolist()  # the one wait for the device
+        laps, now = self._timer.read(), time.time() - time.monotonic()
+        waited = time.perf_counter()
+        peak = memory.peak(self._world.device)
+        for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
+            self._overflows = self._overflows + 1 if bad else 0
+            overflow = bool(bad) and self._scaled and self._overflows < OVERFLOWS
+            line |= {
+                "t_unix_s": now + lap.ended_mono_s,
+                "t_mono_s": lap.ended_mono_s,
+                "step_s": lap.step_s,
+                **{f"{part}_s": lap.seconds[part] for part in PARTS if part in lap.seconds},
+                "loss_sum": loss_sum,
+                "grad_norm": norm,
+                "grad_norm_clipped": clipped,
+                "memory_peak_bytes": peak,
+                "skipped": overflow,
+                "nonfinite": (bool(bad) or not math.isfinite(loss_sum)) and not overflow,
+            }
+            if self._scaled:
+                line["loss_scale"] = scale
+            self._writer.step(**line)
+            self.last = line
+            if bad and not overflow:
+                self.stopped_at = {"step": line["step"], "order_digest_of_rank_0": line["order_digest"]}
+                break
+        self._pending.clear()
+        if self._world.device.type == "cuda":
+            began = waited  # what came before was waiting for the device
+        self.own_s += time.perf_counter() - began

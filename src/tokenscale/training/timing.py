@@ -1,0 +1,125 @@
+"""Where the time of a step goes: laps by the host's clock on a CPU, by events on a GPU, which nobody waits for."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+#: the parts of a step, in the order of the log
+PARTS = ("h2d", "forward", "backward", "exposed_communication", "optimizer")
+
+
+@dataclass
+class Laps:
+    """Seconds of one step by part; `step` is the whole, from the end of the step before to the end of this one."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    step_s: float = 0.0
+    ended_mono_s: float = 0.0
+
+
+class Timer(Protocol):
+    """Takes the laps of steps. `read` gives those since the last reading; on a GPU it waits for the last of them."""
+
+    def restart(self) -> None:
+        """The next step begins now: what came before (validation, a checkpoint) belongs to no step."""
+        ...
+
+    def lap(self, part: str) -> None:
+        """What was done since the last lap was this part of the step."""
+        ...
+
+    def end(self) -> None:
+        """The step ends here, and the next one begins."""
+        ...
+
+    def read(self) -> list[Laps]:
+        """Laps of the steps that have ended since the last reading."""
+        ...
+
+
+class HostTimer:
+    """For devices that compute in the caller's thread."""
+
+    def __init__(self) -> None:
+        self._steps: list[Laps] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """See `Timer`."""
+        self._began = self._last = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """See `Timer`."""
+        now = time.monotonic()
+        self._laps[part] = self._laps.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def end(self) -> None:
+        """See `Timer`."""
+        now = time.monotonic()
+        self._steps.append(Laps(self._laps, now - self._began, now))
+        self._began, self._last, self._laps = now, now, {}
+
+    def read(self) -> list[Laps]:
+        """See `Timer`."""
+        steps, self._steps = self._steps, []
+        return steps
+
+
+class CudaTimer:
+    """For a GPU: events are recorded in its stream and read later, so that the host runs ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spare: list[torch.cuda.Event] = []
+        self._steps: list[tuple[torch.cuda.Event, list[tuple[str, torch.cuda.Event]], torch.cuda.Event]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """See `Timer`."""
+        self._began, self._laps = self._record(), []
+
+    def lap(self, part: str) -> None:
+        """See `Timer`."""
+        self._laps.append((part, self._record()))
+
+    def end(self) -> None:
+        """See `Timer`."""
+        end = self._record()
+        self._steps.append((self._began, self._laps, end))
+        self._began, self._laps = end, []
+
+    def read(self) -> list[Laps]:
+        """See `Timer`."""
+        if not self._steps:
+            return []
+        last = self._steps[-1][2]
+        last.synchronize()
+        now, result = time.monotonic(), []
+        for began, laps, end in self._steps:
+            seconds: dict[str, float] = {}
+            before = began
+            for part, event in laps:
+                seconds[part] = seconds.get(part, 0.0) + before.elapsed_time(event) / 1e3
+                before = event
+            ended = now - end.elapsed_time(last) / 1e3 if end is not last else now
+            result.append(Laps(seconds, began.elapsed_time(end) / 1e3, ended))
+        # an event can be recorded anew once it has been read; the last end is the beginning of the step to come
+        used = {id(e): e for began, laps, end in self._steps for e in (began, end, *(event for _, event in laps))}
+        used.pop(id(self._began), None)
+        self._spare += used.values()
+        self._steps = []
+        return result
+
+    def _record(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def timer_of(device: torch.device) -> Timer:
+    """The timer of a device."""
+    return CudaTimer(device) if device.type == "cuda" else HostTimer()

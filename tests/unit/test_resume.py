@@ -1,0 +1,272 @@
+"""A run that is killed goes on where it was: the same losses to the last bit, the same samples at any world size."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.corpora import Lab, make_run
+from tests.distributed.ranks import run_ranks
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json
+from tokenscale.order.digest import MODULUS
+from tokenscale.parallel.world import World
+from tokenscale.records.provenance import sealed
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import (
+    BudgetSettings,
+    CheckpointSettings,
+    LayoutSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
+from tokenscale.training.checkpoint import Checkpoint, read_model
+from tokenscale.training.loop import Inputs, train
+
+STEPS = 12
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(120)]
+    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+
+
+def run_of(approach="packed", world_size=1, **changes) -> RunSettings:
+    settings = {
+        "model": PRESETS["llama-micro"],
+        "global_batch": 6,
+        "micro_batch": 2,
+        "layout": LayoutSettings(data=world_size),
+        "budget": BudgetSettings(steps=STEPS),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "optimizer": OptimizerSettings(learning_rate=3e-3),
+        "validation": ValidationSettings(rows=4, every=6),
+        "checkpoints": CheckpointSettings(every=3, keep_last=2),
+    }
+    return replace(make_run(approach, 32), **(settings | changes))
+
+
+def inputs_of(lab, run) -> Inputs:
+    return Inputs(
+        corpus=lab.corpus,
+        tokenizer=lab.tokenizer,
+        store=lab.store(run.store) if run.store else None,
+        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
+    )
+
+
+def one_rank(world, run, inputs, directory, attempt=0):
+    train(run, inputs, directory, world, attempt)
+
+
+def start(run, inputs, directory, attempt=0):
+    run_ranks(one_rank, run.layout.world_size, run, inputs, directory, attempt)
+
+
+def series(directory: Path) -> dict[int, tuple]:
+    """Step → (loss of all ranks, gradient norm, rate, order digest); of several attempts the latest."""
+    found: dict[int, dict[int, list]] = {}
+    for path in sorted(directory.glob("attempt=*/rank=*/steps.jsonl")):
+        attempt = int(path.parts[-3].split("=")[1])
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            found.setdefault(line["step"], {}).setdefault(attempt, []).append(line)
+    result = {}
+    for step, attempts in sorted(found.items()):
+        lines = attempts[max(attempts)]
+        digest = sum(line["order_digest"] for line in lines) % MODULUS
+        loss = sum(line["loss_sum"] for line in lines)
+        result[step] = (loss, lines[0]["grad_norm"], lines[0]["learning_rate"], digest)
+    return result
+
+
+class Killed(BaseException):
+    """In place of a signal, where the process is that of the tests."""
+
+
+def interrupted(run, inputs, directory, at: int) -> None:
+    """One process, cut off after step `at`, its checkpoint threads with it."""
+    from tokenscale.training.loop import _Training
+
+    training = _Training(run, inputs, directory, World(0, 1, 0, __import__("torch").device("cpu")), 0)
+    step = training._step
+
+    def cut():
+        if training.done == at:
+            raise Killed
+        return step()
+
+    training._step = cut
+    with pytest.raises(Killed):
+        training.run()
+    training.checkpoints.wait()
+    training.writer.flush()
+
+
+@pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed"])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, approach):
+    run = run_of(approach, model=replace(PRESETS["llama-micro"], dropout=0.1))
+    inputs = inputs_of(lab, run)
+    start(run, inputs, tmp_path / "whole")
+    interrupted(run, inputs, tmp_path / "cut", at=8)
+    states = sorted(f.name for f in (tmp_path / "cut/checkpoints").iterdir())
+    assert states == ["step=00000003", "step=00000006"]
+    start(run, inputs, tmp_path / "cut", attempt=1)
+    assert series(tmp_path / "cut") == series(tmp_path / "whole")
+    first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 6, "it went on, and did not begin anew"
+    assert sealed(tmp_path / "cut/run.json")["outcome"]["status"] == "complete"
+    assert not (tmp_path / "cut/checkpoints").exists(), "resume states are deleted on success"
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])
+def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds):
+    keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
+    before, after = (run_of(world_size=w, checkpoints=keep) for w in worlds)
+    start(before, inputs_of(lab, before), tmp_path / "before")
+    after = replace(after, resume_from=str(tmp_path / "before/checkpoints/step=00000004"))
+    start(after, inputs_of(lab, after), tmp_path / "after")
+    whole, rest = series(tmp_path / "before"), series(tmp_path / "after")
+    assert list(rest) == list(range(4, STEPS))
+    for step, (loss, _, rate, digest) in rest.items():
+        assert (rate, digest) == whole[step][2:]
+        assert loss == pytest.approx(whole[step][0], rel=1e-5)
+
+
+def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, tmp_path):
+    asked = CheckpointSettings(every=2, keep_last=2, keep_resume_state=True, final=True, best=True, at_start=True)
+    run = run_of(checkpoints=asked)
+    start(run, inputs_of(lab, run), tmp_path)
+    folders = sorted(f.name for f in (tmp_path / "checkpoints").iterdir())
+    assert folders == ["best", "final", "step=00000010", "step=00000012"]
+    shape, weights = read_model(tmp_path / "checkpoints/final")
+    assert shape.vocabulary_size and "blocks.0.attention.query.weight" in weights
+    _, same = read_model(tmp_path / "checkpoints/step=00000012")
+    assert all(weights[name].equal(same[name]) for name in weights)
+    record = Checkpoint(tmp_path / "checkpoints/best").record
+    assert record["kind"] == "model" and record["step"] in (0, 6, 12)
+    assert (tmp_path / "checkpoints/final/tokenizer/manifest.json").is_file()
+
+
+def test_a_checkpoint_of_other_data_is_refused_by_name(lab, tmp_path):
+    keep = CheckpointSettings(every=4, keep_resume_state=True)
+    run = run_of(checkpoints=keep)
+    start(run, inputs_of(lab, run), tmp_path / "before")
+    state = str(tmp_path / "before/checkpoints/step=00000012")
+    other = run_of(checkpoints=keep, seed=3, resume_from=state)
+    with pytest.raises(AssertionError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
+        start(other, inputs_of(lab, other), tmp_path / "after")
+
+
+def test_states_of_other_code_are_not_resumed(lab, tmp_path):
+    """The launcher states the digest of code and inputs for each attempt."""
+    run = run_of()
+    inputs = inputs_of(lab, run)
+    for attempt, digest in enumerate(["a", "b"]):
+        write_json(tmp_path / f"attempt={attempt:02d}/attempt.json", {"digest": digest})
+    interrupted(run, inputs, tmp_path, at=5)
+    start(run, inputs, tmp_path, attempt=1)
+    first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "json"])
+def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
+    run = run_of()
+    inputs = inputs_of(lab, run)
+    interrupted(run, inputs, tmp_path, at=8)
+    newest = tmp_path / "checkpoints/step=00000006"
+    file = newest / ("checkpoint.json" if damage == "json" else "rank=00000.safetensors")
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        file.write_bytes({"cut": content[:-1], "flipped": flipped, "json": content[:-5]}[damage])
+    start(run, inputs, tmp_path, attempt=1)
+    first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 3
+
+
+def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
+    """A pickle that would write a file, in the place of each file in turn, its hash put right where one is kept."""
+    run = run_of(checkpoints=CheckpointSettings(final=True))
+    start(run, inputs_of(lab, run), tmp_path / "run")
+    evil, trace = tmp_path / "evil.pickle", tmp_path / "it-ran"
+    script = (
+        "import pickle, sys\nclass E:\n def __reduce__(self): return (open, (sys.argv[2], 'w'))\n"
+        "open(sys.argv[1], 'wb').write(pickle.dumps(E()))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(evil), str(trace)], check=True)
+    good = tmp_path / "run/checkpoints/final"
+    for file in sorted(f.relative_to(good) for f in good.rglob("*") if f.is_file()):
+        bad = tmp_path / "bad"
+        shutil.rmtree(bad, ignore_errors=True)
+        shutil.copytree(good, bad)
+        (bad / file).write_bytes(evil.read_bytes())
+        _restate(bad)
+        try:
+            read_model(bad)
+        except UserError as error:
+            assert "checkpoint" in error.render()
+        assert not trace.exists(), file
+
+
+def _restate(folder: Path) -> None:
+    """Make the hashes fit the files, as somebody who plants one would."""
+    from tokenscale.training.checkpoint import _fingerprint
+
+    try:
+        rank = read_json(folder / "rank=00000.json")
+        write_json(folder / "rank=00000.json", rank | _fingerprint(folder / "rank=00000.safetensors"))
+    except UserError:
+        pass
+    try:
+        record = read_json(folder / "checkpoint.json")
+        record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
+        write_json(folder / "checkpoint.json", record)
+    except UserError:
+        pass
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
+    """Real processes and a real signal, at a moment nobody chose; then the same command again."""
+    run = run_of(world_size=world_size, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4))
+    run = replace(run, validation=ValidationSettings(rows=0), device="cpu")
+    argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
+    argv += ["--store", str(lab.store(run.store) / "manifest.json")]
+
+    def launch(directory):
+        output = tmp_path / directory / "done.json"
+        return subprocess.Popen([*argv, "--output", str(output)], stdout=subprocess.DEVNULL, start_new_session=True)
+
+    assert launch("whole").wait(120) == 0
+    process = launch("cut")
+    log = tmp_path / "cut/checkpoints"
+    deadline = time.monotonic() + 100
+    while not list(log.glob("step=*[0-9]")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(random.random() * 0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert launch("cut").wait(120) == 0
+    whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
+    assert cut == whole and len(whole) == 60
+    if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:  # it may have finished before the signal came
+        first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
+        assert first["step"] % 4 == 0 and first["step"] > 0
