@@ -40,6 +40,8 @@ POPULATE_BYTES = 1 << 30
 MADV_POPULATE_READ = 22
 #: rows gathered at a time while writing
 BLOCK_ROWS = 1024
+#: tokens of documents that are put together again at a time
+CHUNK_TOKENS = 1 << 20
 STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
 
 
@@ -229,24 +231,39 @@ class PackedStore:
         return marks[:, : self.sequence_length]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last` (not included), put together again from their pieces, a hundred at a time."""
+        """Documents `first` to `last` (not included), put together again from their pieces; a chunk holds about
+        `CHUNK_TOKENS`, one document at least. UserError for a row that is not what was written."""
         order = np.lexsort((self._starts, self._documents))
         bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
+        order = order[bounds[0] : bounds[-1]]
+        bounds -= bounds[0]
+        # what a piece shares with the one before it of its document, one token, is told once
+        shared = np.diff(self._documents[order], prepend=-1) == 0
+        sizes = self._pieces[order] - shared
         row_of = np.repeat(np.arange(len(self)), np.diff(self._pointers))
         ends = np.cumsum(self._pieces, dtype=np.int64)
         in_row = ends - self._pieces - (ends - self._pieces)[self._pointers[:-1]][row_of]
-        for one in range(0, last - first, 100):
-            lengths, ids = [], []
-            for number in range(one, min(one + 100, last - first)):
-                pieces = order[bounds[number] : bounds[number + 1]]
-                rows = self.stored(row_of[pieces])
-                parts = [
-                    row[in_row[p] + (k > 0) : in_row[p] + self._pieces[p]]
-                    for k, (p, row) in enumerate(zip(pieces.tolist(), rows, strict=True))
-                ]
-                ids += parts
-                lengths.append(sum(map(len, parts)))
-            yield Chunk(np.concatenate(ids).astype(np.int32), np.array(lengths, dtype=np.int64))
+        rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
+        flat = self._tokens.reshape(-1)
+        lengths = np.add.reduceat(sizes, bounds[:-1], dtype=np.int64) if last > first else np.zeros(0, np.int64)
+        ends = np.cumsum(lengths)
+        one = 0
+        while one < len(lengths):
+            limit = (ends[one - 1] if one else 0) + CHUNK_TOKENS
+            end = max(one + 1, int(np.searchsorted(ends, limit, side="right")))
+            here = slice(bounds[one], bounds[end])
+            self._check(np.unique(rows[here]))
+            many = sizes[here]
+            # token k of all pieces together lies as far behind its piece's begin as behind the piece's first token
+            places = np.repeat(begins[here] - (np.cumsum(many) - many), many) + np.arange(many.sum())
+            yield Chunk(flat[places].astype(np.int32), lengths[one:end])
+            one = end
+
+    def _check(self, indices: np.ndarray) -> None:
+        """Hold those of the rows against their checksums that no one has read yet."""
+        unseen = indices[self._unseen[indices]]
+        for first in range(0, len(unseen), BLOCK_ROWS):
+            self.stored(unseen[first : first + BLOCK_ROWS])
 
     def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """(Labels of n rows that do not count, as indices into [batch, T] flattened; where a row's begin, [n + 1])."""
