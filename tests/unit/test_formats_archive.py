@@ -9,32 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.corpora import HOSTILE, Lab, texts_around
+from tests.corpora import Lab
+from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale import cli
 from tokenscale.errors import UserError
-from tokenscale.formats import archive, ranked, unpack, writing
+from tokenscale.formats import archive, ranked, unpack
 from tokenscale.formats.archive import ArchiveDocuments, ArchiveStore
 from tokenscale.formats.documents import Chunk, Origin
 from tokenscale.formats.manifest import open_store, read_store_manifest, seal
 from tokenscale.formats.write import write
 from tokenscale.settings.data import StoreSettings
 
-T = 16
 ARCHIVE = StoreSettings("archive")
 PACKED = StoreSettings("packed", sequence_length=T)
-TEXTS = [*HOSTILE, *texts_around(T)] * 3
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, vocabulary_size=262)
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
-    monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
 
 
 class Listed:
@@ -58,10 +45,6 @@ class Listed:
 
 def opened(path, store=ARCHIVE):
     return ArchiveStore(path, open_store(path, store))
-
-
-def files_of(path):
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name != "build.json"}
 
 
 def written(path, lab, store):

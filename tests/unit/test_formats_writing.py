@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
+from tests.corpora import make_corpus, make_tokenizer
+from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale.errors import UserError
-from tokenscale.formats import ranked, writing
+from tokenscale.formats import writing
 from tokenscale.formats.archive import ArchiveStore
 from tokenscale.formats.documents import Chunk, IdsDigest, framed
 from tokenscale.formats.manifest import open_store
@@ -23,7 +24,6 @@ from tokenscale.tokenizer.engined import EngineTokenizer
 from tokenscale.tokenizer.engines import gigatoken
 from tokenscale.tokenizer.load import load
 
-T = 16
 STORES = [
     StoreSettings("padded", sequence_length=T),
     StoreSettings("token-list"),
@@ -31,23 +31,6 @@ STORES = [
     StoreSettings("archive"),
     StoreSettings("packed", sequence_length=T, packing="concatenate"),
 ]
-TEXTS = [*HOSTILE, *texts_around(T)] * 3
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, vocabulary_size=262)
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
-    monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
-
-
-def files_of(path):
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name != "build.json"}
 
 
 class Interrupted(BaseException):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.corpora import HOSTILE, Lab, texts_around
+from tests.unit.conftest import T
 from tokenscale.commands.convert import ConvertSettings, convert
 from tokenscale.errors import UserError
 from tokenscale.formats.foreign import nanogpt, reframe
@@ -15,15 +15,8 @@ from tokenscale.formats.manifest import open_store, read_store_manifest
 from tokenscale.formats.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
-T = 16
-TEXTS = [*HOSTILE, *texts_around(T)] * 3
 FOREIGN = ["megatron", "nanogpt", "hf-datasets"]
 KNOWN = {"vocabulary_size": 100, "bos_id": 0, "eos_id": 1}
-
-
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, vocabulary_size=262)
 
 
 @pytest.fixture

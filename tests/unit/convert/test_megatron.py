@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.unit.convert.conftest import KNOWN, TEXTS, digest, documents_of, ours, refused, run, write_hf, write_megatron
+from tests.unit.conftest import TEXTS
+from tests.unit.convert.conftest import KNOWN, digest, documents_of, ours, refused, run, write_hf, write_megatron
 
 
 def test_the_bytes_of_a_megatron_pair(tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.corpora import Lab
-from tests.unit.convert.conftest import FOREIGN, T, digest, ours, refused, run
+from tests.unit.conftest import T
+from tests.unit.convert.conftest import FOREIGN, digest, ours, refused, run
 
 
 def test_a_record_of_other_bytes_is_refused_and_a_renamed_pair_is_not(lab, tmp_path):

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.unit.convert.conftest import FOREIGN, KNOWN, TEXTS, T, digest, documents_of, ours, run, write_megatron
+from tests.unit.conftest import TEXTS, T
+from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_of, ours, run, write_megatron
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
 from tokenscale.formats import writing

@@ -1,0 +1,29 @@
+"""What tests of stores share: hostile texts, documents that end at every border of a row, and their stores."""
+
+import pytest
+
+from tests.corpora import HOSTILE, Lab, texts_around
+
+T = 16
+TEXTS = [*HOSTILE, *texts_around(T)] * 3
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """A corpus of TEXTS, its tokenizer, and stores made when first asked for. Nobody may change it."""
+    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, vocabulary_size=262)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Stores are written in parts of 20 documents, archives in blocks of 100 ids."""
+    from tokenscale.formats import ranked, writing
+
+    monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
+    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
+
+
+def files_of(path):
+    """Name → content of a store's files, what must be equal on a rebuild."""
+    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name != "build.json"}
