@@ -1,12 +1,122 @@
 """Losses, as sums: who divides by what is decided where all ranks are known."""
 
+from collections.abc import Iterator
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 #: A label that does not count: padding, or the start of a document.
 IGNORED = -100
+#: What gradients of fp16 logits are multiplied by before they are rounded: a probability of 1/131,072 is below fp16's
+#: normal numbers, and 2**10 times the largest gradient, 1, is far from its end.
+FP16_SCALE = 1024.0
 
 
 def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
     """Sum over the useful labels of -log p(label), in nats, computed in fp32. A scalar; 0 when no label counts."""
     return F.cross_entropy(logits_btv.float().flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def linear_cross_entropy_sum(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> Tensor:
+    """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time and never those of all.
+
+    Gradients of a chunk are worked out in forward, while its logits are there, so that nothing is computed twice; what
+    lies between forward and backward is one gradient the size of `hidden` and one the size of the head's weight. The
+    weight's is summed over chunks in fp32. Products are in autocast's format where it is on, all else in fp32. No host
+    sync: positions that do not count are computed and weigh nothing.
+    """
+    device = hidden_btd.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_btd.dtype
+    learning = torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(
+        hidden_btd.flatten(0, 1), head.weight, head.bias, labels_bt.flatten(), chunk, dtype, learning
+    )
+
+
+@torch.no_grad()
+def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """(`cross_entropy_sum(head(hidden), labels)`; useful labels that have the largest logit, int64): two scalars, from
+    the logits of `chunk` positions at a time (0: all)."""
+    loss_sum = torch.zeros((), device=hidden_btd.device)
+    correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
+    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    for part in _parts(len(labels), chunk):
+        logits = head(hidden[part])
+        loss_sum += F.cross_entropy(logits.float(), labels[part], ignore_index=IGNORED, reduction="sum")
+        correct += (logits.argmax(dim=-1) == labels[part]).sum()
+    return loss_sum, correct
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """See `linear_cross_entropy_sum`; hidden [N, d], weight [V, d], bias [V] or None, labels [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        chunk: int,
+        dtype: torch.dtype,
+        learning: bool,
+    ) -> Tensor:
+        wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
+        of_hidden = torch.empty_like(hidden) if wants_hidden else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        scale = FP16_SCALE if dtype == torch.float16 else 1.0
+        loss_sum = torch.zeros((), device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast, offset = weight.to(dtype), bias.to(dtype) if bias is not None else None
+            for part in _parts(len(labels), chunk):
+                inputs = hidden[part].to(dtype)
+                loss, gradient = _loss_and_gradient(F.linear(inputs, cast, offset).float(), labels[part])
+                loss_sum += loss
+                if wants_bias:
+                    of_bias += gradient.sum(dim=0)
+                if not (wants_hidden or wants_weight):
+                    continue
+                rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(dtype)
+                if wants_hidden:
+                    of_hidden[part] = (rounded @ cast).float() / scale if scale != 1 else rounded @ cast
+                if wants_weight and dtype == torch.float32:
+                    of_weight.addmm_(rounded.T, inputs)
+                elif wants_weight:
+                    of_weight.add_(rounded.T @ inputs, alpha=1 / scale)
+        ctx.save_for_backward(
+            of_hidden,
+            of_weight.to(weight.dtype) if wants_weight else None,
+            of_bias.to(bias.dtype) if wants_bias else None,
+        )
+        return loss_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, factor: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors)
+        return *gradients, None, None, None, None
+
+
+def _parts(count: int, chunk: int) -> Iterator[slice]:
+    chunk = chunk or max(count, 1)
+    return (slice(begin, begin + chunk) for begin in range(0, count, chunk))
+
+
+def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(the summed loss, its gradient by the logits: softmax - one-hot): the gradient lies where the logits lay.
+
+    logits [n, V] in fp32, labels [n].
+    """
+    counts = labels != IGNORED
+    places = torch.where(counts, labels, 0)[:, None]
+    highest = logits.amax(dim=-1, keepdim=True)
+    logits -= highest
+    picked = logits.gather(1, places)
+    total = logits.exp_().sum(dim=-1, keepdim=True)
+    loss = torch.where(counts, (total.log() - picked)[:, 0], 0).sum()
+    weights = counts[:, None].to(logits.dtype)
+    logits *= weights / total
+    return loss, logits.scatter_add_(1, places, -weights)

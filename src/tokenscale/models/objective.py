@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from tokenscale.models.attention import Bounds
-from tokenscale.models.losses import cross_entropy_sum
+from tokenscale.models.losses import cross_entropy_sum, linear_cross_entropy_sum
 
 
 class Objective(nn.Module):
@@ -19,4 +19,7 @@ class Objective(nn.Module):
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """The loss as a sum; who divides by what is decided where all ranks are known."""
-        return cross_entropy_sum(self.model(tokens_bt, bounds), labels_bt)
+        if self.loss_chunk == 0:
+            return cross_entropy_sum(self.model(tokens_bt, bounds), labels_bt)
+        hidden = self.model.hidden(tokens_bt, bounds)
+        return linear_cross_entropy_sum(hidden, self.model.head, labels_bt, self.loss_chunk)

@@ -1,0 +1,203 @@
+"""The loss in chunks: the plain one's value and gradients, without its logits."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tokenscale.models.build import build, initialise
+from tokenscale.models.losses import IGNORED, cross_entropy_sum, linear_cross_entropy_sum, linear_scores
+from tokenscale.models.objective import Objective
+from tokenscale.settings.model import ModelSettings
+
+
+def made(positions=60, width=32, vocabulary=97, *, bias=True, dtype=torch.float32, ignored=0.3, seed=0):
+    """(hidden [2, positions / 2, width], head, labels), logits of some spread."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn((2, positions // 2, width), generator=generator)
+    head = nn.Linear(width, vocabulary, bias=bias)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
+    labels = torch.randint(vocabulary, (2, positions // 2), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < ignored] = IGNORED
+    return hidden.to(dtype).requires_grad_(), head.to(dtype), labels
+
+
+def gradients(loss, hidden, head, factor=1.0):
+    return [loss.detach(), *torch.autograd.grad(loss * factor, [hidden, *head.parameters()])]
+
+
+@given(
+    st.integers(1, 20).map(lambda n: 2 * n),
+    st.integers(1, 50),
+    st.booleans(),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([1.0, -0.125, 4096.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_chunks_give_the_plain_losss_value_and_gradients(positions, chunk, bias, ignored, factor):
+    """In fp32, to its rounding, whatever the loss is multiplied by before its backward pass."""
+    hidden, head, labels = made(positions, bias=bias, ignored=ignored)
+    found = gradients(linear_cross_entropy_sum(hidden, head, labels, chunk), hidden, head, factor)
+    right = gradients(cross_entropy_sum(head(hidden), labels), hidden, head, factor)
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6 * abs(factor))
+
+
+def test_logits_of_any_size_overflow_nothing():
+    hidden, head, labels = made(scale := 60)
+    with torch.no_grad():
+        hidden *= 1e4 * scale
+    found = gradients(linear_cross_entropy_sum(hidden, head, labels, 7), hidden, head)
+    assert all(x.isfinite().all() for x in found)
+    torch.testing.assert_close(found[0], cross_entropy_sum(head(hidden), labels), rtol=1e-6, atol=0)
+
+
+def errors(loss_of, precision, factor=1.0, vocabulary=4096):
+    """Relative errors (norm of the difference by norm) of the loss and its gradients in a number format, against fp64.
+
+    `precision`: fp32; bf16 or fp16 by autocast over fp32 weights; bf16-true, all in bf16.
+    """
+    true = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    hidden, head, labels = made(512, 64, vocabulary, dtype=true)
+    exact_hidden = hidden.detach().double().requires_grad_()
+    exact_head = nn.Linear(64, vocabulary).double()
+    exact_head.load_state_dict({name: weight.double() for name, weight in head.state_dict().items()})
+    logits = exact_head(exact_hidden).flatten(0, 1)
+    exact = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    right = gradients(exact, exact_hidden, exact_head, factor)
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+        loss = loss_of(hidden, head, labels)
+    found = gradients(loss, hidden, head, factor)
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-true"])
+@pytest.mark.parametrize("vocabulary", [512, 4096])
+def test_chunks_err_no_more_than_the_plain_loss_does(precision, vocabulary):
+    """With the scale that a training step puts on its loss. In 16 bits both round logits; what remains is as good."""
+    factor = 65536 / 358 if precision == "fp16" else 1 / 358
+    plain = errors(lambda h, w, n: cross_entropy_sum(w(h), n), precision, factor, vocabulary)
+    chunked = errors(lambda h, w, n: linear_cross_entropy_sum(h, w, n, 100), precision, factor, vocabulary)
+    print(f"\n{precision:<10}{vocabulary:>7}", *(f"{a:9.1e} {b:8.1e}" for a, b in zip(plain, chunked, strict=True)))
+    floor = 1e-6 if precision == "fp32" else 1e-5
+    assert all(b <= max(1.5 * a, floor) for a, b in zip(plain, chunked, strict=True))
+
+
+def test_small_probabilities_are_not_lost_in_fp16():
+    """A vocabulary of 131,072, all as likely: each gradient is below fp16's normal numbers."""
+    vocabulary = 131_072
+    hidden, head, labels = made(8, 16, vocabulary, bias=False, ignored=0)
+    with torch.no_grad():
+        head.weight *= 1e-3
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = linear_cross_entropy_sum(hidden, head, labels, 4)
+    weight = torch.autograd.grad(loss, head.weight)[0]
+    exact = torch.autograd.grad(cross_entropy_sum(head(hidden), labels), head.weight)[0]
+    rest = torch.ones(vocabulary, dtype=torch.bool)
+    rest[labels.flatten()] = False
+    assert ((weight - exact)[rest].norm() / exact[rest].norm()) < 1e-3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_objective_in_chunks_is_the_plain_one(tied):
+    """Through a whole model, tied and not, with every gradient."""
+    model = build(ModelSettings(vocabulary_size=61, tied_embeddings=tied), 16, objective="causal", kernel="sdpa")
+    initialise(model, 0)
+    tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
+    labels = tokens.roll(-1, 1)
+    labels[:, -1] = IGNORED
+    plain, chunked = (Objective(model, loss_chunk=chunk)(tokens, labels) for chunk in (0, 5))
+    torch.testing.assert_close(chunked, plain, rtol=1e-6, atol=0)
+    weights = list(model.parameters())
+    for a, b in zip(torch.autograd.grad(chunked, weights), torch.autograd.grad(plain, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_without_gradients_none_is_computed():
+    hidden, head, labels = made()
+    sizes = Largest()
+    with torch.no_grad(), sizes:
+        linear_cross_entropy_sum(hidden, head, labels, 10)
+    assert "aten.addmm_.default" not in sizes.seen
+    with sizes:
+        linear_cross_entropy_sum(hidden, head, labels, 10)
+    assert "aten.addmm_.default" in sizes.seen
+
+
+@pytest.mark.parametrize("chunk", [0, 7, 60, 100])
+def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
+    hidden, head, labels = made()
+    loss_sum, correct = linear_scores(hidden, head, labels, chunk)
+    logits = head(hidden)
+    torch.testing.assert_close(loss_sum, cross_entropy_sum(logits, labels).detach(), rtol=1e-6, atol=0)
+    counted = [(p, n) for p, n in zip(logits.flatten(0, 1), labels.flatten().tolist(), strict=True) if n != IGNORED]
+    assert correct.item() == sum(p.argmax().item() == n for p, n in counted)
+    _, none = linear_scores(hidden, head, torch.full_like(labels, IGNORED), chunk)
+    assert none.item() == 0
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that an operation made, and the operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.seen = 0, set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        self.seen.add(str(operation))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_tensor_is_larger_than_a_chunks_logits(precision):
+    positions, vocabulary, chunk = 512, 4096, 64
+    hidden, head, labels = made(positions, 32, vocabulary)
+    assert head.weight.numel() < chunk * vocabulary  # so that the weight's gradient is no excuse
+
+    def largest(loss_of):
+        with Largest() as found, torch.autocast("cpu", enabled=precision == "bf16"):
+            loss_of().backward()
+        return found.elements
+
+    assert largest(lambda: cross_entropy_sum(head(hidden), labels)) == positions * vocabulary
+    assert largest(lambda: linear_cross_entropy_sum(hidden, head, labels, chunk)) == chunk * vocabulary
+
+
+def test_peak_memory_does_not_hold_the_logits():
+    """A process that does nothing else, with a vocabulary of 131,072: 512 positions have 256 MiB of logits in fp32."""
+    program = """
+import resource, sys, torch
+from tokenscale.models.losses import cross_entropy_sum, linear_cross_entropy_sum
+hidden, labels = torch.randn(1, 512, 32, requires_grad=True), torch.randint(131072, (1, 512))
+head = torch.nn.Linear(32, 131072, bias=False)
+linear_cross_entropy_sum(hidden[:, :2], head, labels[:, :2], 1).backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loss = cross_entropy_sum(head(hidden), labels) if sys.argv[1] == "0" else linear_cross_entropy_sum(
+    hidden, head, labels, int(sys.argv[1]))
+loss.backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+    def kibibytes(chunk):
+        found = subprocess.run([sys.executable, "-c", program, str(chunk)], capture_output=True, text=True, check=True)
+        return int(found.stdout)
+
+    logits = 512 * 131_072 * 4 / 1024
+    assert kibibytes(0) > 1.5 * logits
+    assert kibibytes(32) < 0.25 * logits
