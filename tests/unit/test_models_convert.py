@@ -1,0 +1,164 @@
+"""The oracle: models of `transformers` with the same weights give the same logits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tokenscale.errors import UserError
+from tokenscale.models.convert_hf import ROPE_SCALING, from_hf, to_hf
+from tokenscale.models.decoder import Decoder, initialise
+from tokenscale.settings.presets import PRESETS
+
+LENGTH = 48
+LLAMA = replace(PRESETS["llama-tiny"], vocabulary_size=96, initial_deviation=0.2)
+GPT2 = replace(PRESETS["gpt2-tiny"], vocabulary_size=96, initial_deviation=0.2, maximum_positions=LENGTH)
+#: grouped queries (4 heads on 2 and on 1), tied and untied, slowed rotary frequencies, biases
+SHAPES = {
+    "llama": LLAMA,
+    "llama-tied": replace(LLAMA, tied_embeddings=True, key_value_heads=1),
+    "llama-3.2": replace(LLAMA, tied_embeddings=True, rope_scaling="llama3"),
+    "llama-biases": replace(LLAMA, biases=True, rope_theta=10_000.0, norm_epsilon=1e-6),
+    "gpt2": GPT2,
+    "gpt2-untied": replace(GPT2, tied_embeddings=False, hidden=96, norm_epsilon=1e-4),
+}
+#: Logits here are up to 8 in size, where fp32 knows steps of 4.8e-7. Both sides sum up to 256 products in other orders,
+#: through two layers, and the library's angles are products in fp32, ours rounded from fp64: at most 8.4e-6 apart as
+#: seen. The least of the mistakes that were tried, the exact GELU in place of the tanh, shows at 1.1e-3.
+TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+
+
+def ours(shape) -> Decoder:
+    """Weights that are all different: biases and norms, too."""
+    model = Decoder(shape, LENGTH).eval()
+    initialise(model, 1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight += torch.randn(weight.shape, generator=generator) * 0.3
+    return model
+
+
+def theirs(config, weights=None):
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]](**config)).eval()
+    if weights is not None:
+        missing, unknown = model.load_state_dict(weights, strict=False)
+        assert not unknown and set(missing) <= ({"lm_head.weight"} if config["tie_word_embeddings"] else set())
+    return model
+
+
+def filled(shape, weights) -> Decoder:
+    model = Decoder(shape, LENGTH).eval()
+    named = dict(model.named_parameters())
+    assert set(named) == set(weights)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            named[name].copy_(weight)
+    return model
+
+
+def named(model):
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, 96, (2, LENGTH), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_our_weights_give_the_same_logits_there(name, tokens):
+    model = ours(SHAPES[name])
+    library = theirs(*to_hf(model.settings, named(model), LENGTH))
+    with torch.no_grad():
+        expected, found = model(tokens), library(input_ids=tokens).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_their_weights_give_the_same_logits_here(name, tokens):
+    """From what the library itself writes as its configuration, in the words of its present version."""
+    config, _ = to_hf(SHAPES[name], named(ours(SHAPES[name])), LENGTH)
+    library = theirs(config)
+    shape, weights = from_hf(library.config.to_dict(), dict(library.state_dict()))
+    assert replace(shape, name=SHAPES[name].name) == SHAPES[name]
+    with torch.no_grad():
+        for weight in library.parameters():
+            weight += torch.randn_like(weight) * 0.1
+        shape, weights = from_hf(library.config.to_dict(), named(library))
+        torch.testing.assert_close(filled(shape, weights)(tokens), library(input_ids=tokens).logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_there_and_back_every_bit_is_the_same(name):
+    model = ours(SHAPES[name])
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    shape, back = from_hf(config, there)
+    assert replace(shape, name=model.settings.name) == model.settings
+    assert set(back) == set(named(model))
+    assert all(torch.equal(back[key], weight) and back[key].is_contiguous() for key, weight in named(model).items())
+    again = to_hf(shape, back, LENGTH)
+    assert again[0] == config and all(torch.equal(again[1][key], weight) for key, weight in there.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_weights_that_do_not_fit_are_named(name):
+    model = ours(SHAPES[name])
+    weights = named(model)
+    weights["blocks.7.attention.query.weight"] = weights.pop("blocks.0.attention.query.weight")
+    with pytest.raises(UserError, match="not the weights of the decoder") as error:
+        to_hf(model.settings, weights, LENGTH)
+    assert "blocks.0.attention.query.weight" in error.value.facts["missing"]
+    assert "blocks.7.attention.query.weight" in error.value.facts["unknown"]
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    with pytest.raises(UserError, match=f"not the weights of the {model.settings.name.split('-')[0]} model"):
+        from_hf(config, {key: weight for key, weight in there.items() if "lm_head" in key})
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"norm": "layer"}, "llama +has norm layer for rms"),
+        ({"positions": "learned", "maximum_positions": 64}, "llama +has positions learned for rotary"),
+        ({"activation": "gelu"}, "llama +has activation gelu for swiglu"),
+        ({"transformers": "bert"}, "one of transformers already"),
+    ],
+    ids=str,
+)
+def test_shapes_that_the_library_has_not_are_refused_by_what_differs(changes, words):
+    with pytest.raises(UserError, match=words):
+        to_hf(replace(LLAMA, **changes), {}, LENGTH)
+
+
+def test_a_gpt2_without_biases_is_none():
+    with pytest.raises(UserError, match="gpt2 +has biases false for true"):
+        to_hf(replace(GPT2, biases=False), {}, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"mlp_bias": True}),
+        ("llama", {"head_dim": 32}),
+        ("llama", {"rope_scaling": ROPE_SCALING | {"factor": 8.0}}),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("gpt2", {"activation_function": "relu"}),
+        ("gpt2", {"scale_attn_weights": False}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"embd_pdrop": 0.3}),
+        ("qwen2", {"model_type": "qwen2"}),
+    ],
+    ids=str,
+)
+def test_settings_that_the_decoder_has_not_are_refused(kind, changes):
+    model = ours(SHAPES.get(kind, LLAMA))
+    config, weights = to_hf(model.settings, named(model), LENGTH)
+    with pytest.raises(UserError) as error:
+        from_hf(config | changes, weights)
+    assert {"expected", "next"} <= set(error.value.facts)
