@@ -21,6 +21,7 @@ VERBS = {
     "launch": "start a run's processes on this machine or in a SLURM job, and seal it",
     "rank": "one rank of a run, as a launcher starts it",
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
+    "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
     "report": "tables → figures and the HTML report",
     "benchmark": "side-by-side measurements",
     "plan": "what would run, and on what",

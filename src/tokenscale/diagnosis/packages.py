@@ -50,6 +50,7 @@ PACKAGES = (
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
     Package("transformers", "transformers", "test"),
+    Package("tensorboard", "tensorboard", "test"),
 )
 
 

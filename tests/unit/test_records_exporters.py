@@ -1,0 +1,433 @@
+"""Runs as trackers show them: the same numbers as the tables', once each, live or afterwards."""
+
+import json
+import shutil
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import logs
+from tokenscale import cli
+from tokenscale.analysis import queries
+from tokenscale.analysis.ingest import ingest
+from tokenscale.errors import UserError
+from tokenscale.records import provenance
+from tokenscale.records.events import Writer
+from tokenscale.records.exporters.measures import Measures, Rewritten, curves
+from tokenscale.records.exporters.track import track
+from tokenscale.settings.options import to_dict
+
+STEPS = 12
+DIFF = "--- a/model.py\n+++ b/model.py\n-one\n+other\n"
+
+
+def row(attempt: int, rank: int, step: int) -> dict:
+    """A step that differs by attempt, rank and step in everything that ranks add up or wait for."""
+    useful = 100 + 7 * step + 30 * rank + attempt
+    return {
+        "step": step, "t_unix_s": 1.7e9 + 100 * attempt + step + rank / 8, "t_mono_s": 10.0 + step,
+        "step_s": 0.25 + 0.03 * rank + 0.01 * step + 0.001 * attempt, "data_wait_s": 0.05 - 0.01 * rank + 0.002 * step,
+        "loss_sum": useful * (5 - 0.1 * step + 0.2 * rank), "useful_tokens": useful, "total_tokens": 256, "rows": 4,
+        "learning_rate": 1e-3 / (1 + step), "grad_norm": 1.5 + step, "grad_norm_clipped": 1.0,
+        "memory_peak_bytes": 10**8 + rank, "order_digest": 2**51 + step,
+    }  # fmt: skip
+
+
+class Ranks:
+    """One attempt of a run with two ranks that can be written piece by piece."""
+
+    def __init__(self, folder: Path, attempt: int = 0):
+        self.attempt = attempt
+        self.writers = [Writer(folder / f"attempt={attempt:02d}/rank={rank:05d}") for rank in range(2)]
+        for writer in self.writers:
+            writer.event("run_start", world_size=2)
+            writer.event("init_done", duration_s=0.5)
+
+    def steps(self, start: int, stop: int, ranks=(0, 1)) -> None:
+        for rank in ranks:
+            for step in range(start, stop):
+                self.writers[rank].step(**row(self.attempt, rank, step))
+            self.writers[rank].flush()
+
+    def validate(self, step: int) -> None:
+        self.writers[0].event("validation", step=step, loss_sum=5000.0 - 90 * step, useful_tokens=1000, rows=16)
+
+    def end(self, joules: float | None = None) -> None:
+        for writer in self.writers:
+            writer.event("run_stop", status="complete", step=STEPS, energy_j=joules)
+            writer.close()
+
+
+def record(folder: Path, run, seal: bool = True) -> None:
+    """run.json as a training leaves it; the tree was dirty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "dirty.diff").write_text(DIFF)
+    body = {
+        "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": 0, "started_unix_s": 1.7e9,
+        "digest": "d" * 64, "inputs": {"store": "a" * 64, "tokenizer": "b" * 64}, "parameters": 1234,
+        "git": {"commit": "c" * 40, "dirty": True, "diff_sha256": provenance.sha256_text(DIFF)},
+        "versions": {"torch": "2.13.0"}, "hardware": logs.HARDWARE, "environment": {}, "outcome": {"status": "running"},
+    }  # fmt: skip
+    provenance.write_json(folder / "run.json", body)
+    if seal:
+        provenance.seal(folder, body, {"status": "complete", "steps": STEPS, "ended_unix_s": 1.7e9 + 500})
+
+
+@pytest.fixture
+def run():
+    return logs.settings("packed", 2, steps=STEPS)
+
+
+@pytest.fixture
+def folder(tmp_path, run):
+    """A run that was killed after step 7 and went on at step 5; its step 8 was written by one rank before."""
+    folder = tmp_path / "runs" / run.identity
+    first, second = Ranks(folder, 0), Ranks(folder, 1)
+    first.validate(0)
+    first.steps(0, 8)
+    first.steps(8, 9, ranks=[0])
+    second.steps(5, STEPS)
+    second.validate(STEPS)
+    second.end(joules=2.5)
+    record(folder, run)
+    return folder
+
+
+def said(*_):
+    pass
+
+
+def series(points, name) -> dict[int, float]:
+    found = [(p.step, p.values[name]) for p in points if name in p.values]
+    assert len(dict(found)) == len(found), "a step twice"
+    return dict(found)
+
+
+# -- what the numbers mean
+
+
+def test_every_curve_is_the_one_that_sql_defines(folder, run, tmp_path):
+    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
+    measures = Measures(folder)
+    points = measures.poll(ended=True)
+    asked = queries.connect(tmp_path / "tables")
+    steps = queries.query("steps_global", asked).set_index("step")
+    assert list(steps.index) == list(range(STEPS))
+
+    def same(ours: str, theirs) -> None:
+        assert series(points, ours) == pytest.approx(theirs.to_dict(), rel=1e-12), ours
+
+    loss = queries.query("loss", asked).set_index("step")
+    same("train/loss", loss["loss"])
+    same("train/useful_tokens_seen", loss["useful_tokens_seen"])
+    same("speed/useful_tokens_per_s", steps.useful_tokens / steps.step_s)
+    same("speed/total_tokens_per_s", steps.total_tokens / steps.step_s)
+    same("speed/data_wait_share", steps.data_wait_s / steps.step_s)
+    raw = [name for name in steps.columns if f"step/{name}" in points[1].values]
+    assert {"loss_sum", "useful_tokens", "step_s", "data_wait_s", "memory_peak_bytes", "rows"} <= set(raw)
+    for name in raw:
+        same(f"step/{name}", steps[name])
+    held_out = queries.query("validation", asked).set_index("step")
+    same("validation/loss", held_out["loss"])
+    same("validation/perplexity", held_out["perplexity"])
+
+    summary, (speed,), (stalls,) = (
+        measures.summary(),
+        queries.query("throughput", asked).to_dict("records"),
+        queries.query("stalls", asked).to_dict("records"),
+    )
+    for name in ("useful_tokens_per_s", "total_tokens_per_s"):
+        assert summary[f"summary/{name}"] == pytest.approx(speed[name], rel=1e-12)
+    assert summary["summary/data_wait_share"] == pytest.approx(stalls["data_stall_share"], rel=1e-12)
+    assert summary["summary/run_stop/energy_j"] == 5.0  # of two boards
+
+
+def test_a_field_that_nobody_knew_is_exported_and_one_that_is_missing_is_missed_by_nobody(tmp_path):
+    for rank in range(2):
+        place = tmp_path / f"attempt=00/rank={rank:05d}"
+        place.mkdir(parents=True)
+        line = {"step": 0, "h2d_s": 0.1 + rank, "router_drops_count": 3, "skipped": rank == 0, "note": "x"}
+        (place / "steps.jsonl").write_text(json.dumps(line) + "\n")
+    (point,) = Measures(tmp_path).poll(ended=True)
+    assert point.values == {"step/h2d_s": 1.1, "step/router_drops_count": 6, "step/skipped": 1}
+
+
+def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
+    ranks = Ranks(tmp_path)
+    ranks.writers[0].step(**row(0, 0, 0))
+    ranks.writers[1].step(**row(0, 1, 0) | {"loss_sum": float("nan")})
+    ranks.end()
+    (point,) = Measures(tmp_path).poll(ended=True)
+    assert "train/loss" not in point.values and "step/loss_sum" not in point.values
+    assert point.values["step/nonfinite"] == 1 and point.values["train/grad_norm"] == 1.5
+    assert "train/loss" not in curves({"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1})
+
+
+# -- beside a run that writes
+
+
+def test_a_step_comes_when_every_rank_has_written_it_and_a_line_when_it_is_whole(tmp_path):
+    ranks, measures = Ranks(tmp_path), Measures(tmp_path)
+    ranks.steps(0, 3, ranks=[0])
+    ranks.validate(3)
+    assert measures.poll(ended=False) == []
+    ranks.steps(0, 2, ranks=[1])
+    assert [p.step for p in measures.poll(ended=False)] == [0, 1]  # the validation waits for the step before it
+    path = tmp_path / "attempt=00/rank=00001/steps.jsonl"
+    text = json.dumps(row(0, 1, 2)) + "\n"
+    with open(path, "a") as file:
+        file.write(text[:40])
+    assert measures.poll(ended=False) == []
+    with open(path, "a") as file:
+        file.write(text[40:])
+    assert [(p.step, "validation/loss" in p.values) for p in measures.poll(ended=False)] == [(2, False), (3, True)]
+    assert measures.broken == 0
+
+
+def test_an_attempt_that_repeats_a_step_takes_back_what_was_handed_out(tmp_path):
+    Ranks(tmp_path, 0).steps(0, 6)
+    measures = Measures(tmp_path)
+    assert len(measures.poll(ended=False)) == 6
+    later = Ranks(tmp_path, 1)
+    later.steps(6, 7)
+    assert [p.step for p in measures.poll(ended=False)] == [6]
+    Ranks(tmp_path, 2).steps(4, 5)
+    with pytest.raises(Rewritten, match="attempt 2 repeats step 4"):
+        measures.poll(ended=False)
+
+
+def test_logs_that_were_moved_away_are_read_anew(tmp_path):
+    Ranks(tmp_path, 0).steps(0, 2)
+    measures = Measures(tmp_path)
+    measures.poll(ended=False)
+    (tmp_path / "superseded").mkdir()
+    (tmp_path / "attempt=00").rename(tmp_path / "superseded/attempt=00")
+    with pytest.raises(Rewritten, match="is gone"):
+        measures.poll(ended=False)
+
+
+def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "runs" / run.identity
+    first = Ranks(folder, 0)
+    failed = []
+
+    def follow():
+        try:
+            track([folder], "tensorboard", tmp_path / "live", follow=True, say=said, every_s=0.01)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        record(folder, run, seal=False)
+        first.validate(0)
+        first.steps(0, 8)
+        deadline = time.monotonic() + 60
+        while len(tensorboard(tmp_path / "live" / run.identity).get("train/loss", [])) < 8:
+            assert thread.is_alive() and time.monotonic() < deadline, failed
+            time.sleep(0.05)
+        second = Ranks(folder, 1)
+        second.steps(5, STEPS)
+        second.validate(STEPS)
+        second.end(joules=2.5)
+        record(folder, run)
+        thread.join(60)
+    finally:
+        if thread.is_alive():
+            record(folder, run)  # ends it
+            thread.join(60)
+    assert not failed
+    track([folder], "tensorboard", tmp_path / "after", follow=False, say=said)
+    live, after = (tensorboard(tmp_path / name / run.identity) for name in ("live", "after"))
+    for found in (live, after):
+        assert len(found["train/loss"]) == STEPS
+        for tag in [tag for tag in found if tag.startswith("run/")]:
+            found[tag] = found[tag][-1:]  # of texts, those that were true while it ran come first
+    assert live == after
+
+
+# -- read back with each tracker's own means
+
+
+def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
+    """tag → (step, wall time, value) by TensorBoard's own reader; texts as bytes."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.util import tensor_util
+
+    if not folder.is_dir():
+        return {}
+    found = accumulators.EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return {
+        tag: [(e.step, e.wall_time, tensor_util.make_ndarray(e.tensor_proto).ravel()[:1].tolist()) for e in events]
+        for tag in found.Tags()["tensors"]
+        for events in [found.Tensors(tag)]
+    }
+
+
+def expected(folder: Path) -> dict[str, dict[int, float]]:
+    points = Measures(folder).poll(ended=True)
+    return {name: series(points, name) for point in points for name in point.values}
+
+
+def test_tensorboard_reads_every_value_back(folder, run, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    for _ in range(2):  # the second time replaces the first
+        assert cli.main(["track", str(folder), "--to", "tensorboard", "--output", str(tmp_path / "out")]) == 0
+    found = tensorboard(tmp_path / "out" / run.identity)
+    wanted = expected(folder)
+    assert {"train/loss", "train/learning_rate", "train/grad_norm", "train/grad_norm_clipped"} <= wanted.keys()
+    assert {"validation/loss", "speed/data_wait_share", "step/memory_peak_bytes"} <= wanted.keys()
+    for name, values in wanted.items():
+        assert [step for step, *_ in found[name]] == list(values), name
+        assert {step: value[0] for step, _, value in found[name]} == pytest.approx(values, rel=1e-6), name
+    assert [at for _, at, _ in found["train/loss"]][-1] == row(1, 1, STEPS - 1)["t_unix_s"]
+    assert found["summary/useful_tokens_per_s"][0][0] == STEPS
+    text = b"".join(found["run/provenance"][-1][2]).decode()
+    for fact in ("c" * 40, "a" * 64, "b" * 64, "versions.torch | 2.13.0", "A test CPU", "effective_seed"):
+        assert fact in text
+    assert DIFF in found["run/dirty.diff"][-1][2][0].decode()
+    assert found["run/outcome"][-1][2] == [b"complete"]
+    reader = EventAccumulator(str(tmp_path / "out" / run.identity)).Reload()
+    start = metadata.parse_session_start_info_plugin_data(
+        reader.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    )
+    assert start.hparams["optimizer.learning_rate"].number_value == run.optimizer.learning_rate
+    assert start.hparams["layout.data"].number_value == 2 and start.group_name == run.identity
+
+
+def test_mlflow_reads_every_value_back(folder, run, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    for _ in range(2):
+        assert cli.main(["track", str(folder), "--to", "mlflow", "--output", str(tmp_path / "out")]) == 0
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
+    experiment = client.get_experiment_by_name("tokenscale").experiment_id
+    (found,) = client.search_runs([experiment])  # the first export is deleted
+    for name, values in expected(folder).items():
+        history = client.get_metric_history(found.info.run_id, name)
+        assert len(history) == len(values)
+        assert {m.step: m.value for m in history} == pytest.approx(values, rel=1e-12), name
+    assert found.info.run_name == run.identity and found.info.status == "FINISHED"
+    assert found.data.params["optimizer.learning_rate"] == str(run.optimizer.learning_rate)
+    tags = found.data.tags
+    assert tags["mlflow.source.git.commit"] == "c" * 40 and tags["inputs.store"] == "a" * 64
+    assert tags["inputs.tokenizer"] == "b" * 64 and tags["hardware.cpu"] == "A test CPU"
+    folder = client.download_artifacts(found.info.run_id, "", str(tmp_path))
+    assert (Path(folder) / "dirty.diff").read_text() == DIFF and (Path(folder) / "run.json").is_file()
+
+
+def wandb_records(path: Path) -> list:
+    """The records of an offline run: after 7 bytes, LevelDB's log of blocks of 32 KiB with protocol buffers."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, parts, found = path.read_bytes(), 7, [], []
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)  # checksum, bytes, 1 whole, 2 first, 3 more, 4 last
+        parts.append(data[place + 7 : place + 7 + length])
+        place += 7 + length
+        if kind in (1, 4):
+            found.append(wandb_internal_pb2.Record.FromString(b"".join(parts)))
+            parts = []
+    return found
+
+
+def test_wandb_offline_holds_every_value(folder, run, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT"):  # what the exporter sets is undone
+        monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / "out" / kind))
+    for _ in range(2):
+        assert cli.main(["track", str(folder), "--to", "wandb", "--output", str(tmp_path / "out")]) == 0
+    (file,) = (tmp_path / "out").glob("*/wandb/offline-run-*/*.wandb")
+    records = wandb_records(file)
+    rows = [r.history for r in records if r.WhichOneof("record_type") == "history"]
+    found: dict[str, dict[int, float]] = {}
+    for history in rows:
+        values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
+        for name, value in values.items():
+            found.setdefault(name, {})[values["_step"]] = value
+    for name, values in expected(folder).items():
+        assert found[name] == pytest.approx(values, rel=1e-12), name
+    assert found["_timestamp"][STEPS - 1] == row(1, 1, STEPS - 1)["t_unix_s"]
+    config, summary = {}, {}
+    for r in records:
+        updates = [*r.run.config.update, *r.config.update]
+        config |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in updates}
+        summary |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in r.summary.update}
+    assert config["optimizer.learning_rate"] == run.optimizer.learning_rate
+    assert config["provenance.git.commit"] == "c" * 40 and config["provenance.inputs.store"] == "a" * 64
+    assert summary["status"] == "complete" and summary["summary/run_stop/energy_j"] == 5.0
+    assert (file.parent / "files/dirty.diff").read_text() == DIFF
+    saved = {f.path for r in records for f in r.files.files}
+    assert {"dirty.diff", "run.json"} <= saved
+    assert not (tmp_path / "home").exists()
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_is_named_with_its_command(folder, tmp_path, monkeypatch, tracker):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    with pytest.raises(UserError, match=rf"{tracker} is not installed[\s\S]*python -m pip install {tracker}"):
+        track([folder], tracker, tmp_path / "out", follow=False, say=said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_tracker_is_refused_with_the_nearest_name(folder, tmp_path, capsys):
+    assert cli.main(["track", str(folder), "--to", "tensorbord", "--output", str(tmp_path / "out")]) == 2
+    assert "'tensorboard'" in capsys.readouterr().err
+
+
+def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run, tmp_path):
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "out"
+
+    def refused(why: str, *folders: Path, follow=False) -> None:
+        with pytest.raises(UserError, match=why):
+            track(list(folders), "tensorboard", out, follow=follow, say=said)
+        assert not out.exists()
+
+    refused("no run in this folder", folder, folder.parent)
+    refused("no run in this folder", folder.parent, follow=True)
+    refused("named twice", folder, folder)
+    unsealed = tmp_path / "unsealed"
+    shutil.copytree(folder, unsealed)
+    (unsealed / "run.json").unlink()
+    refused("has not started yet", unsealed)
+    record(unsealed, run, seal=False)
+    refused(r"has not ended[\s\S]*--follow", unsealed)
+    edited = (folder / "run.json").read_text().replace('"parameters": 1234', '"parameters": 1235')
+    (unsealed / "run.json").write_text(edited)
+    refused(r"has not ended[\s\S]*seal does not match", unsealed)
+    (unsealed / "run.json").write_text("{}")
+    refused("no record of a run", unsealed)
+
+
+def test_the_run_s_own_folder_is_no_output(folder):
+    pytest.importorskip("tensorboard")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match="folder of the run itself"):
+        track([folder], "tensorboard", folder.parent, follow=False, say=said)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_logs_of_a_newer_version_are_refused(folder, tmp_path):
+    pytest.importorskip("tensorboard")
+    with open(folder / "attempt=01/rank=00000/steps.jsonl", "a") as file:
+        file.write('{"schema":999,"step":12}\n')
+    with pytest.raises(UserError, match="newer tokenscale"):
+        track([folder], "tensorboard", tmp_path / "out", follow=False, say=said)
