@@ -33,16 +33,17 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(directory: Path, what: str) -> Iterator[None]:
+def locked(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the folder's lock while the block runs; the operating system releases it when the process dies.
 
-    Raises UserError when another process holds it, naming that process. The lock file is left behind, empty of meaning.
+    Raises UserError when another process holds it, naming that process; with `wait`, waits until that one lets go of
+    it. The lock file is left behind, empty of meaning.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
     with open(path, "a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
             raise UserError(

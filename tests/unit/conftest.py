@@ -26,4 +26,4 @@ def small_parts(monkeypatch):
 
 def files_of(path):
     """Name → content of a store's files, what must be equal on a rebuild."""
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name != "build.json"}
+    return {p.name: p.read_bytes() for p in path.iterdir() if p.is_file() and p.name not in ("build.json", ".lock")}

@@ -115,6 +115,7 @@ def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
         return Target(path, foreign=settings.to)
+    command = command if settings.force or not command else f"{command} --force"  # what is broken is in the way
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
         raise unknown("format", settings.to, names, flag="--to")
     store = StoreSettings.parse(settings.to)
@@ -131,7 +132,7 @@ def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
                 f"the format {store.format} is a folder of files, not one.", target=path, next="name a folder"
             )
         single = SingleFile(path.stem, command)
-    return Target(path, store=store, single=single)
+    return Target(path, store=store, single=single, command=command)
 
 
 def _kind_of(path: Path) -> str:
@@ -378,6 +379,7 @@ def _write_store(found: Source, goal: Target, say: Say) -> None:
     store, path = goal.store, goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress
+    found.documents.origin = replace(found.documents.origin, command=goal.command)
     with _held(goal):
         if goal.single:
             manifest = goal.module.write(store, found.documents, path.parent, single=goal.single)

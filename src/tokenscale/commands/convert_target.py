@@ -21,6 +21,7 @@ class Target:
     store: StoreSettings | None = None
     single: SingleFile | None = None
     foreign: str | None = None
+    command: str = ""  # what writes it again
 
     @property
     def module(self) -> ModuleType:

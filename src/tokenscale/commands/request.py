@@ -11,7 +11,7 @@ from tokenscale.commands.pretokenize import in_flags, stem_of, unescaped
 from tokenscale.corpus.files import describe, documents
 from tokenscale.corpus.read import COMPRESSION, ENDINGS, format_of
 from tokenscale.errors import UserError, nearest
-from tokenscale.files import canonical_json, sha256_text
+from tokenscale.files import canonical_json, read_json, sha256_text
 from tokenscale.formats.manifest import read_store_manifest
 from tokenscale.settings import flags, study
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
@@ -74,6 +74,7 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
         values.pop("budget.steps", None)
     if world_size is not None:
         values["layout.data"] = world_size
+    values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
     values = _batch(words, file, stated, values.get("layout.data", 1)) | values
     data = _data(words, model)
     said, values = frozenset(values), data.values | values
@@ -154,7 +155,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
     """The dataset, in the way that --dataset-type and --pretokenized ask for."""
     path = Path(words.dataset)
     of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
-    if of_file and words.pretokenized:
+    if words.pretokenized and (of_file or (path / "manifest.json").is_file()):
         _only_for_text(words, "a pretokenized file", "text_column", "separator", "data_path")
         return _pretokenized(words, path)
     approach = approach_of(words.dataset_type or "packed", words.pretokenized)
@@ -202,8 +203,9 @@ def _only_for_text(words: TrainWords, what: str, *names: str) -> None:
 
 
 def _pretokenized(words: TrainWords, path: Path) -> _Data:
-    """A file that `pretokenize` wrote: its manifest says how it is stored, and which tokenizer made it."""
-    manifest_path = _manifest_of(path)
+    """What `pretokenize` or `convert` wrote: its manifest says how it is stored, and which tokenizer made it."""
+    folder = path.is_dir()
+    manifest_path = path / "manifest.json" if folder else _manifest_of(path)
     if path.is_file() and not manifest_path.is_file():
         raise UserError(
             "the pretokenized file has no manifest beside it.",
@@ -212,11 +214,19 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
             expected=manifest_path.name,
             next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`",
         )
-    _present(path, "--dataset")
+    _present(manifest_path if folder else path, "--dataset")
+    if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers have manifests, too
+        raise UserError(
+            "the dataset's folder holds no token store.",
+            flag="--dataset",
+            folder=path,
+            next="name a store, or leave --pretokenized out",
+        )
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
-    values = {f"storage.{name}": options[name] for name in ("codec", "codec_level", "dtype", "row_group_rows")}
-    values |= {name: options[name] for name in ("sequence_length", "eos") if name in options}
+    stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
+    values = {f"storage.{name}": options[name] for name in stored}
+    values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
     made = manifest["tokenizer"]
     tokenizer = settings_of(made["name"], made["kind"], manifest["vocabulary_size"])
     directory, notes = None, ()
@@ -224,7 +234,9 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
         found = named(words.tokenizer_name)
         tokenizer, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()
     return _Data(
-        corpus=CorpusSettings(name=_name(path.stem), source=SourceSettings(kind="files", files=(str(path),))),
+        corpus=CorpusSettings(
+            name=_name(path.name if folder else path.stem), source=SourceSettings(kind="files", files=(str(path),))
+        ),
         tokenizer=tokenizer,
         approach=approach_of(words.dataset_type or manifest["format"], True),
         store=manifest_path,

@@ -49,6 +49,7 @@ class Origin:
     created: str  # a date of the source's own
     engine: str = ""  # what made the ids; for the build record, never for the manifest
     ids_digest: str | None = None  # of all documents, where it is known before they are written
+    command: str | None = None  # what writes the store again, where no rule of the workflow does; for the build record
 
 
 class Documents(Protocol):

@@ -5,6 +5,7 @@ name of its own and `<name>.manifest.json`. Whatever reads a store takes either 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,11 @@ def located(where: Path) -> tuple[Path, Path]:
 def restore(where: Path) -> str:
     """The command that rebuilds a store."""
     folder, manifest = located(where)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no rule makes what a command wrote: it left its words
+        return json.loads(build_record(manifest).read_text(encoding="utf-8"))["command"]
     if manifest.name == "manifest.json":
         return f"snakemake -f {manifest}"
-    try:
-        return json.loads(build_record(manifest).read_text(encoding="utf-8"))["command"]
-    except (OSError, ValueError, KeyError):
-        return f"python -m tokenscale pretokenize --input-path … --output-dir {folder} …"
+    return f"python -m tokenscale pretokenize --input-path … --output-dir {folder} …"
 
 
 def build_record(manifest: Path) -> Path:

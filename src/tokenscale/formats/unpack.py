@@ -1,11 +1,13 @@
 """An archive → a `packed` store, the same byte for byte as from the text, without tokenizer or text."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError
+from tokenscale.files import locked
 from tokenscale.formats import packed
 from tokenscale.formats.archive import ArchiveDocuments
 from tokenscale.formats.manifest import open_store
@@ -26,13 +28,18 @@ def unpack(archive: Path, store: StoreSettings, directory: Path, report: Report 
 def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Report | None = None) -> tuple[Path, bool]:
     """(The manifest of the packed store in `folder`, by its name, that holds this archive; whether it was made now.)
 
-    For the disk of a node, where a job before may have left it. Raises as `unpack` does.
+    For the disk of a node, where a job before may have left it; one that is making it is waited for. Raises as `unpack`
+    does.
     """
     documents = _documents(archive, store, report)
+    words = ["--archive", archive, "--store", store.directory, "--local-disk", folder]
+    command = shlex.join(["python", "-m", "tokenscale", "unpack", *map(str, words)])
+    documents.origin = replace(documents.origin, command=command)
     directory = Path(folder) / store.directory
-    made = not _holds(directory, store, documents.manifest)
-    if made:
-        packed.write(store, documents, directory)
+    with locked(directory, f"the store {store.directory}", wait=True):
+        made = not _holds(directory, store, documents.manifest)
+        if made:
+            packed.write(store, documents, directory)
     return directory / "manifest.json", made
 
 

@@ -224,7 +224,7 @@ def writing(
             "numpy": np.__version__,
             "machine": platform.node(),
             "manifest": manifest.name,
-            **({"command": single.command} if single else {}),
+            **({"command": command} if (command := single.command if single else documents.origin.command) else {}),
         },
     )
     seal(manifest, writer.manifest)

@@ -17,7 +17,7 @@ from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 SCALES = ("demo", "workstation", "alps")
@@ -67,6 +67,8 @@ class Config:
         }
         for name, tokenizer in self.tokenizers.items():
             validate.check_problems(tokenizer.problems(), file=file, key=f"tokenizers.{name}")
+            if tokenizer.kind not in TOKENIZERS:  # of a converted store: nothing can make it
+                raise unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, file=file, key=f"tokenizers.{name}.kind")
             if tokenizer.corpus is not None:
                 if tokenizer.corpus not in self.corpora:
                     raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")

@@ -177,7 +177,9 @@ class TokenizerSettings:
     __pydantic_config__ = STRICT
 
     name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME)
-    kind: Literal["tekken", "huggingface", "bpe", "numbers"] = option("tekken", "which family")
+    kind: Literal["tekken", "huggingface", "bpe", "numbers", "unknown"] = option(
+        "tekken", "which family; unknown: that of a converted store, of which only the ids are known"
+    )
     source: str | None = option(None, "huggingface: hub name, or a folder that holds tokenizer.json")
     revision: str | None = option(None, "huggingface: commit of the hub repository")
     bos: str | None = option(None, "huggingface: text of the begin-of-document token, where the file does not say")

@@ -21,6 +21,7 @@ APPROACH_OF = {
     ("padded", False): "padded",
     ("padding-free", False): "padding-free",
     ("packed", False): "packed",
+    ("packed", True): "packed",
     ("padded", True): "pretokenized-padded",
     ("token-list", True): "token-list",
     ("padding-free", True): "token-list",
@@ -46,7 +47,9 @@ class TrainWords:
     dataset_type: Literal["padded", "padding-free", "token-list", "packed"] | None = option(
         None, "how documents become rows (default: packed, and what a pretokenized file holds)"
     )
-    pretokenized: bool = option(False, "the dataset is a file of `pretokenize`; a corpus is tokenized beforehand")
+    pretokenized: bool = option(
+        False, "the dataset is a file of `pretokenize` or a store of `convert`; a corpus is tokenized beforehand"
+    )
     tokenizer_name: str | None = option(
         None,
         "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of Mistral-Nemo (the same), "
@@ -71,7 +74,7 @@ class TrainWords:
 
 
 TRAIN_FLAGS = flags.leaves(TrainWords)
-RUN_FLAGS = flags.leaves(RunSettings, left_out=("corpus", "tokenizer", "model", "approach", "repeat"), words=WORDS)
+RUN_FLAGS = flags.leaves(RunSettings, left_out=("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs"), words=WORDS)
 #: whose flag a problem names that has none of its own
 FLAG_OF = {"model": "--model", "tokenizer": "--tokenizer-name", "corpus": "--dataset", "storage": "--storage.codec"}
 
@@ -99,7 +102,7 @@ def approach_of(dataset_type: str, pretokenized: bool) -> str:
             allowed="\n".join(pairs),
             next="token lists are made beforehand: `python -m tokenscale pretokenize`, then add --pretokenized"
             if dataset_type == "token-list"
-            else "rows are packed from raw text: leave --pretokenized out",
+            else "python -m tokenscale unpack --archive …   makes packed rows of it",
         ) from None
 
 

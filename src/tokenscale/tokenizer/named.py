@@ -85,7 +85,7 @@ def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any
         return TokenizerSettings(name=name, kind=kind, source=source, revision=facts.get("revision"))
     if kind == "bpe":
         return TokenizerSettings(name=name, kind=kind, corpus=name, vocabulary_size=vocabulary_size)
-    if kind == "numbers":
+    if kind in ("numbers", "unknown"):
         return TokenizerSettings(name=name, kind=kind, vocabulary_size=vocabulary_size)
     return TokenizerSettings(name=name, kind=kind)
 

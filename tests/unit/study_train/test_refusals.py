@@ -43,7 +43,6 @@ REFUSED = {
     f"--dataset {PADDED} --pretokenized --validation.rows 4": ["--validation.rows", "results/tokens/"],
     f"--dataset {PADDED} --pretokenized --config preset.yaml --sequence-length 64": ["wants sequence_length"],
     "--dataset web.parquet --dataset-type token-list": ["allowed", "--dataset-type padding-free --pretokenized"],
-    "--dataset tinystories --dataset-type packed --pretokenized": ["leave --pretokenized out"],
     "--dataset web.parquet --tokenizer-name nope": ["no tokenizer 'nope'", "bpe"],
     "--dataset web.parquet --config preset.yaml --tokenizer-name tekken": ["has 300", "has 131,072"],
     "--config none.yaml": ["is missing", "none.yaml"],

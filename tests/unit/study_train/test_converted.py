@@ -1,0 +1,100 @@
+"""Stores that `convert` made of tokens from elsewhere: trained on by their ids, whoever's tokenizer made them."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import Lab
+from tests.unit.study_train.conftest import TEXTS, asked, prepared
+from tokenscale.batches.open import open_batches
+from tokenscale.cli import main
+from tokenscale.commands.convert import ConvertSettings, convert
+from tokenscale.errors import UserError
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.run import RunSettings
+
+IDS = {"vocabulary_size": 300, "bos_id": 0, "eos_id": 1}
+DOCUMENTS = [[2 + (7 * n + k) % 298 for k in range(3 + n % 40)] for n in range(50)]
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A nanoGPT file in a folder to work in; the tokenizer that made it is not there."""
+    np.concatenate([np.array([*d, 1], "<u2") for d in DOCUMENTS]).tofile(tmp_path / "train.bin")
+    monkeypatch.chdir(tmp_path)
+    return Path("train.bin")
+
+
+def made(source, target, to, **settings):
+    convert(
+        ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "python -m tokenscale convert …"
+    )
+    return target
+
+
+@pytest.mark.parametrize(
+    "target, to, approach",
+    [
+        ("mine", "packed-sequence_length=32", "packed"),
+        ("mine", "packed-sequence_length=32-packing=concatenate", "packed"),
+        ("mine", "token-list", "token-list"),
+        ("mine.parquet", "padded-sequence_length=32", "pretokenized-padded"),
+    ],
+)
+def test_ids_of_an_unknown_tokenizer_are_trained_on(foreign, target, to, approach):
+    made(foreign, target, to, **IDS)
+    job = prepared("--dataset", target, "--pretokenized", "--sequence-length", "32", "--training-steps", "2")
+    assert job.run.approach == approach and job.run.tokenizer.kind == "unknown"
+    run = RunSettings.from_json(job.run.to_json())  # as a rank gets it
+    batches = open_batches(run, store_directory=job.manifests["store"])
+    found, steps = set(), 2 * int(batches.rows_per_epoch()) // run.global_batch + 1
+    for _ in range(steps):
+        batch = batches.next()
+        found.update(batch.labels_bt[batch.labels_bt >= 0].tolist())
+    assert batches.vocabulary_size == 300 and found == {i for document in DOCUMENTS for i in document[: 2 * 32]}
+
+
+def test_what_holds_no_rows_to_train_on_says_what_makes_them(foreign, tmp_path):
+    made(foreign, "mine", "archive", **IDS)
+    with pytest.raises(UserError, match="unpack --archive"):
+        asked("--dataset", "mine", "--pretokenized")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "bpe"}))
+    with pytest.raises(UserError, match="the dataset's folder holds no token store"):
+        asked("--dataset", "other", "--pretokenized")
+
+
+def test_a_converted_store_that_has_changed_names_the_command_that_made_it(foreign, capsys):
+    words = "convert train.bin mine --to packed-sequence_length=32 --vocabulary-size 300 --bos-id 0 --eos-id 1".split()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tokenscale", *words])
+        assert main(words) == 0
+    before = Path("mine/tokens.bin").read_bytes()
+    Path("mine/tokens.bin").write_bytes(before[:-1])
+    with pytest.raises(UserError) as error:
+        prepared("--dataset", "mine", "--pretokenized", "--training-steps", "2")
+    command = error.value.facts["next"].split()
+    assert command == ["python", "-m", "tokenscale", *words, "--force"]
+    assert main(command[3:]) == 0 and Path("mine/tokens.bin").read_bytes() == before
+
+
+def test_a_store_of_a_rule_is_made_again_by_the_rule(tmp_path):
+    lab = Lab(tmp_path, TEXTS[:20])
+    store = lab.store(StoreSettings("packed", sequence_length=32))
+    (store / "rows.npy").unlink()
+    with pytest.raises(UserError) as error:
+        prepared("--dataset", str(store), "--pretokenized", "--training-steps", "2")
+    assert error.value.facts["next"] == f"snakemake -f {store}/manifest.json"
+
+
+def test_nothing_makes_a_tokenizer_that_is_unknown(here):
+    text = Path("config/config.yaml").read_text()
+    Path("config/config.yaml").write_text(
+        text.replace('"tekken": {"kind": "tekken"}', '"odd": {"kind": "unknown", "vocabulary_size": 300}')
+    )
+    with pytest.raises(UserError, match="unknown tokenizer kind 'unknown'"):
+        asked("--dataset", "tinystories", "--tokenizer-name", "tekken")
