@@ -21,21 +21,21 @@ def starts_of(rows):
     """As a packed store marks them: where pieces begin among the T inputs of a row of T + 1."""
     starts = np.zeros((len(rows), T), dtype=bool)
     for row, lengths in zip(starts, rows, strict=True):
-        begins = np.cumsum([0, *lengths[:-1]])
+        begins = np.cumsum([0, *lengths])  # the last: of the padding
         row[begins[begins < T]] = True
     return starts
 
 
 def pieces_of(rows):
-    """Each row's pieces as lists of positions, padding in the last one: by counting, one token after another."""
+    """Each row's pieces as lists of positions, padding as one more: by counting, one token after another."""
     for lengths in rows:
         piece_of = [piece for piece, length in enumerate(lengths) for _ in range(length)][:T]
-        piece_of += [piece_of[-1]] * (T - len(piece_of))
+        piece_of += [len(lengths)] * (T - len(piece_of))
         yield piece_of
 
 
 @given(ROWS)
-def test_every_token_has_the_number_of_its_piece_and_padding_that_of_the_last(rows):
+def test_every_token_has_the_number_of_its_piece_and_padding_a_number_of_its_own(rows):
     ids = document_ids(starts_of(rows))
     assert ids.dtype == np.int32 and ids.shape == (len(rows), T)
     assert ids.tolist() == list(pieces_of(rows))

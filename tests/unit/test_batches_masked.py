@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 
-from tests.corpora import HOSTILE, Lab, make_run, texts_around
-from tokenscale.batches.masked import mask_tokens
+from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
+from tokenscale.batches.ahead import Ahead
+from tokenscale.batches.batch import merge_states
+from tokenscale.batches.held_out import read_slice
+from tokenscale.batches.masked import Special, mask_tokens, special_of
+from tokenscale.batches.open import open_batches
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json
 from tokenscale.formats.labels import IGNORED
-from tokenscale.settings.run import APPROACHES
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.run import APPROACHES, MaskingSettings, ValidationSettings
+from tokenscale.tokenizer.build import build
 
 V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
 OPTIONS = dict(vocabulary_size=V, mask_id=MASK, special_ids=(BOS, EOS, PAD))
@@ -101,3 +109,143 @@ def test_a_batch_without_rows_stays_one():
     nothing = np.zeros((0, 8), dtype=np.int64)
     inputs, labels = mask_tokens(nothing, nothing, np.zeros(0, dtype=np.int64), seed=0, **OPTIONS)
     assert inputs.shape == labels.shape == (0, 8)
+
+
+# ------------------------------------------------------------------------------------------- batches of masked runs
+
+
+def masked_run(approach, **changes):
+    return make_run(approach, **(dict(sequence_length=16, global_batch=7, objective="masked", seed=3) | changes))
+
+
+def take(batches, steps):
+    return [batches.next().copy() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_every_world_size_masks_the_same_rows(lab, approach):
+    run, steps = masked_run(approach, document_mask=approach == "packed"), 20
+    alone = take(lab.batches(run), steps)
+    for world_size in (2, 3, 5):
+        ranks = [take(lab.batches(run, rank, world_size), steps) for rank in range(world_size)]
+        for step, parts in enumerate(zip(*ranks, strict=True)):
+            assert same(joined(parts), alone[step])
+            if approach == "packed":
+                assert np.array_equal(np.concatenate([p.document_ids_bt for p in parts]), alone[step].document_ids_bt)
+    assert sum(batch.useful_tokens for batch in alone) > 0
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_masked_run_goes_on_at_any_step_with_other_ranks(lab, approach, ahead):
+    run = masked_run(approach)
+    whole = take(lab.batches(run), 12)
+    for k in (0, 1, 5, 11):
+        ranks = [lab.batches(run, rank, 2) for rank in range(2)]
+        ranks = [Ahead(batches) for batches in ranks] if ahead else ranks
+        for batches in ranks:
+            take(batches, k)
+        state = merge_states([batches.state() for batches in ranks])
+        for batches in ranks if ahead else ():
+            batches.close()
+        later = [lab.batches(run, rank, 3) for rank in range(3)]
+        for batches in later:
+            batches.seek(state)
+        for step in range(k, 12):
+            assert same(joined([batches.next() for batches in later]), whole[step])
+
+
+def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
+    run = masked_run("packed", masking=MaskingSettings(share=0.5))
+    plain, masked = lab.batches(masked_run("packed", objective="causal")), lab.batches(run)
+    assert masked.rows_per_epoch() == plain.rows_per_epoch() and masked.vocabulary_size == 262 + 1
+    for _ in range(10):
+        a, b = plain.next().copy(), masked.next()
+        chosen = b.labels_bt != IGNORED
+        assert np.array_equal(b.labels_bt[chosen], a.tokens_bt[chosen])  # at the place itself: nothing is shifted
+        assert np.array_equal(b.tokens_bt[~chosen], a.tokens_bt[~chosen])
+        assert (b.tokens_bt[chosen] != a.tokens_bt[chosen]).any()
+        assert b.useful_tokens == chosen.sum() and b.total_tokens == a.total_tokens
+        assert b.order_digest == a.order_digest
+
+
+def test_each_epoch_masks_anew(lab):
+    """Each row of the store, epoch by epoch: the places chosen are others."""
+    run = masked_run("packed", global_batch=1, masking=MaskingSettings(share=0.3))
+    plain, masked = lab.batches(masked_run("packed", global_batch=1, objective="causal")), lab.batches(run)
+    rows = int(plain.rows_per_epoch())
+    epochs = []
+    for _ in range(2):
+        pairs = [(plain.next().copy(), masked.next().copy()) for _ in range(rows)]
+        epochs.append({a.tokens_bt.tobytes(): b.labels_bt for a, b in pairs})
+    assert epochs[0].keys() == epochs[1].keys()
+    assert any(not np.array_equal(epochs[0][row], epochs[1][row]) for row in epochs[0])
+
+
+def test_a_masked_run_needs_the_tokenizer(lab):
+    run = masked_run("packed")
+    with pytest.raises(UserError, match="needs the tokenizer") as caught:
+        open_batches(run, store_directory=lab.store(run.store))
+    assert "results/tokenizers/bpe" in caught.value.facts["next"]
+
+
+def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
+    run = masked_run("packed")
+    assert special_of(run, lab.tokenizer) == Special(mask_id=262, ids=(0, 1, 2), tokenizer_size=262)
+    assert special_of(run, lab.tokenizer).vocabulary_size == 263
+    manifest = read_json(lab.tokenizer / "manifest.json", "manifest")
+    write_json(tmp_path / "manifest.json", manifest | {"mask_id": 7, "eos_id": None})
+    assert special_of(run, tmp_path) == Special(mask_id=7, ids=(0, 2), tokenizer_size=262)
+    assert special_of(run, tmp_path).vocabulary_size == 262
+
+
+@pytest.mark.parametrize("mask", ["[MASK]", "<mask>", "<blank>", None])
+def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
+    """By its files, or by a customary name."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {text: n for n, text in enumerate(["<s>", "word", *([mask] if mask else [])])}
+    (tmp_path / "in").mkdir()
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(str(tmp_path / "in" / "tokenizer.json"))
+    write_json(tmp_path / "in" / "special_tokens_map.json", {"mask_token": mask})
+    build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")), tmp_path / "out")
+    assert special_of(masked_run("packed"), tmp_path / "out").mask_id == 2  # None: one behind the two that there are
+    assert ("mask_id" in read_json(tmp_path / "out" / "manifest.json", "manifest")) == (mask is not None)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(lab, world_size):
+    run = masked_run("packed", validation=ValidationSettings(rows=6), document_mask=True)
+    store = lab.store(run.store)  # of the training split: what is in it does not matter here
+
+    def read(run, rank=0, world_size=1):
+        settings = run.store
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(run), "validation_store", settings)
+            return read_slice(run, store, 263, rank, world_size, lab.tokenizer)
+
+    whole = read(run)
+    parts = [read(run, rank, world_size) for rank in range(world_size)]
+    for name in ("tokens_bt", "labels_bt", "document_ids_bt"):
+        assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    other = read(masked_run("packed", validation=ValidationSettings(rows=6), document_mask=True, seed=8))
+    assert np.array_equal(other.labels_bt, whole.labels_bt)
+    assert (whole.labels_bt != IGNORED).any() and (whole.tokens_bt == 262).any()
+
+
+def test_document_ids_come_with_packed_rows_where_they_are_asked_for(lab):
+    """Beside each row, from the buffers that are used again; and never where nobody asked."""
+    run = make_run("packed", sequence_length=16, global_batch=5, document_mask=True)
+    batches, plain = lab.batches(run), lab.batches(make_run("packed", sequence_length=16, global_batch=5))
+    crossed = 0
+    for _ in range(30):
+        batch, without = batches.next(), plain.next()
+        assert same(batch, without) and without.document_ids_bt is None
+        assert batch.document_ids_bt.dtype == np.int32
+        borders = batch.document_ids_bt[:, 1:] != batch.document_ids_bt[:, :-1]
+        assert (batch.labels_bt[:, :-1][borders] == IGNORED).all()
+        crossed += borders.sum()
+    assert crossed > 0
+    kept = batches.next().copy()
+    before = kept.document_ids_bt.copy()
+    take(batches, 2)
+    assert np.array_equal(kept.document_ids_bt, before)

@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
-from tokenscale.settings.closure import PACKAGE, closure_of, code_of
+from tokenscale.settings.closure import PACKAGE, closure_of, code_of, training_code
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
+from tokenscale.settings.run import RunSettings
 
 
 def names(files):
@@ -20,6 +21,11 @@ def test_a_run_depends_on_its_own_approach_only():
     for approach in set(BATCHES) - {"token-list", "length-bucketed"}:
         assert "formats/token_list.py" not in training(approach), approach
     assert "formats/padded.py" not in training("packed")
+
+
+def test_masking_is_code_of_masked_runs_only():
+    assert "batches/masked.py" in names(training_code(RunSettings(objective="masked")))
+    assert "batches/masked.py" not in names(training_code(RunSettings()))
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():

@@ -17,6 +17,7 @@ class Batch:
     useful_tokens: int  # labels that count
     total_tokens: int  # rows * T
     order_digest: int  # adds up over the ranks, modulo 2**52 (order/digest.py)
+    document_ids_bt: np.ndarray | None = None  # int32 [rows, T], where the run asks for a document mask
 
     @classmethod
     def of(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
@@ -26,7 +27,8 @@ class Batch:
 
     def copy(self) -> "Batch":
         """The same batch in memory of its own."""
-        return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy())
+        ids = None if self.document_ids_bt is None else self.document_ids_bt.copy()
+        return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
 
 
 class Batches(Protocol):

@@ -1,15 +1,15 @@
 """Where documents begin in a batch, in the two forms that attention kernels ask for.
 
 Both take `starts` of `formats.packed.PackedStore`: bool [n, T], True where a piece of a document begins; the first
-position of a row always does. A row's padding belongs to its last piece: it lies behind it and its labels do not count,
-so under a causal mask nothing that counts sees it.
+position of a row always does. A row's padding is a piece of its own: attention over whole pieces, as masked-language
+models have it, must not see it, and under a causal mask it makes no difference.
 """
 
 import numpy as np
 
 
-def document_ids(starts_bt: np.ndarray) -> np.ndarray:
-    """Which piece of its row each token belongs to, counted from 0; int32 [n, T].
+def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Which piece of its row each token belongs to, counted from 0; int32 [n, T], written to `out` where it is given.
 
     Numbers are those of the row, not of the corpus: tokens see each other where row and number are equal.
 
@@ -17,7 +17,9 @@ def document_ids(starts_bt: np.ndarray) -> np.ndarray:
     [[0, 0, 1], [0, 1, 2]]
     """
     _check(starts_bt)
-    return np.cumsum(starts_bt, axis=1, dtype=np.int32) - np.int32(1)
+    ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)
+    ids -= 1
+    return ids
 
 
 def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:

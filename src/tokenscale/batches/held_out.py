@@ -1,30 +1,43 @@
 """The fixed held-out slice: the same rows for every approach, layout and step."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tokenscale.batches.bounds import document_ids
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
 from tokenscale.order.shares import share
+from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One rank's rows of the held-out slice: tokens and labels [rows, T], int64; and the rows of all ranks."""
+    """One rank's rows of the held-out slice: tokens and labels [rows, T], int64; the rows of all ranks; and where the
+    run asks for a document mask, document ids int32 [rows, T]."""
 
     tokens_bt: np.ndarray
     labels_bt: np.ndarray
     global_rows: int
+    document_ids_bt: np.ndarray | None = None
 
 
-def read_slice(run: RunSettings, directory: Path | None, vocabulary_size: int, rank: int, world_size: int) -> Slice:
+def read_slice(
+    run: RunSettings,
+    directory: Path | None,
+    vocabulary_size: int,
+    rank: int,
+    world_size: int,
+    tokenizer_directory: Path | None = None,
+) -> Slice:
     """The first rows of the packed validation store (its rows are stored shuffled), shared among the ranks.
 
-    Raises UserError when the store is missing, changed, or not the one that the run asks for.
+    The objective `masked` masks them by their number in the store, the same in every run, and reads the tokenizer's
+    manifest for it. Raises UserError when the store is missing, changed, or not the one that the run asks for.
     """
     if directory is None:
         raise UserError(
@@ -42,5 +55,10 @@ def read_slice(run: RunSettings, directory: Path | None, vocabulary_size: int, r
     store = PackedStore(directory, manifest)
     rows = min(run.validation.rows, len(store))
     mine = share(rows, rank, world_size)
-    tokens_bt, labels_bt = store.rows(np.arange(mine.start, mine.stop))
-    return Slice(tokens_bt, labels_bt, rows)
+    numbers = np.arange(mine.start, mine.stop)
+    tokens_bt, labels_bt = store.rows(numbers)
+    if run.objective in OBJECTIVES:
+        objective = importlib.import_module(OBJECTIVES[run.objective])
+        tokens_bt, labels_bt = objective.of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)
+    ids = document_ids(store.starts(numbers)) if run.document_mask else None
+    return Slice(tokens_bt, labels_bt, rows, ids)

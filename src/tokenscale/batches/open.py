@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.batches.batch import Batches
 from tokenscale.errors import unknown
-from tokenscale.settings.registry import BATCHES
+from tokenscale.settings.registry import BATCHES, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
 
@@ -21,13 +21,13 @@ def open_batches(
     """One rank's view of the run's global batches, at step 0.
 
     Online approaches need the folders of the corpus and of the tokenizer, offline ones that of the store; offline, the
-    other two are compared with the store where they are given, and no tokenizer package is imported. Raises UserError
-    for what is missing, changed, or does not match the run.
+    other two are compared with the store where they are given, and no tokenizer package is imported. The objective
+    `masked` reads the tokenizer's manifest. Raises UserError for what is missing, changed, or does not match the run.
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
     module = importlib.import_module(BATCHES[run.approach])
-    return module.open_batches(
+    batches = module.open_batches(
         run,
         corpus_directory=corpus_directory,
         tokenizer_directory=tokenizer_directory,
@@ -35,3 +35,7 @@ def open_batches(
         rank=rank,
         world_size=world_size,
     )
+    if run.objective not in OBJECTIVES:
+        return batches
+    objective = importlib.import_module(OBJECTIVES[run.objective])
+    return objective.of_batches(batches, run, tokenizer_directory, rank, world_size)

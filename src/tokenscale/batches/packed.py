@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.batches.batch import Batch
+from tokenscale.batches.bounds import document_ids
 from tokenscale.batches.rows import RowOrder
 from tokenscale.batches.stored import checked_manifest
 from tokenscale.formats.packed import PackedStore
@@ -22,6 +23,9 @@ class PackedBatches(RowOrder):
         super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
+        self._ids = [None, None]
+        if run.document_mask:
+            self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
         self._total = len(self.slots) * store.sequence_length
 
     def prepare(self, indices: np.ndarray) -> None:
@@ -33,7 +37,10 @@ class PackedBatches(RowOrder):
         into = self._buffers[step & 1]
         self._store.read(self._plan, i, into)
         useful = self._total - len(self._plan.ignored(i))
-        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest)
+        ids = self._ids[step & 1]
+        if ids is not None:
+            document_ids(self._store.starts(self._plan.indices[i]), out=ids)
+        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
 
 
 def open_batches(

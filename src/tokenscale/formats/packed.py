@@ -221,13 +221,12 @@ class PackedStore:
         return buffers.ids
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
-        """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask."""
+        """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask. Padding
+        is a piece of its own."""
         first, last, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
         marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
         marks[np.repeat(np.arange(len(indices)), last - first), ends] = True
         marks[:, 0] = True
-        lengths = ends[np.cumsum(last - first) - 1]
-        marks[np.arange(len(indices)), lengths] = False  # padding belongs to the last piece
         return marks[:, : self.sequence_length]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:

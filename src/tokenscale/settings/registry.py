@@ -43,6 +43,8 @@ BATCHES = {
     "length-bucketed": "tokenscale.batches.length_bucketed",
     "packed": "tokenscale.batches.packed",
 }
+#: objective → the module that makes its batches of those of any approach, where they are not trained on as they are
+OBJECTIVES = {"masked": "tokenscale.batches.masked"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
 MODELS = {"transformers": "tokenscale.models.library"}
 #: method of a layout → the module that applies it

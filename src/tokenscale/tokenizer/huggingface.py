@@ -20,6 +20,7 @@ CUSTOMARY = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "mask": ("[MASK]", "<mask>"),
 }
 
 
@@ -41,6 +42,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         )
     eos = _token("eos", settings.eos, named, vocabulary, settings)
     pad = _token("pad", None, named, vocabulary, settings)
+    mask = _token("mask", None, named, vocabulary, settings)
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
@@ -50,6 +52,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         "eos_id": None if eos is None else vocabulary[eos],
         # padding is known by length, so any id serves where the tokenizer has none for it
         "pad_id": vocabulary[pad if pad is not None else eos if eos is not None else bos],
+        **({} if mask is None else {"mask_id": vocabulary[mask]}),
         "source": "folder" if Path(settings.source).is_dir() else settings.source,
         "revision": settings.revision,
     }
@@ -128,7 +131,7 @@ def _named(folder: Path) -> dict[str, str]:
             raise UserError(
                 "a file of the tokenizer is not JSON.", file=path, reason=error, next="replace it"
             ) from None
-        for role in ("bos", "eos", "pad"):
+        for role in ("bos", "eos", "pad", "mask"):
             value = values.get(f"{role}_token")
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
