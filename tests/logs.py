@@ -74,8 +74,8 @@ def write_attempt(
                 step=step, t_unix_s=t0 + step, t_mono_s=100.0 + step * step_s, step_s=step_s * (1 if step else 5),
                 loss_sum=loss_sum, useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1,
                 data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
-                learning_rate=1e-3, grad_norm=1.5, grad_norm_clipped=1.0, order_digest=digest(run, step, rank), memory_peak_bytes=10**8,
-                nonfinite=bad,
+                learning_rate=1e-3, grad_norm=1.5, grad_norm_clipped=1.0, order_digest=digest(run, step, rank),
+                memory_peak_bytes=10**8, nonfinite=bad,
             )  # fmt: skip
         if diverges is not None:
             writer.event("run_stop", status="nonfinite", step=diverges)

@@ -166,7 +166,9 @@ def run_inputs(w):
     online = run.store is None
     return {
         "corpus": [corpus_manifest(corpus)] if online else [],
-        "tokenizer": [tokenizer_manifest(tokenizer)] if online else [],
+        "tokenizer": (
+            [tokenizer_manifest(tokenizer)] if online or run.keeps_weights else []
+        ),
         "store": (
             [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
         ),
@@ -175,7 +177,18 @@ def run_inputs(w):
             for store in [run.validation_store]
             if store
         ],
+        "resume_from": resumed_from(run),
     }
+
+
+def resumed_from(run):
+    """What writes the state that a run goes on from: the run of that name where it is one of ours."""
+    if run.resume_from is None:
+        return []
+    parts = os.path.normpath(run.resume_from).split(os.sep)
+    if parts[:2] == ["results", "runs"] and len(parts) > 2 and parts[2] in RUNS:
+        return [f"results/runs/{parts[2]}/done.json"]
+    return [os.path.join(run.resume_from, "checkpoint.json")]
 
 
 def run_code(w):

@@ -190,8 +190,18 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     }
     row |= _settings(record.get("run"))
     if row.get("steps_asked") is not None:
+        row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
     return row
+
+
+def _steps_asked(stated: int, record: Row) -> int:
+    """Steps that the run's own logs must hold. Of a budget in tokens or seconds, those that it came to; what another
+    run did before it, whose checkpoint it began from, is in that run's logs."""
+    outcome = record.get("outcome") or {}
+    if "budget_steps" in record:
+        stated = record["budget_steps"] if record["budget_steps"] is not None else outcome.get("steps") or 0
+    return stated - (outcome.get("begins_at") or 0)
 
 
 def _settings(values: Row | None) -> Row:

@@ -239,6 +239,11 @@ class RunSettings:
             return None
         return StoreSettings("packed", split="validation", sequence_length=self.sequence_length, eos=self.eos)
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether something is left of the weights when it has ended; the tokenizer is then kept with them."""
+        return self.checkpoints.final or self.checkpoints.best or self.checkpoints.keep_resume_state
+
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for rules over several fields."""
         found = [(f"model.{f}", text) for f, text in self.model.problems()]

@@ -74,7 +74,9 @@ class TrainWords:
 
 
 TRAIN_FLAGS = flags.leaves(TrainWords)
-RUN_FLAGS = flags.leaves(RunSettings, left_out=("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs"), words=WORDS)
+#: --epochs is one of the words, and needs the data to say how many steps it is
+LEFT_OUT = ("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs")
+RUN_FLAGS = flags.leaves(RunSettings, left_out=LEFT_OUT, words=WORDS)
 #: whose flag a problem names that has none of its own
 FLAG_OF = {"model": "--model", "tokenizer": "--tokenizer-name", "corpus": "--dataset", "storage": "--storage.codec"}
 
@@ -139,7 +141,7 @@ class StudyDistributed:
     __pydantic_config__ = STRICT
 
     backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
-    mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "bf16: autocast over fp32 weights")
+    mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "16 bits: autocast over fp32 weights")
 
 
 @dataclass(frozen=True)
@@ -176,27 +178,18 @@ class StudyFile:
             "optimizer.learning_rate": self.training.learning_rate,
             "budget.steps": self.training.max_steps,
             "schedule.warmup_steps": self.training.warmup_steps,
-            "precision": {"bf16": "bf16", "fp32": "fp32", "no": "fp32"}.get(precision),
+            "precision": "fp32" if precision == "no" else precision,
         }
         return {key: value for key, value in found.items() if value is not None}
 
 
 def read_file(path: str) -> StudyFile:
-    """A preset file. UserError for what cannot be read, for an unknown key or value, and for fp16."""
+    """A preset file. UserError for what cannot be read, and for an unknown key or value."""
     values = host("tokenscale.settings.config").read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
-    file: StudyFile = host("tokenscale.settings.validate").build(StudyFile, values, file=path)
-    if file.distributed.mixed_precision == "fp16":
-        raise UserError(
-            "fp16 would need its losses scaled, which this trainer does not do.",
-            file=path,
-            key="distributed.mixed_precision",
-            allowed="bf16, fp32, no",
-            next="use bf16, which has the range of fp32",
-        )
-    return file
+    return host("tokenscale.settings.validate").build(StudyFile, values, file=path)
 
 
 def host(module: str) -> ModuleType:

@@ -89,7 +89,9 @@ class _Training:
         self.held_out: Slice | None = None
         if run.validation.rows:
             vocabulary_size = self.batches.vocabulary_size
-            self.held_out = read_slice(run, inputs.validation_store, vocabulary_size, world.rank, world.size)
+            self.held_out = read_slice(
+                run, inputs.validation_store, vocabulary_size, world.rank, world.size, inputs.tokenizer
+            )
         weights = sum(weight.numel() for weight in self.engine.model.parameters())
         self.launched = _launched(self.attempt_directory)
         self.record: dict[str, Any] = {}
@@ -107,6 +109,7 @@ class _Training:
         ranks = f"{world.size} rank(s) on {device}"
         self.progress.say(f"{run.identity}  {weights:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
+        self.begins_at = 0  # steps that another run did for this one
         self._resume()
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
@@ -230,14 +233,22 @@ class _Training:
         state = State(self.engine.pieces(resume=resume))
         if resume:
             state.rank_record = {"data": self.batches.state(), "random": self.engine.random_state()}
-        facts = {"step": self.done, "budget": self.budget.state(), "loss_scale": self.engine.loss_scale.state()}
+        facts = {
+            "step": self.done,
+            "begins_at": self.begins_at,
+            "budget": self.budget.state(),
+            "loss_scale": self.engine.loss_scale.state(),
+        }
         self.checkpoints.save(name, kind, state, facts)
 
     def _resume(self) -> None:
         """Go on from a checkpoint, if there is one for this run."""
         found = self.checkpoints.newest()
-        if found is None and self.settings.resume_from is not None:
+        if found is not None:
+            self.begins_at = found.record["begins_at"]
+        elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
+            self.begins_at = found.record["step"]
         if found is None:
             return
         self.engine.load(found)
@@ -268,7 +279,7 @@ class _Training:
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
-            outcome["energy_j"] = energy if energy is not None else "not measured"
+            outcome |= {"begins_at": self.begins_at, "energy_j": energy if energy is not None else "not measured"}
             if stopped is not None:
                 outcome["stopped_at"] = stopped
             provenance.seal(self.directory, self.record, outcome | {"logs": _log_hashes(self.directory)})

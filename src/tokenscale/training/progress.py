@@ -25,15 +25,14 @@ class Progress:
             return
         now = time.monotonic()
         last = done == self.steps
-        self._first = share if self._first is None else self._first  # a resumed run begins where it was
+        if self._first is None:  # the first step warms everything up, and a resumed run begins where it was
+            self._first, self._start = share, now
         if not last and now - self._last < (0.2 if self.live else self.every_s) and done > 1:
             return
         self._last = now
-        gone = max(share - self._first, 1e-9)
-        left = (now - self._start) / gone * (1 - share) if share > self._first else 0.0
-        text = (
-            f"step {done}/{self.steps or '?'}  loss {loss:.4f}  {useful_per_s:,.0f} useful tokens/s  {left:.0f} s left"
-        )
+        text = f"step {done}/{self.steps or '?'}  loss {loss:.4f}  {useful_per_s:,.0f} useful tokens/s"
+        if share > self._first:
+            text += f"  {(now - self._start) / (share - self._first) * (1 - share):.0f} s left"
         if self.live:
             print("\r\033[K" + text, end="\n" if last else "", flush=True)
         else:

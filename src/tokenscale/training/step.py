@@ -62,5 +62,5 @@ def micro(batch: Batch, rows: slice, device: torch.device) -> tuple[Tensor, Tens
     if getattr(batch, "document_ids_bt", None) is not None:
         ids = torch.from_numpy(batch.document_ids_bt[rows])
         ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
-        bounds = Bounds(ids.to(device, non_blocking=True))
+        bounds = Bounds(ids, device)
     return tokens.to(device, non_blocking=True), labels.to(device, non_blocking=True), bounds

@@ -53,11 +53,13 @@ def _lines(config, names):
         for size in sizes:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
             shape = geometry(size, config.settings.gpus_per_node)
-            steps = sum(run.budget.steps for run in of_size)
-            tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in of_size)
+            counted = [run for run in of_size if run.budget.kind == "steps"]
+            steps = sum(run.budget.steps for run in counted)
+            tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in counted)
+            others = f", and {len(of_size) - len(counted)} whose budget is no number of steps"
             yield (
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
-                f", {steps:,} steps, {tokens:,} tokens"
+                f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
             )
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:

@@ -20,13 +20,15 @@ def sample(hint, default):
     if hint is bool:
         return str(not default).lower(), not default
     if hint is int:
-        return str(default + 1), default + 1
+        return str((default or 0) + 1), (default or 0) + 1
+    if hint is str:
+        return "there", "there"
     return ("0.5", 0.5) if default != 0.5 else ("0.25", 0.25)
 
 
 @pytest.mark.parametrize("flag", study.RUN_FLAGS, ids=lambda flag: flag.key)
 def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
-    hint = next((h for h in typing.get_args(flag.hint) if h is float), flag.hint)
+    hint = next((h for h in typing.get_args(flag.hint) if h in (float, int, str)), flag.hint)
     text, value = sample(hint, flag.default)
     for name in flag.names:
         parser = argparse.ArgumentParser()

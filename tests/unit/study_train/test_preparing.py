@@ -25,6 +25,7 @@ def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
     own = "results/tokens/tinystories/own"
     assert {role: str(path) for role, path in job.manifests.items()} == {
         "store": f"{own}/packed-sequence_length=32/manifest.json",
+        "tokenizer": "results/tokenizers/own/manifest.json",  # kept with the weights, which `train` keeps
         "validation_store": f"{own}/packed-split=validation-sequence_length=32/manifest.json",
     }
     assert Path("results/corpus/tinystories/manifest.json").is_file() and job.output.parent.parent == Path(

@@ -15,7 +15,7 @@ REFUSED = {
     "--optimizer.beta2 1": ["a number ≥ 0, < 1"],
     "--optimizer.clip-norm -1": ["a number > 0, or none"],
     "--eos maybe": ["true or false"],
-    "--precision fp16": ["'fp16'", "bf16, fp32"],
+    "--precision fp8": ["'fp8'", "fp32", "bf16-true"],
     "--schedule.shape cosin": ["did you mean 'cosine'"],
     "--model lama-micro": ["'lama-micro'", "--model", "did you mean 'llama-micro'"],
     "--model llama-micro --model-size small": ["both name the model"],
@@ -47,7 +47,7 @@ REFUSED = {
     "--dataset web.parquet --config preset.yaml --tokenizer-name tekken": ["has 300", "has 131,072"],
     "--config none.yaml": ["is missing", "none.yaml"],
     "--config wrong.yaml": ["unknown key 'hiden_size'", "did you mean 'hidden_size'", "wrong.yaml"],
-    "--config half.yaml": ["fp16", "use bf16"],
+    "--config half.yaml": ["mixed_precision", "fp17"],
     "--config shape.yaml": ["--model", "heads"],
     "--config small.yaml --dataset web.parquet": ["--tokenizer-name", "at least 259"],
 }
@@ -58,7 +58,7 @@ def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch
     monkeypatch.setattr("tokenscale.commands.train.start", lambda *_: pytest.fail("it was not refused"))
     (here / "empty.txt").touch()
     (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
-    (here / "half.yaml").write_text("distributed: {mixed_precision: fp16}")
+    (here / "half.yaml").write_text("distributed: {mixed_precision: fp17}")
     (here / "shape.yaml").write_text("model: {hidden_size: 32, num_heads: 3}")
     (here / "small.yaml").write_text(PRESET.replace("300", "200"))
     before = files(here)

@@ -1,0 +1,259 @@
+"""What a run can be asked for beside its steps: budgets, number formats, recomputation, when to look at the device."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.corpora import Lab, make_run
+from tokenscale.costs.flops import Convention, flops_per_token
+from tokenscale.errors import UserError
+from tokenscale.files import read_json
+from tokenscale.parallel.world import World
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import (
+    BudgetSettings,
+    CheckpointSettings,
+    OptimizerSettings,
+    ProfileSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
+from tokenscale.training.loop import Inputs, train
+
+STEPS, T = 8, 32
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+WORLD = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(100)]
+    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+
+
+def run_of(approach="packed", **changes) -> RunSettings:
+    settings = {
+        "model": PRESETS["llama-micro"],
+        "global_batch": 6,
+        "micro_batch": 2,
+        "budget": BudgetSettings(steps=STEPS),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "optimizer": OptimizerSettings(learning_rate=3e-3),
+        "validation": ValidationSettings(rows=4),
+    }
+    return replace(make_run(approach, T), **(settings | changes))
+
+
+def trained(lab: Lab, directory: Path, run: RunSettings) -> tuple[list[dict], list[dict]]:
+    """(lines of steps, lines of events) of a run in this process."""
+    inputs = Inputs(
+        corpus=lab.corpus,
+        tokenizer=lab.tokenizer,
+        store=lab.store(run.store) if run.store else None,
+        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
+    )
+    train(run, inputs, directory, WORLD)
+    folder = directory / "attempt=00/rank=00000"
+    return tuple(
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("steps", "events")
+    )
+
+
+def losses(steps):
+    return [step["loss_sum"] / step["useful_tokens"] for step in steps]
+
+
+def without_times(steps):
+    timed = ("t_unix_s", "t_mono_s", "memory_peak_bytes")
+    return [{k: v for k, v in s.items() if k not in timed and (not k.endswith("_s") or k == "loss_sum")} for s in steps]
+
+
+@pytest.fixture(scope="module")
+def plain(lab, tmp_path_factory):
+    """The run that the others are compared with."""
+    return trained(lab, tmp_path_factory.mktemp("plain"), run_of())
+
+
+# --- budgets
+
+
+@pytest.mark.parametrize("approach", ["packed", "padded", "padding-free"])
+def test_epochs_are_passes_over_what_the_approach_reads(lab, tmp_path, approach):
+    run = run_of(approach, budget=BudgetSettings(epochs=1.5))
+    steps, _ = trained(lab, tmp_path, run)
+    rows = lab.batches(run).rows_per_epoch()
+    assert len(steps) * 6 >= 1.5 * rows > (len(steps) - 1) * 6
+    assert steps[-1]["learning_rate"] == pytest.approx(0.1 * 3e-3), "the schedule ends with the budget"
+
+
+def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
+    run = run_of("padded", budget=BudgetSettings(useful_tokens=900), schedule=ScheduleSettings(warmup_steps=0))
+    steps, _ = trained(lab, tmp_path, run)
+    counts = [step["useful_tokens"] for step in steps]
+    assert sum(counts) >= 900 > sum(counts[:-1])
+    rates = [step["learning_rate"] for step in steps]
+    assert rates[0] == 3e-3 and rates == sorted(rates, reverse=True) and rates[-1] < rates[0]
+
+
+def test_flops_are_those_of_the_formula(lab, tmp_path):
+    per_row = T * flops_per_token(PRESETS["llama-micro"].with_vocabulary(300), T, Convention.FULL)
+    run = run_of(budget=BudgetSettings(flops=4.5 * 6 * per_row))
+    assert len(trained(lab, tmp_path, run)[0]) == 5
+
+
+def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path):
+    run = run_of(budget=BudgetSettings(wall_s=0.3), schedule=ScheduleSettings(warmup_steps=0))
+    steps, _ = trained(lab, tmp_path, run)
+    assert sum(step["step_s"] for step in steps) >= 0.3
+    assert sum(step["step_s"] for step in steps[:-1]) < 0.3 + max(step["step_s"] for step in steps)
+
+
+def test_a_warm_up_longer_than_the_budget_is_refused(lab, tmp_path):
+    run = run_of(budget=BudgetSettings(epochs=0.01), schedule=ScheduleSettings(warmup_steps=50))
+    with pytest.raises(UserError, match="warm-up"):
+        trained(lab, tmp_path, run)
+
+
+def test_two_budgets_are_refused():
+    for budget in (BudgetSettings(steps=5, epochs=1), BudgetSettings(flops=1e9, wall_s=3)):
+        assert any(key.startswith("budget.") for key, _ in run_of(budget=budget).problems())
+
+
+# --- number formats, recomputation, compiled blocks
+
+
+@pytest.mark.parametrize(("precision", "near"), [("bf16", 0.05), ("fp16", 0.02), ("bf16-true", 0.3)])
+def test_other_precisions_learn_the_same(lab, tmp_path, plain, precision, near):
+    steps, events = trained(lab, tmp_path, run_of(precision=precision))
+    assert losses(steps) != losses(plain[0])
+    assert losses(steps) == pytest.approx(losses(plain[0]), abs=near)
+    held_out = [e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation"]
+    assert held_out[-1] < held_out[0] - 0.2
+    assert all(step.get("loss_scale") == 65536.0 for step in steps) or precision != "fp16"
+    memory = next(e for e in events if e["event"] == "memory")
+    size = 2 if precision == "bf16-true" else 4
+    expected = sum(p.numel() for p in _model(lab).parameters()) * size
+    assert memory["parameters_bytes"] == memory["gradients_bytes"] == expected
+    assert 2 * expected <= memory["optimizer_bytes"] < 2 * expected + 1000
+    assert memory["activations_bytes"] > 0
+
+
+def _model(lab):
+    from tokenscale.models.build import build
+
+    shape = PRESETS["llama-micro"].with_vocabulary(lab.batches(run_of()).vocabulary_size)
+    return build(shape, T, objective="causal", kernel="sdpa")
+
+
+def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypatch):
+    """A first scale far too large: it halves until gradients fit, nothing is trained until then, and the run goes on."""
+    from tokenscale.training import precision
+
+    monkeypatch.setattr(precision.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
+    steps, _ = trained(lab, tmp_path, run_of(precision="fp16", budget=BudgetSettings(steps=30)))
+    skipped = [step["skipped"] for step in steps]
+    assert skipped[:3] == [True] * 3 and skipped.count(True) < 15
+    for before, after in zip(steps[:-1], steps[1:], strict=True):
+        assert after["loss_scale"] == before["loss_scale"] * (0.5 if before["skipped"] else 1)
+    assert not any(step["nonfinite"] for step in steps)
+    assert read_json(tmp_path / "run.json")["outcome"]["status"] == "complete"
+    assert losses(steps)[-1] < losses(steps)[0]
+
+
+@pytest.mark.parametrize("mode", ["block", "selective"])
+def test_activation_checkpointing_changes_memory_alone(lab, tmp_path, plain, mode):
+    model = replace(PRESETS["llama-micro"], dropout=0.2)
+    kept = trained(lab, tmp_path / "kept", run_of(model=model))
+    again = trained(lab, tmp_path / "again", run_of(model=model, activation_checkpointing=mode))
+    assert without_times(again[0]) == without_times(kept[0])
+    bytes_of = [next(e for e in events if e["event"] == "memory")["activations_bytes"] for _, events in (kept, again)]
+    assert bytes_of[1] < bytes_of[0]
+
+
+def test_compiled_blocks_compute_the_same(lab, tmp_path, plain, monkeypatch):
+    """With a backend that traces and differentiates, and leaves the code generation out, which costs a minute here."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
+    steps, events = trained(lab, tmp_path, run_of(compile=True))
+    assert losses(steps) == pytest.approx(losses(plain[0]), abs=1e-5)
+    assert "activations_bytes" not in next(e for e in events if e["event"] == "memory")
+
+
+# --- what is looked at, and when
+
+
+def test_looking_at_the_device_less_often_changes_no_line(lab, tmp_path, plain):
+    steps, events = trained(lab, tmp_path, run_of(log_every=5))
+    assert without_times(steps) == without_times(plain[0])
+    assert [e["event"] for e in events] == [e["event"] for e in plain[1]]
+
+
+@pytest.mark.parametrize("log_every", [1, 4])
+def test_a_run_that_diverges_names_its_batch_and_keeps_no_later_step(lab, tmp_path, log_every):
+    optimizer = OptimizerSettings(learning_rate=1e30, clip_norm=None)
+    steps, _ = trained(lab, tmp_path, run_of(optimizer=optimizer, log_every=log_every))
+    outcome = read_json(tmp_path / "run.json")["outcome"]
+    assert outcome["status"] == "nonfinite" and outcome["steps"] == steps[-1]["step"] < STEPS - 1
+    assert outcome["stopped_at"] == {"step": steps[-1]["step"], "order_digest_of_rank_0": steps[-1]["order_digest"]}
+    assert [s["nonfinite"] for s in steps] == [False] * (len(steps) - 1) + [True]
+
+
+def test_the_parts_of_a_step_are_all_of_it(plain):
+    for step in plain[0]:
+        parts = [step[f"{name}_s"] for name in ("data_wait", "h2d", "forward", "backward", "optimizer")]
+        assert min(parts) >= 0 and sum(parts) <= step["step_s"]
+    assert sum(step["forward_s"] + step["backward_s"] for step in plain[0]) > 0.3 * sum(s["step_s"] for s in plain[0])
+    assert "exposed_communication_s" not in plain[0][0], "one rank exchanges nothing"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, [0, 8]),
+        ({"every": 3}, [0, 3, 6, 8]),
+        ({"at_start": False, "at_end": False, "every": 4}, [4]),
+        ({"each_epoch": True, "at_start": False}, "epochs"),
+    ],
+)
+def test_validation_comes_when_it_is_asked_for(lab, tmp_path, asked, expected):
+    run = run_of(validation=ValidationSettings(rows=4, **asked), global_batch=60, micro_batch=20)
+    _, events = trained(lab, tmp_path, run)
+    if expected == "epochs":
+        rows = lab.batches(run).rows_per_epoch()
+        expected = sorted({-int(-e * rows // 60) for e in range(1, 9)} & set(range(1, STEPS)) | {STEPS})
+        assert len(expected) > 1
+    assert [e["step"] for e in events if e["event"] == "validation"] == expected
+
+
+def test_a_trace_is_written_for_the_steps_asked_for(lab, tmp_path):
+    trained(lab, tmp_path, run_of(profile=ProfileSettings(first=2, steps=3)))
+    with gzip.open(tmp_path / "attempt=00/rank=00000/trace.json.gz", "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert any("scaled_dot_product" in name for name in names)
+    assert {f"ProfilerStep#{k}" for k in (0, 1, 2)} <= names or any(n.startswith("Optimizer.step") for n in names)
+
+
+def test_python_collects_no_garbage_in_between_and_all_is_as_before_afterwards(lab, tmp_path):
+    import gc
+
+    assert gc.isenabled()
+    trained(lab, tmp_path, run_of(garbage_every=3))
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_events_say_what_was_written(lab, tmp_path):
+    asked = CheckpointSettings(final=True, asynchronous=False)
+    _, events = trained(lab, tmp_path, run_of(checkpoints=asked))
+    (written,) = [e for e in events if e["event"] == "checkpoint"]
+    assert written["status"] == "final" and written["bytes"] > 10_000 and written["duration_s"] > 0
+    stop = events[-1]
+    assert stop["event"] == "run_stop" and stop["energy_j"] is None
+    assert read_json(tmp_path / "run.json")["outcome"]["energy_j"] == "not measured"
