@@ -1,14 +1,13 @@
 """Run a function on several gloo ranks: torch is imported once, then forked."""
 
-import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from pathlib import Path
+from queue import Empty
 
-_context = multiprocessing.get_context("forkserver")
-# DDP and every optimizer import torch._dynamo when first used: seconds for each rank, unless it is there already
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "numpy"])
+from tests.forks import context
 
 
 def run_ranks(function, world_size: int, *arguments, timeout_s: float = 120):
@@ -16,16 +15,16 @@ def run_ranks(function, world_size: int, *arguments, timeout_s: float = 120):
 
     The function lives in an importable module; results are picklable. A rank's failure fails the caller.
     """
-    queue = _context.Queue()
+    queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            _context.Process(target=_rank, args=(function, r, world_size, Path(folder) / "store", queue, arguments))
+            context.Process(target=_rank, args=(function, r, world_size, Path(folder) / "store", queue, arguments))
             for r in range(world_size)
         ]
         for rank in ranks:
             rank.start()
         try:
-            results = dict(queue.get(timeout=timeout_s) for _ in ranks)
+            results = dict(_answers(queue, ranks, timeout_s))
         finally:
             for rank in ranks:
                 rank.join(5)
@@ -34,6 +33,21 @@ def run_ranks(function, world_size: int, *arguments, timeout_s: float = 120):
     failures = {r: value for r, (ok, value) in results.items() if not ok}
     assert not failures, "\n".join(f"rank {r}:\n{text}" for r, text in sorted(failures.items()))
     return [results[r][1] for r in range(world_size)]
+
+
+def _answers(queue, ranks, timeout_s):
+    """(rank, what it found) of each as they end; one that ended without a word is a failure at once."""
+    waited_for, end = set(range(len(ranks))), time.monotonic() + timeout_s
+    while waited_for:
+        silent = [r for r in waited_for if ranks[r].exitcode is not None]  # unless its answer is on the way
+        try:
+            rank, answer = queue.get(timeout=1)
+        except Empty:
+            assert not silent, f"rank {silent[0]} ended with exit code {ranks[silent[0]].exitcode} and said nothing"
+            assert time.monotonic() < end, f"no answer from ranks {sorted(waited_for)} in {timeout_s} s"
+            continue
+        waited_for.discard(rank)  # it speaks again where it fails after its answer
+        yield rank, answer
 
 
 def _rank(function, rank, world_size, store, queue, arguments):

@@ -1,0 +1,19 @@
+"""What the server of forks.py has imported: packages only, since a copied project runs its own tokenscale."""
+# ruff: noqa: F401
+
+import docutils.core
+import numpy
+import pyarrow.parquet
+import pydantic
+import pytest
+import safetensors
+import smart_open
+import tokenizers
+import torch
+import torch._dynamo  # DDP and every optimizer import it when first used: seconds for each rank
+import torch.nn.parallel
+import yaml
+import yte
+from snakemake.cli import get_argument_parser
+
+get_argument_parser()  # finds and imports Snakemake's plugins
