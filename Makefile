@@ -20,7 +20,7 @@ run: $(READY)
 	@echo "report: $(REPORT)"
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile
+	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory lint
 
 lint: $(READY)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/tokenscale"
 #: folders of the package; `files` is files.py and errors.py, `workflow` the rules
@@ -38,6 +40,19 @@ ROOMS_OF = {
     "unit/test_study_pretokenize.py": ["commands", "formats"],
     "unit/test_training.py": ["training", "models", "evaluation"],
 }
+#: test files that take more than ten seconds, the longest first: `pytest -n 2 --dist loadfile --no-loadscope-reorder`
+#: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
+LONGEST = [
+    "workflow/test_reruns.py",
+    "distributed/test_training.py",
+    "workflow/test_sources.py",
+    "distributed/test_study_commands.py",
+    "workflow/test_reruns_carried_out.py",
+    "workflow/test_workflow.py",
+    "workflow/test_status.py",
+    "workflow/test_benchmark_workflow.py",
+    "workflow/test_archive.py",
+]
 
 
 def rooms_of(path: Path) -> list[str]:
@@ -65,5 +80,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for room in rooms_of(item.path):
             item.add_marker(room)
-    # the longest files first: of two workers, none is left alone with one of them at the end
-    items.sort(key=lambda item: ROOT / "tests/workflow" not in item.path.parents)
+    # the longest files first, so that of two workers none is left alone with one of them at the end
+    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.fixture(scope="session")
+def tekken_folder(tmp_path_factory):
+    """The folder of the tokenizer Tekken, made once for all workers. Nobody may change it."""
+    pytest.importorskip("mistral_common")
+    from tokenscale.settings.data import TokenizerSettings
+    from tokenscale.tokenizer.build import build
+
+    return once(tmp_path_factory, "tekken", lambda folder: build(TokenizerSettings(), folder))

@@ -31,11 +31,8 @@ def bpe(tmp_path_factory, corpus):
 
 
 @pytest.fixture(scope="module")
-def tekken(tmp_path_factory):
-    pytest.importorskip("mistral_common")
-    directory = tmp_path_factory.mktemp("tekken")
-    build(TokenizerSettings(), directory)
-    return load(directory)
+def tekken(tekken_folder):
+    return load(tekken_folder)
 
 
 def test_training_twice_gives_the_same_file(tmp_path, corpus):
@@ -95,11 +92,10 @@ def test_tekken_has_mistral_commons_ids(tekken, reference):
         assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
 
 
-def test_loading_tekken_does_not_import_its_package(tmp_path):
-    build(TokenizerSettings(), tmp_path)
+def test_loading_tekken_does_not_import_its_package(tekken_folder):
     code = (
         "import sys\nfrom tokenscale.tokenizer.load import load\n"
-        f"load({str(tmp_path)!r}); print('mistral_common' in sys.modules)"
+        f"load({str(tekken_folder)!r}); print('mistral_common' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
