@@ -200,6 +200,18 @@ def test_an_attempt_that_repeats_a_step_takes_back_what_was_handed_out(tmp_path)
         measures.poll(ended=False)
 
 
+def test_the_latest_attempt_s_validation_counts(tmp_path):
+    first, second = Ranks(tmp_path, 0), Ranks(tmp_path, 1)
+    first.validate(0)
+    first.writers[0].event("validation", step=4, loss_sum=9000.0, useful_tokens=1000)
+    second.writers[0].event("validation", step=4, loss_sum=8000.0, useful_tokens=1000)
+    measures = Measures(tmp_path)
+    assert series(measures.poll(ended=True), "validation/loss") == {0: 5.0, 4: 8.0}
+    Ranks(tmp_path, 2).validate(4)
+    with pytest.raises(Rewritten, match="attempt 2 repeats the validation at step 4"):
+        measures.poll(ended=False)
+
+
 def test_logs_that_were_moved_away_are_read_anew(tmp_path):
     Ranks(tmp_path, 0).steps(0, 2)
     measures = Measures(tmp_path)
