@@ -69,13 +69,10 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
 
     def decode(ids: list[int]) -> str:
         data = json.loads(path.read_text(encoding="utf-8"))
-        first = data["config"]["default_num_special_tokens"]
-        names = {rank: text for text, rank in _control(data).items()}
+        names = control_names(data)
+        first = len(names)
         parts = [
-            names.get(i, f"<SPECIAL_{i}>").encode()
-            if i < first
-            else base64.b64decode(data["vocab"][i - first]["token_bytes"])
-            for i in ids
+            names[i].encode() if i < first else base64.b64decode(data["vocab"][i - first]["token_bytes"]) for i in ids
         ]
         return b"".join(parts).decode("utf-8", errors="replace")
 
@@ -85,6 +82,12 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
 def control_texts(path: Path) -> list[str]:
     """Text of the control tokens that a file of Tekken's names."""
     return list(_control(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def control_names(data: dict[str, Any]) -> list[str]:
+    """A name for every control id of a Tekken file, in order: those that it names, and `<SPECIAL_17>` and the like."""
+    named = {rank: text for text, rank in _control(data).items()}
+    return [named.get(i, f"<SPECIAL_{i}>") for i in range(data["config"]["default_num_special_tokens"])]
 
 
 def fast(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""A checkpoint → a folder that `from_pretrained` of transformers loads. That library is not needed to write it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from tokenscale.errors import UserError
+from tokenscale.files import atomic, read_json, write_json
+from tokenscale.models.convert_hf import to_hf
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer import to_hf as tokenizer_to_hf
+from tokenscale.tokenizer.manifest import read_manifest
+from tokenscale.training.checkpoint import PARTIAL, RECORD, read_model
+
+
+def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: Callable[[str], None] = print) -> None:
+    """Write config.json, model.safetensors, generation_config.json and the tokenizer's files to a new folder.
+
+    `tokenizer` is the folder of the one that the model was trained with, for a checkpoint that holds none; a model
+    whose ids are no text has none. Weights keep their number format. Raises UserError for a folder that holds anything,
+    for a masked model and for shapes that the library has not, and for a tokenizer with other ids than the model.
+    """
+    _check_output(output)
+    shape, weights = read_model(checkpoint)
+    record = read_json(checkpoint / RECORD, "checkpoint's record")
+    if record["objective"] != "causal":
+        raise UserError(
+            f"a model of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
+            checkpoint=checkpoint,
+            next="`model.transformers: distilbert` or `bert` train one that is the library's own",
+        )
+    run = RunSettings.from_json(json.dumps(record["run"]))
+    config, renamed = to_hf(shape, weights, run.sequence_length)
+    number = next(iter(renamed.values())).dtype
+    config["torch_dtype"] = str(number).removeprefix("torch.")  # the word that versions 4 and 5 read
+    folder = _tokenizer_of(checkpoint, tokenizer, shape.vocabulary_size)
+    partial = output.with_name(output.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        ids = {}
+        if folder is not None:
+            found = tokenizer_to_hf.write(folder, partial, run.sequence_length)
+            ids = {f"{role}_token_id": number for role, number in found.items()}
+        write_json(partial / "config.json", config | ids)
+        write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
+        with atomic(partial / "model.safetensors") as temporary:
+            save_file(renamed, str(temporary), metadata={"format": "pt"})
+        if output.exists():
+            output.rmdir()  # empty: it has been looked at
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    count = sum(weight.numel() for weight in renamed.values())
+    say(f"{output}: {config['architectures'][0]}, {count:,} weights in {config['torch_dtype']}")
+    if folder is None:
+        why = "its ids are numbers, not text" if (checkpoint / "tokenizer").is_dir() else "the checkpoint holds none"
+        say(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists():
+        raise UserError(
+            "the output folder is not empty." if output.is_dir() else "the output is a file.",
+            output=output,
+            next="name a new folder, or remove this one",
+        )
+
+
+def _tokenizer_of(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
+    """The tokenizer's folder: the one that is stated, or the checkpoint's copy; None where there is none of text."""
+    held = checkpoint / "tokenizer"
+    folder = stated if stated is not None else held if held.is_dir() else None
+    if folder is None:
+        return None
+    manifest = read_manifest(folder)
+    if manifest["vocabulary_size"] > vocabulary:
+        raise UserError(
+            "the tokenizer has more entries than the model's embedding.",
+            tokenizer=f"{folder} has {manifest['vocabulary_size']}",
+            model=f"{checkpoint} has vocabulary_size {vocabulary}",
+            next="name the tokenizer that the model was trained with",
+        )
+    if stated is not None and held.is_dir() and read_manifest(held)["file"] != manifest["file"]:
+        raise UserError(
+            "the tokenizer is not the one that the model was trained with.",
+            tokenizer=f"{folder}: {manifest['name']}, sha256 {manifest['file']['sha256'][:12]}…",
+            checkpoint=f"{held}: {read_manifest(held)['name']}, sha256 {read_manifest(held)['file']['sha256'][:12]}…",
+            next="leave --tokenizer out: the checkpoint holds it",
+        )
+    return None if manifest["kind"] == "numbers" else folder

@@ -1,0 +1,185 @@
+"""What is exported, the library loads, and it computes and tokenizes as we do."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.corpora import HOSTILE, make_corpus, make_tokenizer
+from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours
+from tokenscale.cli import main
+from tokenscale.commands.export import export
+from tokenscale.errors import UserError
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.build import build
+from tokenscale.tokenizer.load import load
+from tokenscale.training.checkpoint import Piece, State, commit, write_rank
+
+TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    corpus = make_corpus(tmp_path_factory.mktemp("corpus"), TEXTS)
+    return make_tokenizer(tmp_path_factory.mktemp("bpe"), corpus, 320)
+
+
+@pytest.fixture(scope="module")
+def huggingface(tmp_path_factory, bpe):
+    """One whose own template ends a text, as BERT's do, and which cuts and pads."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("huggingface")
+    tokenizer = Tokenizer.from_file(str(bpe / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(source / "tokenizer.json"))
+    build(TokenizerSettings(name="hf", kind="huggingface", source=str(source), bos="[CLS]", eos="[SEP]"), folder)
+    return folder
+
+
+def checkpoint_of(folder, shape, *, tokenizer=None, objective="causal", dtype=torch.float32):
+    """A checkpoint of two ranks, and the model in it."""
+    model = ours(shape).to(dtype)
+    pieces = {f"model.{name}": Piece.of(weight.detach()) for name, weight in model.named_parameters()}
+    names = list(pieces)
+    for rank, mine in enumerate((names[::2], names[1::2])):
+        write_rank(folder, rank, State({name: pieces[name] for name in mine}))
+    if tokenizer is not None:
+        shutil.copytree(tokenizer, folder.with_name(folder.name + ".partial") / "tokenizer")
+    run = RunSettings(model=shape, sequence_length=LENGTH, objective=objective)
+    facts = {"kind": "model", "run": to_dict(run), "model": to_dict(model.settings), "objective": objective}
+    commit(folder, 2, facts)
+    return model
+
+
+def loaded(folder, **options):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options).eval()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
+    shape = replace(SHAPES[name], vocabulary_size=320)
+    model = checkpoint_of(tmp_path / "final", shape, tokenizer=bpe)
+    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    library, tokens = loaded(tmp_path / "out"), torch.randint(0, 320, (2, LENGTH))
+    with torch.no_grad():
+        torch.testing.assert_close(library(input_ids=tokens).logits, model(tokens), **TOLERANCE)
+    assert library.dtype == torch.float32
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    }
+    assert library.generation_config.bos_token_id == 0 and library.generation_config.eos_token_id == 1
+    with torch.no_grad():
+        prompt = torch.tensor([[0, 5, 9]])
+        written = library.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None)
+        for k in range(4):  # greedy: the library's cache against our whole forward pass
+            assert model(written[:, : 3 + k])[0, -1].argmax() == written[0, 3 + k]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "huggingface", "tekken_folder"])
+def test_the_exported_tokenizer_has_our_ids(tmp_path, kind, request):
+    from transformers import AutoTokenizer
+
+    folder = request.getfixturevalue(kind)
+    tokenizer = load(folder)
+    shape = replace(SHAPES["llama-tied"], vocabulary_size=tokenizer.vocabulary_size)
+    checkpoint_of(tmp_path / "final", shape, tokenizer=folder)
+    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    found = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert len(found) == tokenizer.vocabulary_size and found.model_max_length == LENGTH
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (
+        *(tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id),
+    )
+    texts = TEXTS[-40:] + ["<s>", "a </s> b <pad>", "[CLS] [SEP]", " two  spaces\n\nand lines ", "ab"]
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert found(text)["input_ids"] == [tokenizer.bos_id, *ids], text
+        assert found(text, add_special_tokens=False)["input_ids"] == ids.tolist(), text
+    for text, ids in zip(texts[-2:], tokenizer.encode_batch(texts[-2:]), strict=True):
+        assert found.decode(ids.tolist()) == tokenizer.decode(ids), text
+    assert found.decode([tokenizer.bos_id, *ids.tolist()], skip_special_tokens=True) == tokenizer.decode(ids)
+    saved = found.save_pretrained(tmp_path / "again") and AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert saved("a <s> b")["input_ids"] == found("a <s> b")["input_ids"]
+
+
+def test_weights_in_bf16_stay_so(tmp_path):
+    model = checkpoint_of(tmp_path / "final", SHAPES["gpt2"], dtype=torch.bfloat16)
+    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    library = loaded(tmp_path / "out", dtype="auto")
+    assert library.dtype == torch.bfloat16
+    assert torch.equal(library.transformer.wte.weight, model.embedding.weight)
+
+
+def test_the_verb_exports_and_says_what(tmp_path, capsys):
+    checkpoint_of(tmp_path / "final", SHAPES["llama"])
+    assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "deep/out")]) == 0
+    words = capsys.readouterr().out
+    assert "LlamaForCausalLM, 110," in words and "float32" in words and "no tokenizer" in words
+    assert json.loads((tmp_path / "deep/out/config.json").read_text())["max_position_embeddings"] == LENGTH
+
+
+def test_a_tokenizer_can_be_named(tmp_path, bpe, huggingface):
+    shape = replace(SHAPES["llama"], vocabulary_size=320)
+    checkpoint_of(tmp_path / "final", shape)
+    export(tmp_path / "final", tmp_path / "out", bpe, say=lambda line: None)
+    assert (tmp_path / "out/tokenizer.json").is_file()
+    with pytest.raises(UserError, match="more entries"):
+        export(tmp_path / "final", tmp_path / "other", huggingface)
+    checkpoint_of(tmp_path / "with", replace(shape, vocabulary_size=400), tokenizer=bpe)
+    with pytest.raises(UserError, match="not the one that the model was trained with"):
+        export(tmp_path / "with", tmp_path / "other", huggingface)
+    assert not (tmp_path / "other").exists() and not (tmp_path / "other.partial").exists()
+
+
+def test_ids_that_are_no_text_have_no_tokenizer(tmp_path):
+    build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=96), tmp_path / "numbers")
+    checkpoint_of(tmp_path / "final", SHAPES["llama"], tokenizer=tmp_path / "numbers")
+    said = []
+    export(tmp_path / "final", tmp_path / "out", say=said.append)
+    assert "numbers, not text" in said[-1] and not (tmp_path / "out/tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    "shape, objective, words",
+    [
+        (SHAPES["llama"], "masked", "model of the masked objective cannot be exported"),
+        (replace(SHAPES["llama"], activation="gelu"), "causal", "llama +has activation gelu for swiglu"),
+        (replace(SHAPES["gpt2"], norm="rms"), "causal", "gpt2 +has norm rms for layer"),
+    ],
+    ids=["masked", "llama-gelu", "gpt2-rms"],
+)
+def test_what_the_library_has_not_is_refused(tmp_path, shape, objective, words):
+    checkpoint_of(tmp_path / "final", shape, objective=objective)
+    with pytest.raises(UserError, match=words):
+        export(tmp_path / "final", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["final"]
+
+
+def test_a_folder_that_holds_anything_is_left_alone(tmp_path, capsys):
+    checkpoint_of(tmp_path / "final", SHAPES["llama"])
+    (tmp_path / "out").mkdir()
+    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)  # an empty one is taken
+    assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert main(["export", "--checkpoint", str(tmp_path), "--output", str(tmp_path / "other")]) == 2
+    assert "checkpoint.json" in capsys.readouterr().err
+
+
+def test_the_library_is_not_needed_to_write_its_files(tmp_path, bpe):
+    checkpoint_of(tmp_path / "final", replace(SHAPES["llama"], vocabulary_size=320), tokenizer=bpe)
+    code = f"""
+import sys
+sys.modules["transformers"] = None
+from tokenscale.cli import main
+sys.exit(main(["export", "--checkpoint", {str(tmp_path / "final")!r}, "--output", {str(tmp_path / "out")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
