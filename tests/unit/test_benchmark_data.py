@@ -2,6 +2,8 @@
 
 import json
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -40,10 +42,18 @@ def arguments(lab, output):
 ARMS = [*APPROACHES, *data.PACKED[1:], *data.REFERENCE, *data.studies.ARMS, "memcpy"]
 
 
-def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def measured(lab, tmp_path_factory):
+    """(record, what was printed, figure) of all arms that can be had here."""
+    folder = tmp_path_factory.mktemp("measured")
+    with redirect_stdout(StringIO()) as printed:
+        assert main([*arguments(lab, folder / "out.json"), "--figure", str(folder / "out.svg")]) == 0
+    return json.loads((folder / "out.json").read_text()), printed.getvalue(), (folder / "out.svg").read_text()
+
+
+def test_every_arm_runs_in_every_round(measured):
     pytest.importorskip("transformers")
-    assert main([*arguments(lab, tmp_path / "out.json"), "--figure", str(tmp_path / "out.svg")]) == 0
-    result = json.loads((tmp_path / "out.json").read_text())
+    result, printed, figure = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
     assert found == sorted((n, arm) for n in range(2) for arm in ARMS)
     for record in result["records"]:
@@ -54,11 +64,10 @@ def test_every_arm_runs_in_every_round(lab, tmp_path, capsys):
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
     assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "workers": []}
-    printed = capsys.readouterr().out
     assert all(f"\n{arm} " in printed for arm in ARMS)
     assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
     assert result["cache"] == "warm" and result["schema"] == 2 and "numpy" in result["versions"]
-    assert (tmp_path / "out.svg").read_text().count("studies' padded") == 1
+    assert figure.count("studies' padded") == 1
 
 
 def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
@@ -118,9 +127,8 @@ def test_ratios_are_of_the_same_round():
     assert data_table.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
 
 
-def test_pairs_count_alike(lab, tmp_path):
-    main(arguments(lab, tmp_path / "out.json"))
-    useful = {r["arm"]: r["useful_tokens"] for r in json.loads((tmp_path / "out.json").read_text())["records"]}
+def test_pairs_count_alike(measured):
+    useful = {r["arm"]: r["useful_tokens"] for r in measured[0]["records"]}
     assert useful["padded"] == useful["pretokenized-padded"] and useful["padding-free"] == useful["token-list"]
 
 
