@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from tests.workflow import forked
 
 ROOT = Path(__file__).parents[2]
@@ -65,13 +66,16 @@ class Project:
     def environment(self) -> dict[str, str]:
         return os.environ | {"PYTHONPATH": str(self.root / "src"), "HOME": str(self.root.parent / "home")}
 
-    def snakemake(self, *arguments: str, check: bool = True, offline: bool = False) -> subprocess.CompletedProcess:
-        """Run Snakemake here; stdout and stderr come back together."""
-        command = [sys.executable, "-m", "snakemake", *arguments]
-        if offline:
-            command = [*OFFLINE, *command]
+    def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+        """What Snakemake says and does here, in a fork; stdout and stderr come back together."""
+        code, text = forked.snakemake([*arguments], self.root, self.environment)
+        assert code == 0 or not check, text[-6000:] + self.logs()
+        return subprocess.CompletedProcess(arguments, code, text)
+
+    def command(self, *arguments: str, offline: bool = False) -> str:
+        """The same as a user starts it, in a process of its own; `offline` cuts it off where the machine allows it."""
         done = subprocess.run(
-            command,
+            [*(OFFLINE if offline else ()), sys.executable, "-m", "snakemake", *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -79,21 +83,12 @@ class Project:
             text=True,
             timeout=400,
         )
-        assert done.returncode == 0 or not check, done.stdout[-6000:] + self.logs()
-        return done
-
-    def run(self, *arguments: str, **options) -> str:
-        """As `make run` does it: tokens first, then the rest."""
-        first = self.snakemake("--cores", "2", "tokens", **options).stdout
-        return first + self.snakemake("--cores", "2", *arguments, **options).stdout
+        assert done.returncode == 0, done.stdout[-6000:] + self.logs()
+        return done.stdout
 
     def dry_run(self, *arguments: str) -> str:
         """What a dry run prints."""
-        code, text = forked.snakemake(
-            ["-n", "--quiet", "host", "--cores", "2", *arguments], self.root, self.environment
-        )
-        assert code == 0, text[-6000:]
-        return text
+        return self.snakemake("-n", "--quiet", "host", "--cores", "2", *arguments).stdout
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """Rule → number of jobs that a dry run would start, targets left out."""
@@ -162,12 +157,18 @@ def copy_of(project: Project, folder: Path, **options) -> Project:
     return Project(folder / "project")
 
 
+def build(folder: Path) -> None:
+    """A project whose report is built as `make run` does it: tokens first, then the rest, which needs no network."""
+    project = make_project(folder)
+    project.command("--cores", "2", "tokens")
+    project.command("--cores", "2", offline=True)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Project:
-    """A project whose report is built. Tests must leave it complete; what edits it copies it first."""
-    project = make_project(tmp_path_factory.mktemp("built"))
-    project.run()
-    return project
+    """A worker's copy of a project whose report is built. Tests leave it complete; what edits it copies it first."""
+    made = once(tmp_path_factory, "built", build)
+    return copy_of(Project(made / "project"), tmp_path_factory.mktemp("built-copy"))
 
 
 @pytest.fixture

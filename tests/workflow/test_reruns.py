@@ -8,51 +8,34 @@ these tests fail.
 
 import json
 import shutil
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
-from tests.workflow.conftest import CONFIG, EXPERIMENTS, OFFLINE, ROOT, Project, copy_of
+from tests.workflow.conftest import CONFIG, EXPERIMENTS, ROOT, Project, copy_of
+from tests.workflow.jobs import (
+    ACCEPTED,
+    APPROACHES,
+    BENCHMARK,
+    BOTH,
+    CORPUS,
+    RANKS,
+    REPORT,
+    RUNS,
+    STORES,
+    TOKENIZER,
+    WAYS,
+    changed,
+    source_files,
+)
 
 pytestmark = pytest.mark.workflow
-
-# The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks` shares one of these
-# runs and adds one on two ranks. Four stores, one of them for the benchmark of `ways` alone.
-REPORT = {"build_page": 1, "build_pdf": 1}
-WAYS = {"ingest": 1, "draw_figure": 3} | REPORT
-RANKS = {"ingest": 1, "draw_figure": 1} | REPORT
-BOTH = {"ingest": 2, "draw_figure": 4} | REPORT
-RUNS = {"train_one": 3, "train_many": 1} | BOTH
-BENCHMARK = {"benchmark_data": 1}
-STORES = {"pretokenize": 6} | BENCHMARK | RUNS
-TOKENIZER = {"build_tokenizer": 1} | STORES
-CORPUS = {"build_corpus": 1} | TOKENIZER
-#: accepts an edit of a training's code that cannot change its result
-ACCEPTED = ("all", "--consider-ancient", "train_one=code", "train_many=code")
 
 
 @pytest.fixture(scope="module")
 def shared(built, tmp_path_factory) -> Project:
     """One copy for all rows that put back what they changed."""
     return copy_of(built, tmp_path_factory.mktemp("shared"))
-
-
-@contextmanager
-def changed(path: Path, change=lambda text: text + "\n"):
-    """The file with another text, by default one empty line more; put back afterwards byte for byte."""
-    before = path.read_bytes()
-    after = change(before.decode()).encode()
-    assert after != before, f"nothing to change in {path}"
-    path.write_bytes(after)
-    try:
-        yield
-    finally:
-        path.write_bytes(before)
-
-
-def source_files(project):
-    return [p for p in project.root.rglob("*") if p.is_file() and not {".snakemake", "results"} & {*p.parts}]
 
 
 # What only looks like a change
@@ -93,22 +76,6 @@ def test_a_fresh_checkout_beside_old_results_reruns_nothing(copy):
 
 def test_a_project_that_was_moved_with_its_metadata_reruns_nothing(built, tmp_path):
     assert copy_of(built, tmp_path, copy_function=shutil.copyfile).planned() == {}
-
-
-@pytest.mark.parametrize("newer", ["sources", "results"])
-def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
-    """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
-    project = copy_of(built, tmp_path, copy_function=shutil.copyfile)
-    shutil.rmtree(project.root / ".snakemake")
-    for path in source_files(project) if newer == "sources" else project.root.glob("results/**/*.*"):
-        path.touch()
-    assert newer == "results" or project.planned()["train_one"] == 3
-    project.snakemake("--cores", "1", "--touch", "--forceall")
-    for path in source_files(project):
-        path.touch()
-    assert project.planned() == {}, "contents are known again"
-    with changed(project.root / "src/tokenscale/parallel/data.py"):
-        assert project.planned() == {"train_many": 1} | RANKS
 
 
 def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
@@ -224,24 +191,6 @@ def test_edits_that_are_put_back_leave_nothing_to_do(copy):
     assert copy.planned() == {}
 
 
-def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
-    file = copy.root / "src/tokenscale/models/decoder.py"
-    file.write_text("# a comment\n\n" + file.read_text())
-    assert copy.planned() == RUNS
-    assert copy.planned(*ACCEPTED) == {}
-    copy.snakemake("--cores", "1", "--touch")
-    assert copy.planned() == {}
-
-
-def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
-    """The writer's code alone changed: what a dry run listed below the store is not run."""
-    path = copy.root / "src/tokenscale/verbs/pretokenize.py"
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    assert copy.planned() == STORES
-    copy.snakemake("--cores", "2", "tokens")
-    assert copy.planned() == {}
-
-
 def test_an_accepted_edit_of_the_trainings_still_rebuilds_everything_else(shared):
     with changed(shared.root / "src/tokenscale/order/packing.py"):
         planned = shared.planned("tokens", *ACCEPTED[1:])
@@ -252,16 +201,6 @@ def test_a_rules_shell_string_is_its_code(shared):
     path = shared.root / "workflow/rules/train.smk"
     with changed(path, lambda text: text.replace("tokenscale launch --run", "tokenscale launch  --run")):
         assert shared.planned() == RUNS
-
-
-def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
-    """The row above, carried out in the two steps of `make run`."""
-    path = copy.root / "src/tokenscale/formats/token_list.py"
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    assert copy.planned("tokens") == {"pretokenize": 2} and "/ token-list" in copy.dry_run("tokens")
-    copy.snakemake("--cores", "2", "tokens")
-    # the store came out equal: the run follows because its own code reads that format, and so does the benchmark
-    assert copy.planned() == {"train_one": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
 
 
 # A setting
@@ -277,7 +216,6 @@ def in_config(**changes):
     return "config.yaml", CONFIG, changes
 
 
-APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]
 CORPORA, TOKENIZERS = CONFIG["corpora"], CONFIG["tokenizers"]
 SETTINGS = {
     "a learning rate trains the runs of its experiment": (
@@ -313,76 +251,3 @@ def test_a_setting_reruns_exactly_what_depends_on_it(shared, change, expected):
     file, values, changes = change
     with changed(shared.root / "config" / file, lambda text: json.dumps(values | changes)):
         assert shared.planned() == expected
-
-
-def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
-    runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
-    path = copy.root / "config/experiments/ways.yaml"
-    with changed(path, lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}})):
-        copy.snakemake("--cores", "1", "results/tables/ways/runs.parquet")
-        assert copy.planned("tables") == {}
-    assert sorted(p.name for p in (copy.root / "results/runs").iterdir()) == runs
-    assert copy.planned() == {"run_table": 1} | WAYS
-
-
-# What was removed
-
-
-def test_a_removed_figure_is_drawn_alone(copy):
-    figure = copy.root / "results/figures/ways/loss_over_time.svg"
-    before = figure.read_bytes()
-    figure.unlink()
-    assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
-    copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
-    assert figure.read_bytes() == before
-
-
-def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns(copy):
-    store = copy.root / "results/tokens/small/bpe/packed-sequence_length=32"
-    before = (store / "manifest.json").read_bytes()
-    (store / "tokens.bin").unlink()
-    assert copy.planned() == {}, "shards are not declared"
-    copy.snakemake("--cores", "1", "-f", str((store / "manifest.json").relative_to(copy.root)))
-    assert (store / "tokens.bin").is_file() and (store / "manifest.json").read_bytes() == before
-    assert copy.planned() == {}
-
-
-def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy):
-    """Folder and manifest are gone, and a run that reads them is new: without the first command, all would train."""
-    manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
-    before = manifest.read_bytes()
-    shutil.rmtree(manifest.parent)
-    path = copy.root / "config/experiments/ranks.yaml"
-    path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
-    assert copy.planned()["train_many"] == 2
-    copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
-    assert manifest.read_bytes() == before
-    assert copy.planned() == {"run_table": 1, "train_many": 1} | RANKS
-
-
-# What is carried out
-
-
-def test_a_run_that_two_experiments_need_is_trained_once(built):
-    assert len(list(built.root.glob("results/runs/*/done.json"))) == 4
-
-
-@pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
-def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
-    before = copy.records()
-    for path in copy.root.glob("results/*"):
-        if path.name != "corpus":
-            shutil.rmtree(path)
-    shutil.rmtree(copy.root / ".snakemake")
-    text = copy.snakemake("--cores", "2", offline=True).stdout
-    assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
-    assert (copy.root / "results/report/index.html").is_file()
-    assert copy.records() == before and len(before) == 5 + 7
-
-
-def test_a_complete_run_is_sealed_again_without_training(copy):
-    done = next(copy.root.glob("results/runs/packed-*-w1-*/done.json"))
-    before = done.read_bytes()
-    copy.snakemake("--cores", "2", "-f", str(done.relative_to(copy.root)))
-    assert done.read_bytes() == before
-    assert not (done.parent / "attempt=01").exists()

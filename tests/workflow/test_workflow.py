@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 
 pytestmark = pytest.mark.workflow
@@ -104,21 +105,22 @@ def test_a_wrong_experiment_names_its_file(fresh):
 
 @pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
 def test_snakemakes_own_report_is_made_offline(built):
-    built.snakemake("--report", "report.zip", offline=True)
+    built.command("--report", "report.zip", offline=True)
     assert (built.root / "report.zip").stat().st_size > 100_000
     (built.root / "report.zip").unlink()
 
 
 def test_lint_and_format():
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    for command in (["snakemake", "--lint"], ["snakefmt", "--check", "workflow"]):
-        module = (
-            [sys.executable, "-m", *command]
-            if command[0] == "snakemake"
-            else [str(Path(sys.executable).parent / command[0]), *command[1:]]
-        )
-        done = subprocess.run(module, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
+    code, text = here("--lint")
+    assert code == 0, text
+    command = [str(Path(sys.executable).parent / "snakefmt"), "--check", "workflow"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def here(*arguments):
+    """(exit code, text) of Snakemake in this project itself."""
+    return forked.snakemake([*arguments], ROOT, os.environ | {"PYTHONPATH": str(ROOT / "src")})
 
 
 def test_the_snakefile_stays_a_table_of_contents():
@@ -126,16 +128,9 @@ def test_the_snakefile_stays_a_table_of_contents():
 
 
 def test_the_rule_graph_in_the_readme_is_the_real_one():
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    code, text = here("--rulegraph", "mermaid-js")
     readme = (ROOT / "README.md").read_text()
-    assert edges(done.stdout) and edges(done.stdout) == edges(readme.split("<!-- rule graph -->")[1])
+    assert code == 0 and edges(text) and edges(text) == edges(readme.split("<!-- rule graph -->")[1])
 
 
 def edges(text):

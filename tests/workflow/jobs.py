@@ -1,0 +1,41 @@
+"""What a dry run of the tiny project plans when a thing has changed, and how a test changes it.
+
+Rules that are not named plan no job.
+"""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.workflow.conftest import EXPERIMENTS
+
+# The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks` shares one of these
+# runs and adds one on two ranks. Four stores, one of them for the benchmark of `ways` alone.
+REPORT = {"build_page": 1, "build_pdf": 1}
+WAYS = {"ingest": 1, "draw_figure": 3} | REPORT
+RANKS = {"ingest": 1, "draw_figure": 1} | REPORT
+BOTH = {"ingest": 2, "draw_figure": 4} | REPORT
+RUNS = {"train_one": 3, "train_many": 1} | BOTH
+BENCHMARK = {"benchmark_data": 1}
+STORES = {"pretokenize": 6} | BENCHMARK | RUNS
+TOKENIZER = {"build_tokenizer": 1} | STORES
+CORPUS = {"build_corpus": 1} | TOKENIZER
+#: accepts an edit of a training's code that cannot change its result
+ACCEPTED = ("all", "--consider-ancient", "train_one=code", "train_many=code")
+APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]
+
+
+@contextmanager
+def changed(path: Path, change=lambda text: text + "\n"):
+    """The file with another text, by default one empty line more; put back afterwards byte for byte."""
+    before = path.read_bytes()
+    after = change(before.decode()).encode()
+    assert after != before, f"nothing to change in {path}"
+    path.write_bytes(after)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def source_files(project):
+    return [p for p in project.root.rglob("*") if p.is_file() and not {".snakemake", "results"} & {*p.parts}]

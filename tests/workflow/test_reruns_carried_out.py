@@ -1,0 +1,131 @@
+"""What reruns, carried out: the rows of test_reruns.py that a dry run cannot show."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.workflow.conftest import EXPERIMENTS, OFFLINE, copy_of
+from tests.workflow.jobs import ACCEPTED, APPROACHES, BENCHMARK, RANKS, RUNS, STORES, WAYS, changed, source_files
+
+pytestmark = pytest.mark.workflow
+
+# Edits
+
+
+@pytest.mark.parametrize("newer", ["sources", "results"])
+def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
+    """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
+    project = copy_of(built, tmp_path, copy_function=shutil.copyfile)
+    shutil.rmtree(project.root / ".snakemake")
+    for path in source_files(project) if newer == "sources" else project.root.glob("results/**/*.*"):
+        path.touch()
+    assert newer == "results" or project.planned()["train_one"] == 3
+    project.snakemake("--cores", "1", "--touch", "--forceall")
+    for path in source_files(project):
+        path.touch()
+    assert project.planned() == {}, "contents are known again"
+    with changed(project.root / "src/tokenscale/parallel/data.py"):
+        assert project.planned() == {"train_many": 1} | RANKS
+
+
+def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
+    file = copy.root / "src/tokenscale/models/decoder.py"
+    file.write_text("# a comment\n\n" + file.read_text())
+    assert copy.planned() == RUNS
+    assert copy.planned(*ACCEPTED) == {}
+    copy.snakemake("--cores", "1", "--touch")
+    assert copy.planned() == {}
+
+
+def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
+    """The writer's code alone changed: what a dry run listed below the store is not run."""
+    path = copy.root / "src/tokenscale/verbs/pretokenize.py"
+    path.write_text(path.read_text() + "\n# an edited line\n")
+    assert copy.planned() == STORES
+    copy.snakemake("--cores", "2", "tokens")
+    assert copy.planned() == {}
+
+
+def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
+    """The row above, carried out in the two steps of `make run`."""
+    path = copy.root / "src/tokenscale/formats/token_list.py"
+    path.write_text(path.read_text() + "\n# an edited line\n")
+    assert copy.planned("tokens") == {"pretokenize": 2} and "/ token-list" in copy.dry_run("tokens")
+    copy.snakemake("--cores", "2", "tokens")
+    # the store came out equal: the run follows because its own code reads that format, and so does the benchmark
+    assert copy.planned() == {"train_one": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
+
+
+def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
+    runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
+    path = copy.root / "config/experiments/ways.yaml"
+    with changed(path, lambda text: json.dumps(EXPERIMENTS["ways"] | {"factors": {"approach": APPROACHES[:2]}})):
+        copy.snakemake("--cores", "1", "results/tables/ways/runs.parquet")
+        assert copy.planned("tables") == {}
+    assert sorted(p.name for p in (copy.root / "results/runs").iterdir()) == runs
+    assert copy.planned() == {"run_table": 1} | WAYS
+
+
+# What was removed
+
+
+def test_a_removed_figure_is_drawn_alone(copy):
+    figure = copy.root / "results/figures/ways/loss_over_time.svg"
+    before = figure.read_bytes()
+    figure.unlink()
+    assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
+    copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
+    assert figure.read_bytes() == before
+
+
+def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns(copy):
+    store = copy.root / "results/tokens/small/bpe/packed-sequence_length=32"
+    before = (store / "manifest.json").read_bytes()
+    (store / "tokens.bin").unlink()
+    assert copy.planned() == {}, "shards are not declared"
+    copy.snakemake("--cores", "1", "-f", str((store / "manifest.json").relative_to(copy.root)))
+    assert (store / "tokens.bin").is_file() and (store / "manifest.json").read_bytes() == before
+    assert copy.planned() == {}
+
+
+def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy):
+    """Folder and manifest are gone, and a run that reads them is new: without the first command, all would train."""
+    manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
+    before = manifest.read_bytes()
+    shutil.rmtree(manifest.parent)
+    path = copy.root / "config/experiments/ranks.yaml"
+    path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
+    assert copy.planned()["train_many"] == 2
+    copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
+    assert manifest.read_bytes() == before
+    assert copy.planned() == {"run_table": 1, "train_many": 1} | RANKS
+
+
+# What is carried out
+
+
+def test_a_run_that_two_experiments_need_is_trained_once(built):
+    assert len(list(built.root.glob("results/runs/*/done.json"))) == 4
+
+
+@pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")
+def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
+    """Tokens and trainings are the same; tables, figures and report of `built` were made without network once."""
+    assert (copy.root / "results/report/index.html").is_file()
+    before = copy.records()
+    for path in copy.root.glob("results/*"):
+        if path.name != "corpus":
+            shutil.rmtree(path)
+    shutil.rmtree(copy.root / ".snakemake")
+    text = copy.command("--cores", "2", "tokens", "runs", offline=True)
+    assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
+    assert copy.records() == before and len(before) == 5 + 7
+
+
+def test_a_complete_run_is_sealed_again_without_training(copy):
+    done = next(copy.root.glob("results/runs/packed-*-w1-*/done.json"))
+    before = done.read_bytes()
+    copy.snakemake("--cores", "2", "-f", str(done.relative_to(copy.root)))
+    assert done.read_bytes() == before
+    assert not (done.parent / "attempt=01").exists()
