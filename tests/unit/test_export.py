@@ -15,7 +15,10 @@ from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours
 from tokenscale.cli import main
 from tokenscale.commands.export import export
 from tokenscale.errors import UserError
+from tokenscale.models.build import build as build_model
+from tokenscale.models.build import initialise
 from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build
@@ -44,9 +47,17 @@ def huggingface(tmp_path_factory, bpe):
     return folder
 
 
+def model_of(shape, objective):
+    if shape.transformers is None:
+        return ours(shape)
+    model = build_model(shape, LENGTH, objective=objective, kernel="sdpa").eval()
+    initialise(model, 0)
+    return model
+
+
 def checkpoint_of(folder, shape, *, tokenizer=None, objective="causal", dtype=torch.float32):
     """A checkpoint of two ranks, and the model in it."""
-    model = ours(shape).to(dtype)
+    model = model_of(shape, objective).to(dtype)
     pieces = {f"model.{name}": Piece.of(weight.detach()) for name, weight in model.named_parameters()}
     names = list(pieces)
     for rank, mine in enumerate((names[::2], names[1::2])):
@@ -83,6 +94,38 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
         written = library.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None)
         for k in range(4):  # greedy: the library's cache against our whole forward pass
             assert model(written[:, : 3 + k])[0, -1].argmax() == written[0, 3 + k]
+
+
+def library_shape(kind):
+    sizes = {"dimension": 64, "layers": 2, "heads": 4, "key_value_heads": 4, "hidden": 96, "vocabulary_size": 321}
+    return ModelSettings(name=kind, transformers=kind, **sizes)
+
+
+@pytest.mark.parametrize("kind, objective", [("distilbert", "masked"), ("bert", "masked"), ("opt", "causal")])
+def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective):
+    """And a masked one with its mask: the id behind all others, where the tokenizer has none of its own."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    model = checkpoint_of(tmp_path / "final", library_shape(kind), tokenizer=bpe, objective=objective)
+    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    auto = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
+    found, tokens = auto.from_pretrained(tmp_path / "out").eval(), torch.randint(0, 321, (2, LENGTH))
+    with torch.no_grad():
+        torch.testing.assert_close(found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    words = load(bpe).encode_batch(["the quick", " fox"])
+    if objective == "masked":
+        assert tokenizer.mask_token == "[MASK]" and tokenizer.mask_token_id == 320
+        assert tokenizer("the quick[MASK] fox")["input_ids"] == [0, *words[0], 320, *words[1]]
+    assert tokenizer("the quick")["input_ids"] == [0, *words[0]]
+    assert found.config.bos_token_id == 0 and found.config.pad_token_id == 2
+
+
+def test_a_library_model_that_would_count_otherwise_is_refused(tmp_path, bpe):
+    checkpoint_of(tmp_path / "final", library_shape("roberta"), objective="masked", tokenizer=bpe)
+    with pytest.raises(UserError, match="count positions from its padding id"):
+        export(tmp_path / "final", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "huggingface", "tekken_folder"])
@@ -122,7 +165,7 @@ def test_the_verb_exports_and_says_what(tmp_path, capsys):
     checkpoint_of(tmp_path / "final", SHAPES["llama"])
     assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "deep/out")]) == 0
     words = capsys.readouterr().out
-    assert "LlamaForCausalLM, 110," in words and "float32" in words and "no tokenizer" in words
+    assert "LlamaForCausalLM, 110," in words and "no tokenizer" in words
     assert json.loads((tmp_path / "deep/out/config.json").read_text())["max_position_embeddings"] == LENGTH
 
 
@@ -150,7 +193,7 @@ def test_ids_that_are_no_text_have_no_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     "shape, objective, words",
     [
-        (SHAPES["llama"], "masked", "model of the masked objective cannot be exported"),
+        (SHAPES["llama"], "masked", "decoder of the masked objective cannot be exported"),
         (replace(SHAPES["llama"], activation="gelu"), "causal", "llama +has activation gelu for swiglu"),
         (replace(SHAPES["gpt2"], norm="rms"), "causal", "gpt2 +has norm rms for layer"),
     ],

@@ -1,15 +1,19 @@
-"""A checkpoint → a folder that `from_pretrained` of transformers loads. That library is not needed to write it."""
+"""A checkpoint → a folder that `from_pretrained` of transformers loads. For our decoder that library is not needed."""
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from tokenscale.errors import UserError
 from tokenscale.files import atomic, read_json, write_json
 from tokenscale.models.convert_hf import to_hf
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import MODELS
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer import to_hf as tokenizer_to_hf
 from tokenscale.tokenizer.manifest import read_manifest
@@ -21,21 +25,18 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: C
 
     `tokenizer` is the folder of the one that the model was trained with, for a checkpoint that holds none; a model
     whose ids are no text has none. Weights keep their number format. Raises UserError for a folder that holds anything,
-    for a masked model and for shapes that the library has not, and for a tokenizer with other ids than the model.
+    for shapes that the library has not, masked decoders among them, and for a tokenizer with other ids than the model.
     """
     _check_output(output)
     shape, weights = read_model(checkpoint)
     record = read_json(checkpoint / RECORD, "checkpoint's record")
-    if record["objective"] != "causal":
+    if shape.transformers is None and record["objective"] != "causal":
         raise UserError(
-            f"a model of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
+            f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
             checkpoint=checkpoint,
             next="`model.transformers: distilbert` or `bert` train one that is the library's own",
         )
     run = RunSettings.from_json(json.dumps(record["run"]))
-    config, renamed = to_hf(shape, weights, run.sequence_length)
-    number = next(iter(renamed.values())).dtype
-    config["torch_dtype"] = str(number).removeprefix("torch.")  # the word that versions 4 and 5 read
     folder = _tokenizer_of(checkpoint, tokenizer, shape.vocabulary_size)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
@@ -43,22 +44,36 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: C
     try:
         ids = {}
         if folder is not None:
-            found = tokenizer_to_hf.write(folder, partial, run.sequence_length)
+            found = tokenizer_to_hf.write(folder, partial, run.sequence_length, masked=run.objective == "masked")
             ids = {f"{role}_token_id": number for role, number in found.items()}
-        write_json(partial / "config.json", config | ids)
-        write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
-        with atomic(partial / "model.safetensors") as temporary:
-            save_file(renamed, str(temporary), metadata={"format": "pt"})
+        if shape.transformers is None:
+            name = _write_decoder(shape, weights, run.sequence_length, ids, partial)
+        else:
+            library = importlib.import_module(MODELS["transformers"])
+            name = library.save(shape, run.objective, weights, partial, ids)
+        if run.objective == "causal":
+            write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
         if output.exists():
             output.rmdir()  # empty: it has been looked at
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    count = sum(weight.numel() for weight in renamed.values())
-    say(f"{output}: {config['architectures'][0]}, {count:,} weights in {config['torch_dtype']}")
+    say(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
     if folder is None:
         why = "its ids are numbers, not text" if (checkpoint / "tokenizer").is_dir() else "the checkpoint holds none"
         say(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
+
+
+def _write_decoder(
+    shape: ModelSettings, weights: dict[str, Tensor], sequence_length: int, ids: dict[str, int | None], folder: Path
+) -> str:
+    """config.json and model.safetensors of a decoder; the library is not needed. Returns the name of its class."""
+    config, renamed = to_hf(shape, weights, sequence_length)
+    config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
+    write_json(folder / "config.json", config | ids)
+    with atomic(folder / "model.safetensors") as temporary:
+        save_file(renamed, str(temporary), metadata={"format": "pt"})
+    return config["architectures"][0]
 
 
 def _check_output(output: Path) -> None:

@@ -7,6 +7,7 @@ to be exactly what its output head gives.
 
 import functools
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,7 @@ class LibraryModel(nn.Module):
         self.settings = shape
         self.model = _made(shape, objective, torch.float32)
         self.head = self.model.get_output_embeddings()
-        self._head_name, self._states_positions = twin.head_name, twin.states_positions
+        self._head_name, self.states_positions = twin.head_name, twin.states_positions
         self.put_head(nn.Identity())
 
     def put_head(self, module: nn.Module) -> None:
@@ -62,7 +63,7 @@ class LibraryModel(nn.Module):
         if bounds is not None:
             raise ValueError("attention of a model of transformers takes no bounds of documents")
         positions = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)[None]
-        stated = {"position_ids": positions} if self._states_positions else {}
+        stated = {"position_ids": positions} if self.states_positions else {}
         return self.model(input_ids=tokens_bt, **stated).logits  # the head is an identity
 
     def forward(self, tokens_bt: Tensor, bounds: None = None) -> Tensor:
@@ -101,6 +102,33 @@ def initialise(model: LibraryModel, seed: int) -> None:
     finally:
         model.put_head(nn.Identity())
         torch.set_rng_state(state)
+
+
+def save(
+    shape: ModelSettings, objective: str, weights: dict[str, Tensor], folder: Path, ids: dict[str, int | None]
+) -> str:
+    """Write a trained model's config.json and weights as the library does; `ids` are its special ids by their keys.
+
+    Returns the name of the library's class. Raises UserError for a type that counts positions by comparing ids with
+    padding, which it did not do in training, and for weights of another shape.
+    """
+    model = build(shape, shape.maximum_positions, objective=objective, kernel="sdpa")
+    if model.states_positions:
+        raise _refused(shape, "loaded elsewhere it would count positions from its padding id, other than in training")
+    named = dict(model.named_parameters())
+    if differing := sorted(named.keys() ^ weights.keys()):
+        raise _refused(shape, f"this version of the library has other weights: {differing[0]}")
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.data = weights[name]
+    model.put_head(model.head)
+    config = model.model.config
+    for key, value in {"use_cache": True, **ids}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    config.dtype = next(iter(weights.values())).dtype
+    model.model.save_pretrained(folder)
+    return type(model.model).__name__
 
 
 @functools.cache

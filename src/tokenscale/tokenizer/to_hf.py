@@ -1,7 +1,7 @@
 """A tokenizer as the library `transformers` loads it: tokenizer.json and tokenizer_config.json.
 
 As in training, each text begins with BOS, is never cut or padded unless asked, and the text of a special token stays
-text (`split_special_tokens`; pass False to the library's call where a prompt is to hold some).
+text (`split_special_tokens`), but for a masked model's, where texts name the mask.
 """
 
 import json
@@ -19,8 +19,8 @@ from tokenscale.tokenizer.manifest import read_manifest
 from tokenscale.tokenizer.tekken import control_names
 
 
-def write(directory: Path, folder: Path, sequence_length: int) -> dict[str, int | None]:
-    """Write both files to `folder`; returns the ids of bos, eos and pad.
+def write(directory: Path, folder: Path, sequence_length: int, masked: bool = False) -> dict[str, int | None]:
+    """Write both files to `folder`; returns the ids of bos, eos and pad, and of mask for a masked model.
 
     `directory` is a tokenizer's of any kind but `numbers`, whose ids are no text. What was written is read again and
     compared with it on hostile texts. Raises UserError for a tokenizer that is damaged.
@@ -29,6 +29,8 @@ def write(directory: Path, folder: Path, sequence_length: int) -> dict[str, int 
     tokenizer = load(directory)
     data = _file(directory)
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
+    if masked:
+        ids["mask"] = _mask(directory, data)
     names = {i: text for text, i in library(tokenizer.kind).Tokenizer.from_str(json.dumps(data)).get_vocab().items()}
     tokens = {role: names[i] for role, i in ids.items() if i is not None}
     data |= {"truncation": None, "padding": None, "post_processor": _begins_with(tokens["bos"], ids["bos"])}
@@ -41,7 +43,7 @@ def write(directory: Path, folder: Path, sequence_length: int) -> dict[str, int 
             "model_max_length": sequence_length,
             "padding_side": "right",
             "clean_up_tokenization_spaces": False,
-            "split_special_tokens": True,
+            "split_special_tokens": not masked,  # what is to be filled in stands in the text
         },
     )
     _compare(tokenizer, folder / "tokenizer.json", list(tokens.values()))
@@ -58,6 +60,17 @@ def _file(directory: Path) -> dict[str, Any]:
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
         data["added_tokens"] = [_special(i, name) for i, name in enumerate(names)]
     return data
+
+
+def _mask(directory: Path, data: dict[str, Any]) -> int:
+    """The id that masked training put in place of tokens: the tokenizer's own, or one behind all ids, named here."""
+    manifest = read_manifest(directory)
+    if "mask_id" in manifest:
+        return manifest["mask_id"]
+    taken = {*data["model"]["vocab"], *(token["content"] for token in data["added_tokens"])}
+    name = next(name for name in ("[MASK]", "<mask>", "<|mask|>") if name not in taken)
+    data["added_tokens"].append(_special(manifest["vocabulary_size"], name))
+    return manifest["vocabulary_size"]
 
 
 def _special(number: int, text: str) -> dict[str, Any]:
