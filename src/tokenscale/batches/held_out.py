@@ -11,7 +11,7 @@ from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
 from tokenscale.order.shares import share
-from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.settings.registry import LABELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
 
@@ -57,6 +57,8 @@ def read_slice(
     mine = share(rows, rank, world_size)
     numbers = np.arange(mine.start, mine.stop)
     tokens_bt, labels_bt = store.rows(numbers)
+    if run.labels in LABELS:
+        importlib.import_module(LABELS[run.labels]).of_rows(tokens_bt, labels_bt, manifest, run)
     if run.objective in OBJECTIVES:
         objective = importlib.import_module(OBJECTIVES[run.objective])
         tokens_bt, labels_bt = objective.of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)

@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
-from tokenscale.formats.documents import encode_documents
+from tokenscale.formats.documents import check_eos, encode_documents
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.load import load
 
@@ -29,6 +29,7 @@ class OnlineDocuments:
         self.text.decode_all()
         self.tokenizer = load(tokenizer_directory, run.engine)
         self.eos = run.eos
+        check_eos(self.tokenizer, self.eos, self.text.pairs)
         wanted = run.model.vocabulary_size
         if wanted is not None and wanted < self.tokenizer.vocabulary_size:
             raise UserError(
@@ -49,7 +50,9 @@ class OnlineDocuments:
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Ids of several documents, in one call of the tokenizer."""
-        return encode_documents(self.tokenizer, [self.text.text(i) for i in np.asarray(indices).tolist()], self.eos)
+        return encode_documents(
+            self.tokenizer, [self.text.text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
+        )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Tokens of the given documents, int64 [n]; costs as much as tokenizing them."""

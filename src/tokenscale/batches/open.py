@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.batches.batch import Batches
 from tokenscale.errors import unknown
-from tokenscale.settings.registry import BATCHES, OBJECTIVES
+from tokenscale.settings.registry import BATCHES, LABELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
 
@@ -35,6 +35,10 @@ def open_batches(
         rank=rank,
         world_size=world_size,
     )
+    if run.labels in LABELS:
+        batches = importlib.import_module(LABELS[run.labels]).of_batches(
+            batches, run, store_directory, corpus_directory, tokenizer_directory
+        )
     if run.objective not in OBJECTIVES:
         return batches
     objective = importlib.import_module(OBJECTIVES[run.objective])

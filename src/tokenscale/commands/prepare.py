@@ -226,7 +226,7 @@ def _tokens_of(run: RunSettings, manifests: dict[str, Path]) -> int:
     text, tokenizer = RawText(manifests["corpus"].parent, "train"), load(manifests["tokenizer"].parent)
     progress, tokens = Progress("counting", total=len(text)), 0
     for texts in text.batches():
-        tokens += sum(len(document) for document in encode_documents(tokenizer, texts, run.eos))
+        tokens += sum(len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs))
         progress(len(texts), sum(len(t.encode("utf-8")) for t in texts))
     progress.close()
     return tokens

@@ -105,6 +105,7 @@ def build_from(
             "split_rule": SPLIT_RULE if validation is None else OWN_SPLIT_RULE,
             "validation_share": settings.validation_share if validation is None else None,
             "row_group_rows": settings.row_group_rows,
+            **({"pairs": True} if settings.source.target_column is not None else {}),
             "splits": {name: split.close() for name, split in splits.items()},
         }
         if manifest["splits"]["train"]["rows"] == 0:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenscale.corpus.reader import PAIR
 from tokenscale.errors import UserError, nearest
 from tokenscale.settings.data import SourceSettings
 
@@ -27,16 +28,24 @@ BATCH_ROWS = 512
 
 
 def read(path: Path, source: SourceSettings) -> Iterator[str | None]:
-    """Texts of a file in its order; None where a row holds no text (null).
+    """Texts of a file in its order; None where a row holds no text (null). With `target_column` a text is a pair, its
+    two parts joined by `PAIR`.
 
     Raises UserError for an ending that says nothing, a column or key that is not there, and content that cannot be
     read, naming file and line or byte.
     """
     form = source.format if source.format != "auto" else format_of(path)
     if form == "parquet":
-        yield from _parquet(path, source.text_column)
+        yield from _paired(_parquet(path, _columns(source)), path)
     elif form == "jsonl":
-        yield from _json_lines(path, source.text_column)
+        yield from _paired(_json_lines(path, _columns(source)), path)
+    elif source.target_column is not None:
+        raise UserError(
+            "a text file has no columns to hold pairs.",
+            file=path,
+            key="source.target_column",
+            next="write the pairs to Parquet or JSON lines, two strings a row",
+        )
     else:
         yield from _text(path, source.separator)
 
@@ -61,7 +70,28 @@ def format_of(path: Path) -> str:
     )
 
 
-def _parquet(path: Path, column: str) -> Iterator[str | None]:
+def _columns(source: SourceSettings) -> dict[str, str]:
+    """Option → the column that it names."""
+    names = {"text_column": source.text_column, "target_column": source.target_column}
+    return {option: name for option, name in names.items() if name is not None}
+
+
+def _paired(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
+    for number, row in enumerate(rows):
+        if None in row:
+            yield None
+            continue
+        if len(row) > 1 and PAIR in "".join(row):
+            raise UserError(
+                f"a text holds {PAIR!r}, which stands between the two parts of a pair.",
+                file=path,
+                document=f"{number:,}",
+                next="replace that character in it",
+            )
+        yield PAIR.join(row)
+
+
+def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else all of it lies in memory by the end
     except (pa.ArrowInvalid, OSError) as error:
@@ -73,29 +103,31 @@ def _parquet(path: Path, column: str) -> Iterator[str | None]:
             next="replace it, or set `format` of the source",
         ) from None
     names = file.schema_arrow.names
-    if column not in names:
-        raise _no_such(column, names, path, "column")
-    kind = file.schema_arrow.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise UserError(
-            f"the column {column!r} does not hold text.",
-            file=path,
-            key="source.text_column",
-            found=str(kind),
-            expected="string",
-            next="name a column of strings",
-        )
+    for option, column in columns.items():
+        if column not in names:
+            raise _no_such(column, names, path, "column", option)
+        kind = file.schema_arrow.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise UserError(
+                f"the column {column!r} does not hold text.",
+                file=path,
+                key=f"source.{option}",
+                found=str(kind),
+                expected="string",
+                next="name a column of strings",
+            )
+    wanted = list(columns.values())
     try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[column], use_threads=False):
-            yield from batch.column(0).to_pylist()
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted, use_threads=False):
+            yield from zip(*(batch.column(name).to_pylist() for name in wanted), strict=True)
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise UserError(
             "a source file breaks off or is damaged.", file=path, reason=str(error).splitlines()[0], next="replace it"
         ) from None
 
 
-def _json_lines(path: Path, key: str) -> Iterator[str | None]:
+def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
     for number, line in enumerate(_pieces(path, "\n"), start=1):
         if not line.strip():
             continue
@@ -109,17 +141,18 @@ def _json_lines(path: Path, key: str) -> Iterator[str | None]:
                 begins=repr(line[:60]),
                 next="mend or remove the line",
             ) from None
-        if not isinstance(row, dict) or key not in row:
-            raise _no_such(key, list(row) if isinstance(row, dict) else [], f"{path}, line {number}", "key")
-        if row[key] is not None and not isinstance(row[key], str):
-            raise UserError(
-                f"the key {key!r} does not hold text.",
-                file=f"{path}, line {number}",
-                key="source.text_column",
-                found=type(row[key]).__name__,
-                expected="a string, or null",
-            )
-        yield row[key]
+        for option, key in keys.items():
+            if not isinstance(row, dict) or key not in row:
+                raise _no_such(key, list(row) if isinstance(row, dict) else [], f"{path}, line {number}", "key", option)
+            if row[key] is not None and not isinstance(row[key], str):
+                raise UserError(
+                    f"the key {key!r} does not hold text.",
+                    file=f"{path}, line {number}",
+                    key=f"source.{option}",
+                    found=type(row[key]).__name__,
+                    expected="a string, or null",
+                )
+        yield tuple(row[key] for key in keys.values())
 
 
 def _text(path: Path, separator: str | None) -> Iterator[str]:
@@ -196,14 +229,12 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def _no_such(name: str, names: list[str], file: object, what: str) -> UserError:
+def _no_such(name: str, names: list[str], file: object, what: str, option: str) -> UserError:
     near = nearest(name, names)
     return UserError(
         f"a source file has no {what} {name!r}.",
         file=file,
-        key="source.text_column",
+        key=f"source.{option}",
         has=", ".join(names) or "(none)",
-        next=f"did you mean {near!r}?"
-        if near
-        else f"set `text_column` of the source to the {what} that holds the text",
+        next=f"did you mean {near!r}?" if near else f"set `{option}` of the source to the {what} that holds the text",
     )

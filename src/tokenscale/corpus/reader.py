@@ -14,6 +14,8 @@ from tokenscale.files import read_manifest_file, sha256_file
 
 #: the newest manifest this code reads
 VERSION = 1
+#: between the two parts of a document that is a pair, a source and its translation (U+241E)
+PAIR = "␞"
 #: decoded text kept for random access
 CACHE_BYTES = 256 << 20
 
@@ -62,6 +64,7 @@ class RawText:
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
         self.directory = Path(directory)
         self.manifest = read_manifest(directory)
+        self.pairs: bool = self.manifest.get("pairs", False)
         self.split = self.manifest["splits"][split]
         self._paths = [self.directory / file["name"] for file in self.split["files"]]
         self._files: list[pq.ParquetFile] = []

@@ -1,4 +1,4 @@
-"""Documents as ids: exactly one BOS, the text, and EOS where the run asks for it."""
+"""Documents as ids: exactly one BOS, the text, and EOS where the run asks for it; of a pair, EOS behind both parts."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
+from tokenscale.corpus.reader import PAIR
 from tokenscale.errors import UserError
 from tokenscale.formats.xxh3 import xxh3_128
 from tokenscale.tokenizer.base import Texts, Tokenizer
@@ -68,20 +70,36 @@ class Documents(Protocol):
         ...
 
 
-def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool) -> list[np.ndarray]:
-    """[BOS] + ids (+ [EOS]) of each text, int32; at least one token. UserError for EOS where the tokenizer has none."""
-    return list(encode_chunk(tokenizer, texts, eos).documents())
+def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
+    """[BOS] + ids (+ [EOS]) of each text, int32; at least one token. Of a pair: BOS + source + EOS + target + EOS.
+    UserError as `check_eos` says."""
+    return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
 
 
-def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool) -> Chunk:
+def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> Chunk:
     """The same documents as one chunk."""
-    check_eos(tokenizer, eos)
-    ids, lengths = tokenizer.encode(texts)
+    check_eos(tokenizer, eos, pairs)
+    ids, lengths = tokenizer.encode(parts_of(texts) if pairs else texts)
+    if pairs:
+        return framed_pairs(ids, lengths, tokenizer.bos_id, tokenizer.eos_id)
     return framed(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if eos else None)
 
 
-def check_eos(tokenizer: Tokenizer, eos: bool) -> None:
-    """UserError where documents shall end with EOS and the tokenizer has none."""
+def parts_of(pairs: Texts) -> Texts:
+    """Source, target, source, target, … of documents that are pairs; each holds `PAIR` once."""
+    if isinstance(pairs, pa.Array):
+        import pyarrow.compute as pc  # takes a while to import
+
+        return pc.split_pattern(pairs, PAIR).flatten()
+    return [part for pair in pairs for part in pair.split(PAIR)]
+
+
+def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
+    """UserError where documents shall end with EOS and the tokenizer has none; of pairs, where they shall not."""
+    if pairs and not eos:
+        raise UserError(
+            "the parts of a pair end with EOS, and the run asks for none.", key="eos", found="false", next="eos: true"
+        )
     if eos and tokenizer.eos_id is None:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no end-of-document token.",
@@ -107,6 +125,18 @@ def framed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None
         if eos_id is not None:
             result[written - 1] = eos_id
     return Chunk(result, lengths + more)
+
+
+def framed_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
+    """Documents of two parts each; `ids` int32 [sum(lengths)], `lengths` [2 * documents], source, target, source, …
+
+    >>> framed_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
+    [0, 5, 6, 1, 7, 1]
+    """
+    parts = framed(ids, lengths, bos_id, eos_id)
+    keep = np.ones(len(parts.ids), dtype=bool)
+    keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # the BOS of targets
+    return Chunk(parts.ids[keep], parts.lengths[0::2] + parts.lengths[1::2] - 1)
 
 
 class IdsDigest:

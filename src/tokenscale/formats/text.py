@@ -11,7 +11,7 @@ import pyarrow as pa
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file
-from tokenscale.formats.documents import Chunk, Origin, check_eos, framed
+from tokenscale.formats.documents import Chunk, Origin, check_eos, encode_chunk
 from tokenscale.tokenizer.base import Tokenizer
 from tokenscale.tokenizer.engined import REFERENCE, EngineTokenizer
 
@@ -47,8 +47,8 @@ class TextDocuments:
         report: Callable[[int, int], None] | None = None,
         batch_documents: int | None = None,
     ):
-        check_eos(tokenizer, eos)
         self.text, self._split = RawText(corpus_directory, split), split
+        check_eos(tokenizer, eos, self.text.pairs)
         self.tokenizer, self.eos, self.report = tokenizer, eos, report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
         self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
@@ -61,6 +61,7 @@ class TextDocuments:
             source={
                 "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
                 "text_sha256": self.text.split["text_sha256"],
+                **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
             },
             created=self.text.manifest["source_date"],
             engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
@@ -93,10 +94,7 @@ class TextDocuments:
             raise EngineDiffers(self.tokenizer.engine, found)
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
-        ids, lengths = self.tokenizer.encode(column)
-        tokenizer = self.tokenizer
-        chunk = framed(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if self.eos else None)
-        return chunk, _utf8_bytes(column)
+        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), _utf8_bytes(column)
 
     def _difference(self) -> dict[str, str] | None:
         if not isinstance(self.tokenizer, EngineTokenizer) or self.tokenizer.engine == REFERENCE:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tokenscale.settings.registry import BATCHES, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -50,6 +50,8 @@ def _variants(run: RunSettings) -> list[str]:
         variants.append(TOKENIZERS[run.tokenizer.kind])
     if run.objective in OBJECTIVES:
         variants.append(OBJECTIVES[run.objective])
+    if run.labels in LABELS:
+        variants.append(LABELS[run.labels])
     if run.model.transformers is not None:
         variants.append(MODELS["transformers"])
     return variants

@@ -31,11 +31,11 @@ class LengthSettings:
 #: kind of a source → (options that it needs, options that it may have)
 SOURCE_OPTIONS = {
     "docstrings": ((), ("packages",)),
-    "files": (("files",), ("validation_files", "format", "text_column", "separator")),
-    "url": (("files",), ("validation_files", "format", "text_column", "separator", "downloaded")),
+    "files": (("files",), ("validation_files", "format", "text_column", "target_column", "separator")),
+    "url": (("files",), ("validation_files", "format", "text_column", "target_column", "separator", "downloaded")),
     "hub": (
         ("repository", "revision", "files"),
-        ("validation_files", "format", "text_column", "separator", "downloaded"),
+        ("validation_files", "format", "text_column", "target_column", "separator", "downloaded"),
     ),
     "dummy": (("documents",), ("vocabulary_size", "lengths", "seed")),
 }
@@ -69,6 +69,11 @@ class SourceSettings:
         "auto", "auto: by the files' endings (.parquet, .jsonl, .txt, … each also .gz or .zst, but for Parquet)"
     )
     text_column: str = option("text", "Parquet and JSONL: the column, or key, that holds a document's text")
+    target_column: str | None = option(
+        None,
+        "Parquet and JSONL: the column, or key, of what `text_column` is translated to; a document is then a pair: "
+        "source, EOS, target, EOS",
+    )
     separator: str | None = option(
         None, 'text: what stands between documents, such as "<|endoftext|>" or "\\n"; null: a file is one document'
     )

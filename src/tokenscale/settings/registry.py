@@ -45,6 +45,8 @@ BATCHES = {
 }
 #: objective → the module that makes its batches of those of any approach, where they are not trained on as they are
 OBJECTIVES = {"masked": "tokenscale.batches.masked"}
+#: choice of labels → the module that makes them, where not all count
+LABELS = {"target": "tokenscale.batches.target"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
 MODELS = {"transformers": "tokenscale.models.library"}
 #: method of a layout → the module that applies it

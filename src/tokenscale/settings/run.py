@@ -51,6 +51,7 @@ class OptimizerSettings:
     epsilon: float = option(1e-8, "added to the root of the second moment", gt=0)
     weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
     clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
+    fused: bool = option(True, "one kernel for the update, which clips and unscales as it reads the gradients")
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,11 @@ class RunSettings:
     float8: bool = option(False, "float8 products in the blocks' linear layers (CUDA of Hopper or later, with torchao)")
     objective: Literal["causal", "masked"] = option("causal", "predict the next token, or masked tokens")
     masking: MaskingSettings = option(MaskingSettings, "masked: what is predicted")
+    labels: Literal["all", "target"] = option(
+        "all",
+        "what is predicted of a pair (`target_column` of the corpus' source): all of it, or what stands behind its "
+        "first EOS",
+    )
     document_mask: bool = option(False, "attention stays inside a document; packed rows only")
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
         "auto", "kernel of attention; auto: the fastest that the device and the mask allow; the one used is recorded"
@@ -264,6 +270,14 @@ class RunSettings:
             found.append(
                 ("document_mask", f"models of transformers ({self.model.transformers}) are not masked that way")
             )
+        if self.labels == "target":
+            if self.approach in ("padding-free", "token-list") or self.packing == "concatenate":
+                cuts = f"approach {self.approach}" if self.packing == "best-fit" else "packing concatenate"
+                found.append(("labels", f"{cuts} cuts pairs anywhere: rows do not show where targets begin"))
+            if not self.eos:
+                found.append(("labels", "the target of a pair begins behind EOS: set eos"))
+            if self.objective != "causal":
+                found.append(("labels", f"objective {self.objective} chooses what it predicts"))
         if self.objective == "causal" and self.masking != MaskingSettings():
             found.append(("masking", "objective causal masks nothing"))
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():

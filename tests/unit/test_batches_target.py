@@ -1,0 +1,226 @@
+"""Pairs of a text and its translation: one document each, in every approach; and labels of the targets alone."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.corpora import HOSTILE, Lab, joined, make_run, make_tokenizer, same
+from tokenscale.batches.held_out import read_slice
+from tokenscale.batches.target import ignore_sources
+from tokenscale.corpus.build import build
+from tokenscale.corpus.reader import PAIR, RawText, read_manifest
+from tokenscale.errors import UserError
+from tokenscale.formats.documents import encode_documents
+from tokenscale.formats.labels import IGNORED
+from tokenscale.formats.manifest import read_store_manifest
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings
+from tokenscale.tokenizer.load import load
+
+T = 64
+PAIRS = [(f"ein Haus und {i} B\u00e4ume", f"a house and {i} trees") for i in range(40)]
+PAIRS += [(a, b) for a, b in zip(HOSTILE, reversed(HOSTILE), strict=True)] + [("lang " * 40, "long " * 60), ("", "x")]
+ROWS = ["padded", "pretokenized-padded", "length-bucketed", "packed"]
+RUN = {"eos": True, "global_batch": 6, "micro_batch": 6}
+
+
+def pairs_corpus(directory, pairs, kind="parquet", validation_share=0.1, **source):
+    """A corpus of pairs that stand in two columns of a file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"pairs.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}), path)
+    else:
+        path.write_text("".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in pairs))
+    options = {"text_column": "de", "target_column": "en"} | source
+    settings = CorpusSettings(
+        name="tiny",
+        source=SourceSettings(kind="files", files=(str(path),), **options),
+        cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
+        validation_share=validation_share,
+        row_group_rows=7,
+    )
+    build(settings, directory / "corpus")
+    return directory / "corpus"
+
+
+class Pairs(Lab):
+    """As `Lab`, with a corpus of pairs."""
+
+    def __init__(self, directory, **corpus):
+        self.directory, self.corpus = directory, pairs_corpus(directory, PAIRS, **corpus)
+        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 300)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def documents(lab):
+    """Source and target ids of every training document."""
+    tokenizer, text = load(lab.tokenizer), RawText(lab.corpus)
+    pairs = [text.text(i).split(PAIR) for i in range(len(text))]
+    return [tuple(ids.tolist() for ids in tokenizer.encode_batch(pair)) for pair in pairs]
+
+
+def epoch(lab, approach, **changes):
+    batches = lab.batches(make_run(approach, T, **RUN, **changes))
+    return [batches.next().copy() for _ in range(int(batches.rows_per_epoch()) // RUN["global_batch"] + 1)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_pair_is_one_document_of_both_texts(tmp_path, kind):
+    corpus = pairs_corpus(tmp_path, PAIRS, kind, validation_share=0.0)
+    text = RawText(corpus)
+    assert [tuple(text.text(i).split(PAIR)) for i in range(len(text))] == PAIRS
+    assert read_manifest(corpus)["pairs"] is True
+
+
+def test_a_row_without_one_of_the_texts_is_counted_and_left_out(tmp_path):
+    corpus = pairs_corpus(tmp_path, [("a", "b"), ("c", None), (None, "d")], validation_share=0.0)
+    assert read_manifest(corpus)["cleaning"]["documents"]["no_text"] == 2 and len(RawText(corpus)) == 1
+
+
+@pytest.mark.parametrize("approach", ["padded", "pretokenized-padded"])
+def test_rows_are_source_eos_target_eos_cut_or_padded(lab, documents, approach):
+    tokenizer = load(lab.tokenizer)
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    expected = [[bos, *source, eos, *target, eos][: T + 1] for source, target in documents]
+    found = []
+    for batch in epoch(lab, approach):
+        for tokens, labels in zip(batch.tokens_bt, batch.labels_bt, strict=True):
+            length = int(np.count_nonzero(labels != IGNORED))
+            found.append([*tokens[:1].tolist(), *labels[:length].tolist()])
+            assert (labels[length:] == IGNORED).all() and tokens[1:length].tolist() == labels[: length - 1].tolist()
+    assert sorted(found[: len(expected)]) == sorted(expected)
+
+
+@pytest.mark.parametrize("pair", [("padded", "pretokenized-padded"), ("padding-free", "token-list")])
+def test_online_and_offline_are_bit_identical_on_pairs(lab, pair):
+    changes = {"labels": "target"} if pair[0] == "padded" else {}
+    online, offline = (lab.batches(make_run(approach, T, **RUN, **changes)) for approach in pair)
+    assert all(same(online.next(), offline.next()) for _ in range(30))
+
+
+@pytest.mark.parametrize("approach", ROWS)
+def test_only_targets_and_their_eos_count(lab, documents, approach):
+    """Against a search, label by label, for the document that a row holds."""
+    tokenizer = load(lab.tokenizer)
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    plain, targets = epoch(lab, approach), epoch(lab, approach, labels="target")
+    counted = 0
+    for before, after in zip(plain, targets, strict=True):
+        assert np.array_equal(before.tokens_bt, after.tokens_bt) and before.order_digest == after.order_digest
+        for tokens, all_labels, labels in zip(before.tokens_bt, before.labels_bt, after.labels_bt, strict=True):
+            source = bool(tokens[0] == bos)
+            for t in range(len(tokens)):
+                source = tokens[t] == bos or (source and tokens[t] != eos)
+                assert labels[t] == (IGNORED if source else all_labels[t])
+        assert after.useful_tokens == np.count_nonzero(after.labels_bt != IGNORED) < before.useful_tokens
+        counted += after.useful_tokens
+    if approach == "packed":  # rows of an epoch hold every document once; the last batch begins the next epoch
+        whole = sum(len(target) + 1 for _, target in documents)
+        assert whole <= counted <= whole + T * RUN["global_batch"]
+
+
+@pytest.mark.parametrize("approach", ["padded", "packed"])
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_targets_are_the_same_at_every_world_size_and_after_a_resumption(lab, approach, world_size):
+    run = make_run(approach, T, labels="target", **RUN)
+    whole = lab.batches(run)
+    ranks = [lab.batches(run, rank, world_size) for rank in range(world_size)]
+    for step in range(12):
+        if step == 7:  # all begin anew, from the state of one
+            state = ranks[0].state()
+            ranks = [lab.batches(run, rank, world_size) for rank in range(world_size)]
+            for rank in ranks:
+                rank.seek(state)
+        assert same(joined([rank.next() for rank in ranks]), whole.next())
+
+
+def test_the_held_out_slice_predicts_targets_alone(lab):
+    run = make_run("padded", T, labels="target", **RUN)
+    store = StoreSettings("packed", split="validation", sequence_length=T, eos=True)
+    manifest = read_store_manifest(lab.store(store))
+    found = read_slice(run, lab.store(store), 300, 0, 1)
+    plain = read_slice(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)
+    expected = plain.labels_bt.copy()
+    ignore_sources(plain.tokens_bt, expected, manifest["bos_id"], manifest["eos_id"])
+    assert np.array_equal(found.labels_bt, expected) and not np.array_equal(plain.labels_bt, expected)
+    assert manifest["document_parts"] == "source, EOS, target"
+
+
+def test_a_row_that_begins_inside_a_document_begins_with_a_target():
+    tokens, labels = np.array([[5, 6, 1, 0, 7, 1, 8, 1]]), np.arange(8)[None].copy()
+    ignore_sources(tokens, labels, bos_id=0, eos_id=1)
+    assert labels.tolist() == [[0, 1, 2, IGNORED, IGNORED, 5, 6, 7]]
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "pairs, kind, source, says",
+    [
+        ([("a", f"b{PAIR}c")], "parquet", {}, "stands between the two parts of a pair"),
+        ([("a", "b")], "parquet", {"target_column": "fr"}, "has no column 'fr'"),
+        ([("a", "b")], "jsonl", {"target_column": "fr"}, "source.target_column"),
+        ([("a", 3)], "jsonl", {}, "the key 'en' does not hold text"),
+        ([("a", "b")], "jsonl", {"format": "text"}, "a text file has no columns to hold pairs"),
+    ],
+)
+def test_what_holds_no_pairs_is_refused(tmp_path, pairs, kind, source, says):
+    with pytest.raises(UserError) as error:
+        pairs_corpus(tmp_path, pairs, kind, **source)
+    assert says in error.value.render()
+
+
+def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):
+    with pytest.raises(UserError, match="the parts of a pair end with EOS"):
+        lab.batches(make_run("padded", T))
+    with pytest.raises(UserError, match="the parts of a pair end with EOS"):
+        lab.store(StoreSettings("packed", sequence_length=T))
+    other = Lab(tmp_path / "other", ["no pairs at all"])
+    for approach in ("padded", "packed"):
+        with pytest.raises(UserError, match="its documents are no pairs"):
+            other.batches(make_run(approach, T, labels="target", **RUN))
+
+
+def test_a_tokenizer_of_one_control_id_shows_no_targets(lab, monkeypatch):
+    path = lab.tokenizer / "manifest.json"
+    before = path.read_text()
+    manifest = json.loads(before)
+    try:
+        path.write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
+        with pytest.raises(UserError, match="BOS and EOS of the tokenizer are one id"):
+            lab.batches(make_run("padded", T, labels="target", **RUN))
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"approach": "token-list", "eos": True},
+        {"approach": "padding-free", "eos": True},
+        {"approach": "packed", "eos": True, "packing": "concatenate"},
+        {"approach": "packed", "eos": False},
+        {"approach": "packed", "eos": True, "objective": "masked"},
+    ],
+)
+def test_runs_that_cannot_predict_targets_alone_say_so(changes):
+    run = make_run(**({"sequence_length": T, "labels": "target"} | changes))
+    assert [key for key, _ in run.problems() if key == "labels"] == ["labels"]
+    good = make_run("packed", T, labels="target", eos=True)
+    assert not [key for key, _ in good.problems() if key == "labels"]
+
+
+def test_encoding_text_with_the_mark_in_it_is_no_pair(lab):
+    """Only a corpus that says so holds pairs."""
+    tokenizer = load(lab.tokenizer)
+    (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
+    assert np.count_nonzero(document == tokenizer.eos_id) == 1
