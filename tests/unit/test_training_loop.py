@@ -209,7 +209,7 @@ def test_a_run_that_diverges_names_its_batch_and_keeps_no_later_step(lab, tmp_pa
 def test_the_parts_of_a_step_are_all_of_it(plain):
     for step in plain[0]:
         parts = [step[f"{name}_s"] for name in ("data_wait", "h2d", "forward", "backward", "optimizer")]
-        assert min(parts) >= 0 and sum(parts) <= step["step_s"]
+        assert min(parts) >= 0 and sum(parts) <= step["step_s"] and 0 < step["own_s"] < step["step_s"]
     assert sum(step["forward_s"] + step["backward_s"] for step in plain[0]) > 0.3 * sum(s["step_s"] for s in plain[0])
     assert "exposed_communication_s" not in plain[0][0], "one rank exchanges nothing"
 

@@ -51,6 +51,7 @@ PACKAGES = (
     Package("ruff", "ruff", "test"),
     Package("transformers", "transformers", "test"),
     Package("tensorboard", "tensorboard", "test"),
+    Package("accelerate", "accelerate", "test"),
 )
 
 

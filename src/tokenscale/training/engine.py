@@ -1,6 +1,7 @@
 """A model that trains: built from its settings, spread by its layout, stepped, and taken apart for a checkpoint."""
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,17 @@ class Engine:
     it, and gives a loss. All ranks build it together, and with the same weights.
     """
 
-    def __init__(self, run: RunSettings, shape: ModelSettings, world: World, kernel: str):
+    def __init__(
+        self,
+        run: RunSettings,
+        shape: ModelSettings,
+        world: World,
+        kernel: str,
+        initial: Callable[[nn.Module, int], None] = initialise,
+    ):
         self.run, self.world = run, world
         self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
-        initialise(self.model, run.effective_seed)
+        initial(self.model, run.effective_seed)
         # only dropout draws from here: each rank its own, whatever it holds
         torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
         cast_weights(self.model, run.precision)
@@ -145,4 +153,5 @@ class Engine:
 
     def facts(self) -> dict[str, Any]:
         """What a record says of how it computes."""
-        return {"micro_steps": self.micro_steps, "optimizer": "AdamW, fused", "compiled": self.run.compile}
+        kind = "fused" if self.run.optimizer.fused else "foreach"
+        return {"micro_steps": self.micro_steps, "optimizer": f"AdamW, {kind}", "compiled": self.run.compile}

@@ -26,13 +26,16 @@ class StepLog:
         self._overflows = 0
         self.stopped_at: dict[str, Any] | None = None
         self.last: dict[str, Any] = {}
-        self.own_s = 0.0  # spent in here and in the writer: our bookkeeping
+        self.waited_s = 0.0  # for the device, in the last reading
 
-    def add(self, step: int, batch: Batch, wait_s: float, rate: float, micro_steps: int, stepped: Stepped) -> None:
+    def add(
+        self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: Stepped, *, wait_s: float, own_s: float
+    ) -> None:
         """A step whose work has been handed to the device."""
         line = {
             "step": step,
             "data_wait_s": wait_s,
+            "own_s": own_s,
             "useful_tokens": batch.useful_tokens,
             "total_tokens": batch.total_tokens,
             "rows": len(batch.tokens_bt),
@@ -49,11 +52,11 @@ class StepLog:
         """Write what has been collected. After the first step that cannot be gone on from, the rest is left out."""
         if not self._pending:
             return
-        began = time.perf_counter()
         rows = [torch.stack([s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale]) for _, s in self._pending]
+        began = time.monotonic()
         numbers = torch.stack(rows).tolist()  # the one wait for the device
         laps, now = self._timer.read(), time.time() - time.monotonic()
-        waited = time.perf_counter()
+        self.waited_s = time.monotonic() - began if self._world.device.type == "cuda" else 0.0
         peak = memory.peak(self._world.device)
         for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
             self._overflows = self._overflows + 1 if bad else 0
@@ -78,6 +81,3 @@ class StepLog:
                 self.stopped_at = {"step": line["step"], "order_digest_of_rank_0": line["order_digest"]}
                 break
         self._pending.clear()
-        if self._world.device.type == "cuda":
-            began = waited  # what came before was waiting for the device
-        self.own_s += time.perf_counter() - began

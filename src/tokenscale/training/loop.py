@@ -53,19 +53,27 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
     sealed with that outcome, and the batch is named.
     """
-    return _Training(run, inputs, directory, world, attempt).run()
+    return Training(run, inputs, directory, world, attempt).run()
 
 
-class _Training:
-    """What the steps of one run share."""
+class Training:
+    """What the steps of one run share. `batches` stand in the place of those that the run's approach reads."""
 
-    def __init__(self, run: RunSettings, inputs: Inputs, directory: Path, world: World, attempt: int):
+    def __init__(
+        self,
+        run: RunSettings,
+        inputs: Inputs,
+        directory: Path,
+        world: World,
+        attempt: int = 0,
+        batches: Batches | None = None,
+    ):
         started = time.monotonic()
         self.settings, self.world, self.directory = run, world, directory
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.writer.event("run_start", world_size=world.size)
-        self.batches = _batches(run, inputs, world)
+        self.batches = batches or _batches(run, inputs, world)
         shape = _shape(run, self.batches.vocabulary_size)
         kernel = choose_kernel(
             run.attention,
@@ -102,13 +110,14 @@ class _Training:
         self.timer = timer_of(world.device)
         self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16")
         self.trace = Trace(run.profile, self.writer.directory, world.device)
-        self.energy = Energy(_pci_bus_id(world.device))
+        self.energy = Energy(pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
         device = _device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
         self.progress.say(f"{run.identity}  {weights:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
+        self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one
         self._resume()
         self.writer.event("init_done", duration_s=time.monotonic() - started)
@@ -123,7 +132,7 @@ class _Training:
         try:
             self.timer.restart()
             while not ended:
-                ended = self._step()
+                ended = self.step()
                 garbage.after(self.done)
         finally:
             garbage.close()
@@ -135,21 +144,23 @@ class _Training:
         self._end(joules)
         return self.engine.model
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
         """One optimizer step and what is due after it. Returns whether it was the last."""
         run, step = self.settings, self.done
         self.trace.before(step)
         began = time.monotonic()
         batch = self.batches.next()
         waited = time.monotonic() - began
-        self.timer.lap("data")
         useful = self.budget.exchange(batch.useful_tokens)
         share = self.budget.share(step)
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, share)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
+        self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
         probe = memory.Probe(self.engine.model, self.world.device, compiled=run.compile) if first else None
+        own = self._carried + time.monotonic() - began - waited
         stepped = self.engine.step(batch, useful, rate, self.timer, probe)
-        self.log.add(step, batch, waited, rate, self.engine.micro_steps, stepped)
+        handed, self.log.waited_s = time.monotonic(), 0.0
+        self.log.add(step, batch, rate, self.engine.micro_steps, stepped, wait_s=waited, own_s=own)
         self.timer.end()
         self.done = step + 1
         last = self.budget.after(step, time.monotonic() - began)
@@ -157,9 +168,9 @@ class _Training:
         self.trace.after(self.done)
         validating = self._validates(epoch_ended, last)
         saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
-        if not (last or validating or saving or len(self.log) >= run.log_every or first):
-            return False
-        self._read()
+        if last or validating or saving or len(self.log) >= run.log_every or first:
+            self._read()
+        self._carried = time.monotonic() - handed - self.log.waited_s
         if probe is not None:
             self.writer.event("memory", step=step, **probe.bytes)
         if self.log.stopped_at is not None:
@@ -308,7 +319,7 @@ def _batches(run: RunSettings, inputs: Inputs, world: World) -> Batches:
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
-    shape = run.model.with_vocabulary(vocabulary_size)
+    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
     if shape.vocabulary_size < vocabulary_size:
         raise UserError(
             "the tokenizer has more entries than the model's embedding.",
@@ -359,7 +370,8 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _pci_bus_id(device: torch.device) -> str | None:
+def pci_bus_id(device: torch.device) -> str | None:
+    """Where NVML finds the device; None for what is no GPU."""
     if device.type != "cuda":
         return None
     facts = torch.cuda.get_device_properties(device)

@@ -18,7 +18,8 @@ def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
-        fused=True,
+        fused=settings.fused,
+        foreach=None if settings.fused else True,
     )
 
 
@@ -35,6 +36,11 @@ def update(optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor
     norm = total_norm(gradients) / loss_scale
     divisor = torch.ones_like(norm) if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
     bad = (~torch.isfinite(norm)).float()
+    if not optimizer.defaults["fused"]:
+        torch._foreach_div_(gradients, divisor * loss_scale)
+        if not bad:  # waits for the device: what the fused kernel spares
+            optimizer.step()
+        return norm, norm / divisor, bad
     optimizer.grad_scale, optimizer.found_inf = divisor * loss_scale, bad
     try:
         optimizer.step()

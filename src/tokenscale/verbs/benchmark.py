@@ -12,6 +12,8 @@ BENCHMARKS = {
     "data": "tokenscale.benchmark.data",
     "text": "tokenscale.benchmark.prose",
     "pretokenize": "tokenscale.benchmark.pretokenize",
+    "training": "tokenscale.benchmark.training",
+    "gpu": "tokenscale.benchmark.gpu",
     "workflow": "tokenscale.benchmark.workflow",
 }
 
@@ -46,6 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", nargs="*", type=int, default=[], metavar="MB", help="peak memory on so much made-up text"
     )
     job.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    training = kinds.add_parser("training", help="a step here, in a loop over transformers, and in its Trainer")
+    training.add_argument("--models", nargs="+", default=["llama-tiny", "llama-small", "gpt2-tiny"], metavar="PRESET")
+    training.add_argument("--steps", type=int, default=10, metavar="N", help="timed in each round (default 10)")
+    training.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="each arm has its turn in each (default 5)"
+    )
+    training.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
+    gpu = kinds.add_parser("gpu", help="tokens/s and MFU on one GPU, case by case; at toy size without one")
+    gpu.add_argument("--output", required=True, type=Path, metavar="DIR", help="one JSON a case; those there are kept")
+    gpu.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
+    gpu.add_argument(
+        "--seconds", type=_positive, default=1e9, metavar="S", help="begin no case that may not end in them"
+    )
+    gpu.add_argument("--again", action="store_true", help="measure cases whose file is there, too")
+    gpu.add_argument("--case", metavar="NAME", help="this one, in this process")
     workflow = kinds.add_parser("workflow", help="planning: how long `snakemake --dry-run` takes for many runs")
     workflow.add_argument("--runs", nargs="+", type=int, default=[500, 2000], metavar="N", help="how many, each timed")
     workflow.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
@@ -58,6 +75,17 @@ def run(arguments: argparse.Namespace) -> None:
     module = importlib.import_module(BENCHMARKS[arguments.benchmark])
     if arguments.benchmark == "workflow":
         print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states)))
+        return
+    if arguments.benchmark == "training":
+        options = {"models": tuple(arguments.models), "steps": arguments.steps, "rounds": arguments.rounds}
+        print(module.table(module.measure(arguments.output, **options)))
+        return
+    if arguments.benchmark == "gpu":
+        if arguments.case:
+            print(module.line(module.run_case(arguments.case, arguments.output)))
+            return
+        options = {"names": arguments.only, "again": arguments.again, "budget_s": arguments.seconds}
+        module.measure(arguments.output, **options)
         return
     if arguments.benchmark == "text":
         facts = module.build(arguments.output, arguments.megabytes, seed=arguments.seed, at_most=arguments.at_most)

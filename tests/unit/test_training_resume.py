@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
@@ -31,7 +32,7 @@ from tokenscale.settings.run import (
     ValidationSettings,
 )
 from tokenscale.training.checkpoint import Checkpoint, read_model
-from tokenscale.training.loop import Inputs, train
+from tokenscale.training.loop import Inputs, Training, train
 
 STEPS = 12
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
@@ -99,17 +100,15 @@ class Killed(BaseException):
 
 def interrupted(run, inputs, directory, at: int) -> None:
     """One process, cut off after step `at`, its checkpoint threads with it."""
-    from tokenscale.training.loop import _Training
-
-    training = _Training(run, inputs, directory, World(0, 1, 0, __import__("torch").device("cpu")), 0)
-    step = training._step
+    training = Training(run, inputs, directory, World(0, 1, 0, torch.device("cpu")))
+    step = training.step
 
     def cut():
         if training.done == at:
             raise Killed
         return step()
 
-    training._step = cut
+    training.step = cut
     with pytest.raises(Killed):
         training.run()
     training.checkpoints.wait()

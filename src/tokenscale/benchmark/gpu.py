@@ -1,0 +1,299 @@
+"""Training speed on one GPU: model by model, what each step of tuning brings, and the plain loop of `transformers`.
+
+Each line is a case of its own: a process, a JSON file, at most 90 seconds; cases whose file is there are not run again,
+so that a benchmark cut off goes on where it was. Needs what the trainer needs, and `transformers` for the peer. Batches
+are random tokens that fill every place; weights are drawn on the device, since no figure here depends on them. Without
+a GPU the same cases run at toy size.
+"""
+
+import contextlib
+import math
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenscale.batches.batch import Batch
+from tokenscale.costs.flops import Convention, flops_per_token, parameters
+from tokenscale.costs.peaks import peak_flops
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json
+from tokenscale.models.attention import choose_kernel
+from tokenscale.parallel.world import World
+from tokenscale.records import hardware
+from tokenscale.records.energy import Energy
+from tokenscale.records.provenance import git_state, versions
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import OptimizerSettings, RunSettings
+from tokenscale.training.engine import Engine
+from tokenscale.training.loop import pci_bus_id
+from tokenscale.training.timing import PARTS, timer_of
+
+#: seconds that a case may take, its start included
+LIMIT_S = 90
+WARM_UP, STEPS = 5, 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line: a model, the rows of a batch, and what is turned on. `peer`: the plain loop of transformers."""
+
+    name: str
+    model: str
+    sequence_length: int
+    rows: int
+    compile: bool = False
+    fused: bool = False
+    loss_chunk: int = 0
+    peer: bool = False
+    precision: str = "bf16-true"
+    target: float | None = None  # tokens/s
+    attention: str = "auto"
+
+
+def ladder(name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None) -> list[Case]:
+    """Eager, compiled, fused update, loss in chunks, larger batches; and the peer at the first and largest batch."""
+    eager = Case(f"{name}-eager-b{first}", model, length, first)
+    compiled = replace(eager, name=f"{name}-compiled-b{first}", compile=True)
+    fused = replace(compiled, name=f"{name}-fused-b{first}", fused=True)
+    chunked = replace(fused, name=f"{name}-chunked-b{first}", loss_chunk=2048)
+    grown = [replace(chunked, name=f"{name}-chunked-b{rows}", rows=rows, target=target) for rows in larger]
+    whole = replace(fused, name=f"{name}-fused-b{larger[-1]}", rows=larger[-1], target=target)
+    peers = [replace(eager, name=f"{name}-transformers-b{rows}", rows=rows, peer=True) for rows in (first, larger[-1])]
+    return [eager, compiled, fused, chunked, *grown, whole, *peers]
+
+
+#: targets: half of the peak and more for the 8B shape, and what hand-written CUDA reaches for GPT-2
+CASES = [
+    *ladder("8b", "llama-8b-nemo", 2048, 1, (2, 4), 11_000),
+    *ladder("1.4b", "llama-1.4b-nemo", 2048, 8, (16,), None),
+    *ladder("gpt2-124m", "gpt2-124m", 1024, 16, (32, 64), 430_000),
+    *ladder("gpt2-355m", "gpt2-355m", 1024, 8, (16, 32), 165_000),
+]
+TOY = [
+    *ladder("llama-micro", "llama-micro", 64, 1, (2,), None),
+    *ladder("gpt2-micro", "gpt2-micro", 64, 1, (2,), None),
+]
+TOY_VOCABULARY = 512
+
+
+def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_s: float = math.inf) -> dict[str, Any]:
+    """Run the cases that have no file in `folder` yet, each in a process of its own. Returns {name: its record}.
+
+    `names` choose cases, by their beginnings; `budget_s`: begin none that might not end before so many seconds.
+    """
+    began = time.monotonic()
+    cases = [c for c in cases_here() if not names or any(c.name.startswith(name) for name in names)]
+    if not cases:
+        known = ", ".join(case.name for case in cases_here())
+        raise UserError("no case has such a name.", asked=", ".join(names), allowed=known)
+    for case in cases:
+        path = folder / f"{case.name}.json"
+        if path.is_file() and not again:
+            continue
+        if time.monotonic() - began + LIMIT_S > budget_s:
+            print(f"{case.name}: left for another call, {budget_s:.0f} s are nearly over", flush=True)
+            break
+        argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", case.name, "--output", str(folder)]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S)
+            failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+        except subprocess.TimeoutExpired:
+            failed = [f"not done within {LIMIT_S} s"]
+        if failed or not path.is_file():
+            write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
+        print(line(read_json(path)), flush=True)
+    return {c.name: read_json(folder / f"{c.name}.json") for c in cases if (folder / f"{c.name}.json").is_file()}
+
+
+def cases_here() -> list[Case]:
+    """The cases for this machine."""
+    return CASES if torch.cuda.is_available() else TOY
+
+
+def run_case(name: str, folder: Path) -> dict[str, Any]:
+    """Measure one case in this process and write `<folder>/<name>.json`."""
+    case = next((c for c in CASES + TOY if c.name == name), None)
+    if case is None:
+        raise UserError("there is no such case.", asked=name, allowed=", ".join(c.name for c in cases_here()))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+    if cuda:
+        torch.set_float32_matmul_precision("high")
+    shape = PRESETS[case.model].with_vocabulary(TOY_VOCABULARY if case in TOY else 50_257)
+    shape = shape.with_positions(case.sequence_length)
+    energy = Energy(pci_bus_id(device))
+    step = _peer(case, shape, device) if case.peer else _ours(case, shape, device)
+    for k in range(WARM_UP):
+        loss = step(k)
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    joules, steps, laps = energy.joules(), STEPS if cuda else 3, []
+    seconds = _timed(step, steps, device, laps)
+    used = None if joules is None else energy.joules() - joules
+    tokens = case.rows * case.sequence_length
+    name_of_device = torch.cuda.get_device_name(device) if cuda else "cpu"
+    peak = peak_flops(name_of_device)
+    speed = tokens / statistics.median(seconds)
+    flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
+    record = {
+        "schema": 1,
+        "case": asdict(case),
+        "parameters": parameters(shape),
+        "device": name_of_device,
+        "step_s": seconds,
+        "parts_s": {part: statistics.median(lap.get(part, 0.0) for lap in laps) for part in PARTS} if laps else None,
+        "tokens_per_s": speed,
+        "flops_per_token": flops,
+        "mfu": {convention: speed * count / peak for convention, count in flops.items()} if peak else None,
+        "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "joules_per_token": used / (tokens * steps) if used is not None else None,
+        "last_loss": float(loss),
+        "kernel": None if case.peer else step.kernel,
+        "hardware": hardware.describe() | {"clocks": _clocks() if cuda else None},
+        "versions": versions(),
+        "git": git_state()[0],
+    }
+    write_json(folder / f"{case.name}.json", record)
+    return record
+
+
+def _timed(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
+    """Seconds of each step. On a GPU by events: the host runs ahead and waits once, at the end."""
+    if device.type != "cuda":
+        seconds = []
+        for k in range(steps):
+            began = time.monotonic()
+            step(k)
+            seconds.append(time.monotonic() - began)
+        if hasattr(step, "timer"):
+            laps += [lap.seconds for lap in step.timer.read()][-steps:]
+        return seconds
+    if hasattr(step, "timer"):
+        step.timer.read()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for k in range(steps):
+        step(k)
+        marks[k + 1].record()
+    torch.cuda.synchronize()
+    if hasattr(step, "timer"):
+        laps += [lap.seconds for lap in step.timer.read()][-steps:]
+    return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[:-1], marks[1:], strict=True)]
+
+
+def _ours(case: Case, shape: ModelSettings, device: torch.device) -> Any:
+    """A step of the trainer's engine: what a run does on one GPU, its log and its data left out."""
+    run = RunSettings(
+        model=shape,
+        sequence_length=case.sequence_length,
+        global_batch=case.rows,
+        micro_batch=case.rows,
+        precision=case.precision,
+        compile=case.compile and device.type == "cuda",
+        loss_chunk=case.loss_chunk,
+        optimizer=OptimizerSettings(fused=case.fused),
+    )
+    kernel = choose_kernel(case.attention, device=device, bounds=False, dtype=torch.bfloat16, dropout=shape.dropout)
+    with device:
+        engine = Engine(run, shape, World(0, 1, 0, device), kernel, initial=_quick)
+    batches = _batches(case, shape)
+    useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
+    timer = timer_of(device)
+
+    def step(k: int) -> torch.Tensor:
+        stepped = engine.step(batches[k % len(batches)], useful, 1e-4, timer)
+        timer.end()
+        return stepped.loss_sum / useful
+
+    step.timer, step.kernel = timer, kernel
+    return step
+
+
+def _quick(model: torch.nn.Module, seed: int) -> None:
+    """Weights of the usual size, drawn where they lie."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(1.0) if weight.dim() < 2 else weight.normal_(0, 0.02)
+
+
+def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
+    """The plain loop: the library's model in bf16, its loss, clipping, AdamW as it comes."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("the peer needs transformers.", reason=error, next="pip install transformers") from None
+    from tokenscale.models.build import build
+    from tokenscale.models.convert_hf import to_hf
+
+    with torch.device("meta"):
+        empty = build(shape, case.sequence_length, objective="causal", kernel="sdpa")
+        config, _ = to_hf(shape, dict(empty.named_parameters()), case.sequence_length)
+    config_class = transformers.CONFIG_MAPPING[config["model_type"]]
+    with device:
+        model = transformers.AutoModelForCausalLM.from_config(
+            config_class(**config, use_cache=False), attn_implementation="sdpa", dtype=torch.bfloat16
+        )
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    batches = [torch.from_numpy(batch.tokens_bt) for batch in _batches(case, shape)]
+
+    def step(k: int) -> torch.Tensor:
+        tokens = batches[k % len(batches)].to(device)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _batches(case: Case, shape: ModelSettings) -> list[Batch]:
+    random = np.random.default_rng(0)
+    size = (case.rows, case.sequence_length + 1)
+    rows = [random.integers(0, shape.vocabulary_size, size) for _ in range(4)]
+    return [Batch.of(np.ascontiguousarray(r[:, :-1]), np.ascontiguousarray(r[:, 1:]), k) for k, r in enumerate(rows)]
+
+
+def line(record: dict[str, Any]) -> str:
+    """One case in a line."""
+    case = record["case"]
+    head = f"{case['name']:<28}"
+    if "failed" in record:
+        return f"{head} failed: {record['failed']}"
+    low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
+    mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: its peak is not known"
+    memory = f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
+    target = f"  target {case['target']:,.0f}" if case["target"] else ""
+    return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {mfu}  {memory}{target}"
+
+
+def table(records: dict[str, Any]) -> str:
+    """All cases, in their order."""
+    return "\n".join(line(record) for record in records.values())
+
+
+def _clocks() -> dict[str, str] | None:
+    """What the driver says of clocks and power while the last step is warm; None where it cannot be asked."""
+    fields = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return dict(zip(fields.split(","), (v.strip() for v in done.stdout.splitlines()[0].split(",")), strict=True))
+    return None

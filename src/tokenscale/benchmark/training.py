@@ -1,0 +1,281 @@
+"""A training step here against the same step in a plain loop over `transformers`, and in its Trainer.
+
+Same shape, same weights, same batches, one process, the arms in turns within each round. Each takes its fused AdamW,
+clips to norm 1 and trains in fp32. The peers compute their loss as they do; the last position of each row counts
+nowhere, since they shift labels by themselves.
+"""
+
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenscale.batches.batch import Batch
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.formats.labels import IGNORED
+from tokenscale.models.convert_hf import to_hf
+from tokenscale.parallel.world import World
+from tokenscale.records import hardware
+from tokenscale.records.provenance import versions
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.training.loop import Inputs, Training
+
+OURS, LOOP, TRAINER = "tokenscale", "transformers, plain loop", "transformers, Trainer"
+#: bookkeeping may take this share of a step of 100 ms
+TARGET_US = 100.0
+RATE = 1e-4
+
+Arm = Callable[[int], list[float]]
+
+
+def measure(
+    output: Path | None,
+    *,
+    models: tuple[str, ...] = ("llama-tiny", "llama-small", "gpt2-tiny"),
+    sequence_length: int = 256,
+    rows: int = 8,
+    vocabulary_size: int = 4096,
+    steps: int = 10,
+    rounds: int = 5,
+) -> dict[str, Any]:
+    """Seconds of each timed step, by model, arm and round; the first step of a round warms up and is not among them.
+
+    Raises UserError where `transformers` is missing, and where the arms do not compute the same loss. The Trainer needs
+    `accelerate`; without it that arm is left out, which the result says.
+    """
+    result: dict[str, Any] = {
+        "settings": {
+            **{"sequence_length": sequence_length, "rows": rows, "vocabulary_size": vocabulary_size},
+            **{"steps": steps, "rounds": rounds, "threads": torch.get_num_threads()},
+        },
+        "hardware": hardware.describe(),
+        "versions": versions(),
+        "left_out": [],
+        "records": [],
+    }
+    for model in models:
+        batches = _batches(rows, sequence_length, vocabulary_size, steps + 1)
+        with tempfile.TemporaryDirectory() as folder:
+            ours = _Ours(model, vocabulary_size, sequence_length, batches, Path(folder))
+            arms: dict[str, Arm] = {OURS: ours, LOOP: _Loop(_twin(ours), batches)}
+            try:
+                arms[TRAINER] = _Trainer(_twin(ours), batches, Path(folder))
+            except ImportError as error:
+                result["left_out"].append(f"{TRAINER}: {error}".splitlines()[0])
+            losses = {name: arm.first_loss() for name, arm in arms.items()}
+            if max(losses.values()) - min(losses.values()) > 1e-4 * min(losses.values()):
+                raise UserError("the arms do not compute the same loss: their times say nothing.", losses=losses)
+            for number in range(rounds):
+                order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
+                for name in order:
+                    seconds = arms[name](steps)
+                    result["records"].append({"model": model, "arm": name, "round": number, "step_s": seconds})
+            result["records"][-1]["own_s"] = ours.own()
+    if output is not None:
+        write_json(output, result)
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Median step of each arm, its range over rounds, and ours as a part of each peer's, by rounds."""
+    lines = [f"{'model':<14} {'arm':<26} {'step ms':>9} {'rounds':>17}   tokenscale's part of it"]
+    for model in dict.fromkeys(r["model"] for r in result["records"]):
+        rounds = {
+            arm: [statistics.median(r["step_s"]) for r in _of(result, model, arm)]
+            for arm in dict.fromkeys(r["arm"] for r in result["records"])
+        }
+        for arm, medians in rounds.items():
+            parts = [mine / theirs for mine, theirs in zip(rounds[OURS], medians, strict=True)]
+            shown = f"{statistics.median(parts):.3f} ({min(parts):.3f}-{max(parts):.3f})" if arm != OURS else ""
+            spread = f"{min(medians) * 1e3:.1f}-{max(medians) * 1e3:.1f}"
+            lines.append(f"{model:<14} {arm:<26} {statistics.median(medians) * 1e3:>9.1f} {spread:>17}   {shown}")
+        own = next(r["own_s"] for r in result["records"] if r["model"] == model and "own_s" in r)
+        lines.append(
+            f"{model:<14} {'bookkeeping a step':<26} {statistics.median(own) * 1e6:>6.0f} us, at most "
+            f"{max(own) * 1e6:.0f} us; target {TARGET_US:.0f} us"
+        )
+    lines += [f"left out: {text}" for text in result["left_out"]]
+    return "\n".join(lines)
+
+
+def _of(result: dict[str, Any], model: str, arm: str) -> list[dict[str, Any]]:
+    return [r for r in result["records"] if r["model"] == model and r["arm"] == arm]
+
+
+def _batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[Batch]:
+    random = np.random.default_rng(0)
+    found = []
+    for step in range(count):
+        tokens = random.integers(0, vocabulary_size, (rows, length))
+        labels = np.full_like(tokens, IGNORED)
+        labels[:, :-1] = tokens[:, 1:]
+        found.append(Batch.of(tokens, labels, step))
+    return found
+
+
+class _Fixed:
+    """These batches, over and over."""
+
+    def __init__(self, batches: list[Batch], vocabulary_size: int):
+        self.vocabulary_size, self._batches, self._step = vocabulary_size, batches, 0
+
+    def rows_per_epoch(self) -> float:
+        return float("inf")
+
+    def next(self) -> Batch:
+        self._step += 1
+        return self._batches[(self._step - 1) % len(self._batches)]
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def seek(self, state: dict[str, Any]) -> None:
+        self._step = state["step"]
+
+
+class _Ours:
+    """The whole loop as a run has it: log, status, progress and garbage included."""
+
+    def __init__(self, model: str, vocabulary_size: int, length: int, batches: list[Batch], folder: Path):
+        run = RunSettings(
+            model=PRESETS[model].with_vocabulary(vocabulary_size),
+            sequence_length=length,
+            global_batch=len(batches[0].tokens_bt),
+            micro_batch=len(batches[0].tokens_bt),
+            budget=BudgetSettings(steps=10**6),
+            schedule=ScheduleSettings(shape="constant", warmup_steps=0),
+            optimizer=OptimizerSettings(learning_rate=RATE, weight_decay=0.01),
+            validation=ValidationSettings(rows=0),
+            garbage_every=0,  # this process is the others', too
+        )
+        self._own: list[float] = []
+        with contextlib.redirect_stdout(io.StringIO()):
+            world = World(0, 1, 0, torch.device("cpu"))
+            self.training = Training(run, Inputs(), folder, world, batches=_Fixed(batches, vocabulary_size))
+        self.training.progress.enabled = False
+
+    def first_loss(self) -> float:
+        """Nats a label, before any training."""
+        batch = self.training.batches.next()
+        self.training.batches.seek({"step": 0})
+        with torch.no_grad():
+            tokens, labels = torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt)
+            return (self.training.engine.objective(tokens, labels) / batch.useful_tokens).item()
+
+    def __call__(self, steps: int) -> list[float]:
+        seconds = []
+        for number in range(steps + 1):
+            if number == 0:
+                self.training.timer.restart()
+            self.training.step()
+            if number:
+                seconds.append(self.training.log.last["step_s"])
+                self._own.append(self.training.log.last["own_s"])
+        return seconds
+
+    def own(self) -> list[float]:
+        """Seconds of bookkeeping of each timed step."""
+        return self._own
+
+
+def _twin(ours: _Ours) -> torch.nn.Module:
+    """The model of transformers with our weights."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("this benchmark needs transformers.", reason=error, next="pip install transformers") from None
+    shape = ours.training.engine.model.settings
+    weights = {name: weight.detach().clone() for name, weight in ours.training.engine.model.named_parameters()}
+    config, weights = to_hf(shape, weights, ours.training.settings.sequence_length)
+    config_class = transformers.CONFIG_MAPPING[config["model_type"]]
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**config), attn_implementation="sdpa")
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = {"lm_head.weight"} if shape.tied_embeddings else set()
+    if set(missing) - tied or unexpected:
+        raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
+    model.tie_weights()
+    return model.train()
+
+
+class _Loop:
+    """What one would write by hand."""
+
+    def __init__(self, model: torch.nn.Module, batches: list[Batch]):
+        self._model, self._batches = model, [torch.from_numpy(b.tokens_bt) for b in batches]
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+        )
+
+    def first_loss(self) -> float:
+        with torch.no_grad():
+            return self._model(input_ids=self._batches[0], labels=self._batches[0]).loss.item()
+
+    def __call__(self, steps: int) -> list[float]:
+        times = [time.monotonic()]
+        for tokens in self._batches[: steps + 1]:
+            loss = self._model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            loss.item()  # as one logs it
+            times.append(time.monotonic())
+        return [b - a for a, b in zip(times[1:-1], times[2:], strict=True)]
+
+
+class _Trainer:
+    """Hugging Face's Trainer, nothing logged, nothing saved. Raises ImportError without `accelerate`."""
+
+    def __init__(self, model: torch.nn.Module, batches: list[Batch], folder: Path):
+        import accelerate  # noqa: F401
+        from transformers import TrainingArguments
+
+        self._model = model
+        self._rows = [{"input_ids": row, "labels": row} for b in batches for row in torch.from_numpy(b.tokens_bt)]
+        self._first = torch.from_numpy(batches[0].tokens_bt)
+        self._arguments = lambda steps: TrainingArguments(
+            output_dir=str(folder / "trainer"),
+            max_steps=steps,
+            per_device_train_batch_size=len(batches[0].tokens_bt),
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            adam_beta2=0.95,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            optim="adamw_torch_fused",
+            use_cpu=True,
+            report_to=[],
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+
+    def first_loss(self) -> float:
+        with torch.no_grad():
+            return self._model(input_ids=self._first, labels=self._first).loss.item()
+
+    def __call__(self, steps: int) -> list[float]:
+        from transformers import Trainer, TrainerCallback
+
+        class Clock(TrainerCallback):
+            times: list[float] = []  # noqa: RUF012
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                self.times.append(time.monotonic())
+
+        Clock.times = []
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer = Trainer(
+                model=self._model, args=self._arguments(steps + 1), train_dataset=self._rows, callbacks=[Clock()]
+            )
+            trainer.train()
+        return [b - a for a, b in zip(Clock.times[:-1], Clock.times[1:], strict=True)]
