@@ -160,15 +160,13 @@ def run_of(w):
 
 
 def run_inputs(w):
-    """Manifests that a run reads: raw text and tokenizer, or a token store; and the validation store."""
+    """Manifests that a run reads: raw text or a token store, the tokenizer, and the validation store."""
     run = run_of(w)
     corpus, tokenizer = run.corpus.name, run.tokenizer.name
     online = run.store is None
     return {
         "corpus": [corpus_manifest(corpus)] if online else [],
-        "tokenizer": (
-            [tokenizer_manifest(tokenizer)] if online or run.keeps_weights else []
-        ),
+        "tokenizer": ([tokenizer_manifest(tokenizer)] if run.reads_tokenizer else []),
         "store": (
             [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
         ),

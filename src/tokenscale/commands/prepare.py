@@ -73,7 +73,7 @@ def _of_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
         vocabulary_size=run.model.vocabulary_size,
     )
     manifests = {"store": request.store}
-    if request.tokenizer is not None and run.keeps_weights:
+    if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"
     if run.validation.rows:
         store = _store_directory(run.corpus.name, run.tokenizer.name, run.validation_store) / "manifest.json"
@@ -103,7 +103,7 @@ def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSetting
         manifests = {"corpus": corpus, "tokenizer": tokenizer}
     else:
         manifests = {"store": store_of(run.store, corpus, tokenizer, say)}
-        if run.keeps_weights:
+        if run.reads_tokenizer:
             manifests["tokenizer"] = tokenizer
     if run.validation_store is not None:
         manifests["validation_store"] = store_of(run.validation_store, corpus, tokenizer, say)

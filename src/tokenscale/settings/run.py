@@ -250,6 +250,11 @@ class RunSettings:
         """Whether something is left of the weights when it has ended; the tokenizer is then kept with them."""
         return self.checkpoints.final or self.checkpoints.best or self.checkpoints.keep_resume_state
 
+    @property
+    def reads_tokenizer(self) -> bool:
+        """Whether the tokenizer's folder is an input: to tokenize, to know its special ids, or to be kept."""
+        return self.store is None or self.objective == "masked" or self.keeps_weights
+
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for rules over several fields."""
         found = [(f"model.{f}", text) for f, text in self.model.problems()]
