@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tokenscale.errors import UserError
-from tokenscale.models.attention import Bounds
 from tokenscale.models.build import build
 from tokenscale.models.build import initialise as initialise_any
 from tokenscale.models.decoder import Decoder, initialise, rotary_tables, rotate
@@ -335,14 +334,3 @@ def test_a_missing_library_is_named(monkeypatch):
         build(library_shape("opt"), 8, objective="causal", kernel="sdpa")
     assert "pip install" in error.value.facts["next"]
     decoder()  # its own models need it not
-
-
-@pytest.mark.parametrize("shape", [MICRO, GPT2], ids=["llama", "gpt2"])
-def test_a_document_in_a_packed_row_is_computed_as_if_alone(shape):
-    """Its attention stays inside, and its positions begin at 0: rotary ones only ever count distances."""
-    model = decoder(shape=shape)
-    tokens = torch.randint(0, 64, (1, 16), generator=torch.Generator().manual_seed(0))
-    bounds = Bounds(torch.tensor([[0] * 5 + [1] * 8 + [2] * 3]))
-    found = model(tokens, bounds)
-    for first, end in ((0, 5), (5, 13), (13, 16)):
-        torch.testing.assert_close(found[:, first:end], model(tokens[:, first:end]), atol=1e-6, rtol=1e-5)

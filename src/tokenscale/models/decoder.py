@@ -20,6 +20,16 @@ Rotation = tuple[Tensor, Tensor] | None
 LLAMA3 = {"factor": 32.0, "original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
 
 
+def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear layer with whatever its memory held: `initialise` sets the weights, and billions are not drawn twice."""
+    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
+
+
+def table(rows: int, dimension: int) -> nn.Embedding:
+    """The same of an embedding."""
+    return nn.utils.skip_init(nn.Embedding, rows, dimension, device=torch.get_default_device())
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square layer norm (Zhang & Sennrich 2019), computed in fp32."""
 
@@ -99,10 +109,10 @@ class Attention(nn.Module):
         self.head_dimension, self.dropout = model.head_dimension, model.dropout
         self.causal, self.kernel = causal, kernel
         width = model.key_value_heads * model.head_dimension
-        self.query = nn.Linear(model.dimension, model.dimension, bias=model.biases)
-        self.key = nn.Linear(model.dimension, width, bias=model.biases)
-        self.value = nn.Linear(model.dimension, width, bias=model.biases)
-        self.output = nn.Linear(model.dimension, model.dimension, bias=model.biases)
+        self.query = linear(model.dimension, model.dimension, bias=model.biases)
+        self.key = linear(model.dimension, width, bias=model.biases)
+        self.value = linear(model.dimension, width, bias=model.biases)
+        self.output = linear(model.dimension, model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
         """[B, T, d] → [B, T, d]."""
@@ -128,9 +138,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.gate = nn.Linear(model.dimension, model.hidden, bias=model.biases)
-        self.up = nn.Linear(model.dimension, model.hidden, bias=model.biases)
-        self.down = nn.Linear(model.hidden, model.dimension, bias=model.biases)
+        self.gate = linear(model.dimension, model.hidden, bias=model.biases)
+        self.up = linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
@@ -142,8 +152,8 @@ class GELU(nn.Module):
 
     def __init__(self, model: ModelSettings):
         super().__init__()
-        self.up = nn.Linear(model.dimension, model.hidden, bias=model.biases)
-        self.down = nn.Linear(model.hidden, model.dimension, bias=model.biases)
+        self.up = linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, model.dimension, bias=model.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d] → [B, T, d]."""
@@ -173,7 +183,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Token ids [B, T] → logits [B, T, V], for rows of at most `sequence_length` positions.
 
-    `causal=False` makes an encoder of it, for masked-language modelling: each position sees the whole row. `kernel`
+    Weights are unset until `initialise`, or until others are loaded. `causal=False` makes an encoder of it, for
+    masked-language modelling: each position sees the whole row. `kernel`
     is one of `models.attention`. The vocabulary must be resolved (`ModelSettings.with_vocabulary`). Raises UserError
     where learned positions are fewer than the sequence is long.
     """
@@ -184,7 +195,7 @@ class Decoder(nn.Module):
             raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
         self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
-        self.embedding = nn.Embedding(model.vocabulary_size, model.dimension)
+        self.embedding = table(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
             if model.maximum_positions < sequence_length:
                 raise UserError(
@@ -193,10 +204,10 @@ class Decoder(nn.Module):
                     asked=f"sequence_length {sequence_length}",
                     next="shorten the sequence, set model.maximum_positions, or use rotary positions",
                 )
-            self.positions = nn.Embedding(model.maximum_positions, model.dimension)
+            self.positions = table(model.maximum_positions, model.dimension)
         self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
         self.norm = norm_of(model)
-        self.head = nn.Linear(model.dimension, model.vocabulary_size, bias=False)
+        self.head = linear(model.dimension, model.vocabulary_size, bias=False)
         if model.tied_embeddings:
             self.head.weight = self.embedding.weight
         # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.
@@ -267,4 +278,4 @@ def initialise(model: Decoder, seed: int) -> None:
                 continue
             residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
             scale = deviation / (2 * layers) ** 0.5 if residual else deviation
-            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            weight.copy_(torch.randn(weight.shape, generator=generator).mul_(scale))
