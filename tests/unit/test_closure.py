@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from tokenscale.settings.closure import PACKAGE, closure_of, code_of, training_code
+from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
@@ -33,6 +34,12 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     assert {"training/loop.py", "models/decoder.py", "order/permutation.py", "records/events.py"} <= code
     assert not [f for f in code if f.startswith(("report/", "analysis/", "launch/", "corpus/build", "benchmark/"))]
     assert not code & {"cli.py", "errors.py", "settings/config.py", "settings/validate.py", "settings/experiments.py"}
+
+
+def test_only_models_of_transformers_depend_on_the_code_for_them():
+    runs = {name: RunSettings(model=PRESETS[name]) for name in ("llama-tiny", "gpt2-tiny", "distilbert-tiny")}
+    found = {name: "models/library.py" in names(training_code(run)) for name, run in runs.items()}
+    assert found == {"llama-tiny": False, "gpt2-tiny": False, "distilbert-tiny": True}
 
 
 def test_a_store_depends_on_its_own_format_only():

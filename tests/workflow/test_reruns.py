@@ -145,6 +145,9 @@ ROOMS = [
     ("batches/padding_free.py", {"train_one": 1} | BENCHMARK | WAYS),
     ("batches/padded.py", BENCHMARK | WAYS),
     ("models/decoder.py", RUNS),
+    ("models/build.py", RUNS),
+    ("models/library.py", {}),  # no run of the copy trains a model of transformers
+    ("models/convert_hf.py", {}),
     ("parallel/data.py", {"train_many": 1} | RANKS),
     ("parallel/single.py", {"train_one": 3} | BOTH),
     ("evaluation/validation.py", RUNS),
