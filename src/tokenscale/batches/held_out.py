@@ -3,6 +3,7 @@
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,10 +58,26 @@ def read_slice(
     mine = share(rows, rank, world_size)
     numbers = np.arange(mine.start, mine.stop)
     tokens_bt, labels_bt = store.rows(numbers)
-    if run.labels in LABELS:
-        importlib.import_module(LABELS[run.labels]).of_rows(tokens_bt, labels_bt, manifest, run)
-    if run.objective in OBJECTIVES:
-        objective = importlib.import_module(OBJECTIVES[run.objective])
-        tokens_bt, labels_bt = objective.of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)
+    tokens_bt, labels_bt = as_asked(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
     ids = document_ids(store.starts(numbers)) if run.document_mask else None
     return Slice(tokens_bt, labels_bt, rows, ids)
+
+
+def as_asked(
+    tokens_bt: np.ndarray,
+    labels_bt: np.ndarray,
+    numbers: np.ndarray,
+    manifest: dict[str, Any],
+    run: RunSettings,
+    tokenizer_directory: Path | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, labels) of rows as the run trains on them: which labels count, and what is masked, by the rows' numbers.
+
+    `manifest` is that of the rows' store, or says the same of their documents (document_parts, bos_id, eos_id).
+    """
+    if run.labels in LABELS:
+        importlib.import_module(LABELS[run.labels]).of_rows(tokens_bt, labels_bt, manifest, run)
+    if run.objective not in OBJECTIVES:
+        return tokens_bt, labels_bt
+    objective = importlib.import_module(OBJECTIVES[run.objective])
+    return objective.of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)

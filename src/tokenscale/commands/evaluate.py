@@ -1,0 +1,197 @@
+"""A checkpoint's perplexity, bits per byte and accuracy, on a packed store, a corpus, or files of text."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.batches.bounds import document_ids
+from tokenscale.batches.held_out import as_asked
+from tokenscale.commands.opened import Opened, open_checkpoint
+from tokenscale.corpus.read import read
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError, unknown
+from tokenscale.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
+from tokenscale.files import canonical_json, read_json
+from tokenscale.formats.documents import encode_documents
+from tokenscale.formats.manifest import located, open_store, read_store_manifest
+from tokenscale.formats.packed import PackedStore
+from tokenscale.settings.data import SourceSettings, StoreSettings
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.tokenizer.load import load
+from tokenscale.tokenizer.manifest import read_manifest
+from tokenscale.training.checkpoint import RECORD
+from tokenscale.training.precision import autocast_of
+
+#: documents that are tokenized together
+BATCH_DOCUMENTS = 64
+CORPORA = Path("results/corpus")
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    corpus: str | None = None,
+    store: Path | None = None,
+    split: str = "validation",
+    text_column: str = "text",
+    **options: Any,
+) -> str:
+    """Score on a store, a corpus or a file; by default on the corpus of the training. Returns what the verb prints."""
+    if store is not None:
+        opened, found = evaluate_store(checkpoint, store, **options)
+        return report_of(opened, found, str(located(store)[0]))
+    if corpus is None:
+        record = read_json(checkpoint / RECORD, "checkpoint's record")
+        corpus = RunSettings.from_json(canonical_json(record["run"])).corpus.name
+    opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
+    return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
+
+
+def report_of(opened: Opened, found: Scores, data: str) -> str:
+    """What the verb prints."""
+    causal = opened.run.objective == "causal"
+    per_byte = found.bits_per_byte
+    if per_byte is not None:
+        bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
+    elif causal:
+        bits = "not measured: a store holds ids, and pairs count in parts; --corpus NAME reads text"
+    else:
+        bits = "not defined: a masked model gives a text no probability"
+    lines = {
+        "checkpoint": opened.name,
+        "data": f"{data}: {found.rows:,} rows, {found.useful_tokens:,} tokens to be predicted",
+        "loss": f"{found.loss:.4f} nats a token",
+        "perplexity": f"{found.perplexity:,.2f}",
+        "bits per byte": bits,
+        ("next-token" if causal else "masked-token") + " accuracy": f"{found.accuracy:.2%}",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+
+
+def evaluate_store(
+    checkpoint: Path,
+    store: Path,
+    *,
+    rows: int | None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, Scores]:
+    """Score the first `rows` rows of a packed store (None: all), as the validation of a training does it.
+
+    Raises UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
+    """
+    manifest = read_store_manifest(store)
+    if manifest["format"] != "packed":
+        raise UserError(
+            "only packed stores are evaluated: their rows leave nothing out.",
+            store=f"{located(store)[0]} has the format {manifest['format']}",
+            next="name a packed store with --store, or the text itself with --corpus",
+        )
+    opened = open_checkpoint(
+        checkpoint, tokenizer=tokenizer, device=device, sequence_length=manifest["sequence_length"]
+    )
+    manifest = open_store(
+        store,
+        StoreSettings("packed", **manifest["options"]),
+        asked_by="the checkpoint",
+        tokenizer_sha256=read_manifest(opened.tokenizer)["file"]["sha256"],
+        vocabulary_size=opened.model.settings.vocabulary_size,
+    )
+    reader = PackedStore(store, manifest)
+    last = len(reader) if rows is None else min(rows, len(reader))
+
+    def batches() -> Iterator[Rows]:
+        for begin in range(0, last, opened.run.micro_batch):
+            numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
+            ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
+            yield _asked(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
+
+    found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
+    return opened, _counted(found, store)
+
+
+def evaluate_text(
+    checkpoint: Path,
+    where: str,
+    *,
+    split: str = "validation",
+    text_column: str = "text",
+    rows: int | None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, Scores]:
+    """Score whole documents, each for itself, tokenized now with the checkpoint's tokenizer: of a corpus by its name or
+    folder, or of files (Parquet, JSON lines, text). Longer ones are cut into windows as packed rows cut them.
+
+    `rows`: stop behind the document that completes so many. Raises UserError for text that cannot be read, and as
+    `open_checkpoint` does.
+    """
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    run, causal = opened.run, opened.run.objective == "causal"
+    batches, pairs = _texts(where, split, text_column)
+    documents = _Documents(batches, load(opened.tokenizer), run, pairs, rows)
+    facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
+    # padding is behind what causal attention sees; attention both ways would see it
+    made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
+    asked = (_asked(batch, opened, facts) for batch in made)
+    found = scores(opened.model, asked, opened.device, autocast_of(run.precision, opened.device), report)
+    if causal and not pairs:
+        found.text_bytes = documents.text_bytes
+    return opened, _counted(found, where)
+
+
+class _Documents:
+    """Token ids of texts, one document after another, until they fill so many rows; counts what it has given."""
+
+    def __init__(
+        self, batches: Iterator[list[str]], tokenizer: Tokenizer, run: RunSettings, pairs: bool, rows: int | None
+    ):
+        self.tokenizer, self.text_bytes = tokenizer, 0
+        self._batches, self._run, self._pairs, self._rows = batches, run, pairs, rows
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        rows = 0
+        for texts in self._batches:
+            for text, ids in zip(
+                texts, encode_documents(self.tokenizer, texts, self._run.eos, self._pairs), strict=True
+            ):
+                if self._rows is not None and rows >= self._rows:
+                    return
+                rows += len(list(windows(ids, self._run.sequence_length)))
+                self.text_bytes += len(text.encode("utf-8"))
+                yield ids
+
+
+def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
+    """(texts, some at a time; whether they are pairs) of a corpus by its name or folder, or of files."""
+    folders = [CORPORA / where, Path(where), Path(where).parent]
+    folder = next((f for f in folders if f.name and (f / "manifest.json").is_file()), None)
+    if folder is not None and not (folder == folders[2] and Path(where).name != "manifest.json"):
+        text = RawText(folder, split)
+        return text.batches(BATCH_DOCUMENTS), text.pairs
+    if not Path(where).is_file():
+        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
+        raise unknown("corpus or file", where, built, folder=CORPORA)
+    found = (text for text in read(Path(where), SourceSettings("files", files=(where,), text_column=text_column)))
+    whole = (text for text in found if text is not None)
+    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
+
+
+def _asked(rows: Rows, opened: Opened, manifest: dict[str, Any]) -> Rows:
+    """The rows with the labels, and the masks, that the run was trained for."""
+    tokens, labels = as_asked(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
+    return replace(rows, tokens_bt=tokens, labels_bt=labels)
+
+
+def _counted(found: Scores, where: object) -> Scores:
+    if found.useful_tokens == 0:
+        raise UserError("there is nothing to predict in this text.", data=where, next="name other text")
+    return found
