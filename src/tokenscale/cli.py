@@ -20,6 +20,8 @@ VERBS = {
     "train": "a training from flags: on a file, a corpus by name, or random numbers; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal it",
     "rank": "one rank of a run, as a launcher starts it",
+    "evaluate": "a checkpoint's perplexity, bits per byte and accuracy over any text",
+    "generate": "text from a checkpoint",
     "export": "a checkpoint → a folder that the library transformers loads",
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
     "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",

@@ -1,0 +1,216 @@
+"""Generated text: with a cache and without, as transformers generates, and drawn as a direct calculation draws."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.corpora import make_corpus, make_tokenizer
+from tests.unit.test_export import checkpoint_of
+from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
+from tokenscale.cli import main
+from tokenscale.commands.generate import texts_of
+from tokenscale.errors import UserError
+from tokenscale.evaluation.generation import Sampling, generate, probabilities
+from tokenscale.models.build import build, initialise
+from tokenscale.models.convert_hf import to_hf
+from tokenscale.settings.presets import PRESETS
+from tokenscale.tokenizer.load import load
+
+CPU = torch.device("cpu")
+GREEDY = Sampling(temperature=0)
+PROMPT = [3, 14, 15, 92, 65]
+
+
+def made(model, prompt=PROMPT, **changes):
+    options = dict(max_new_tokens=20, positions=LENGTH, vocabulary_size=96, stop_id=None, sampling=GREEDY, device=CPU)
+    return generate(model, prompt, **(options | changes))
+
+
+# ------------------------------------------------------------------------------------------------------ greedy
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_greedy_is_the_same_with_a_cache_without_one_and_in_transformers(name):
+    model = ours(SHAPES[name])
+    library = theirs(*to_hf(model.settings, named(model), LENGTH))
+    seen = set()
+    for prompt in (PROMPT, [7], [1, 2] * 15):
+        found = made(model, prompt)
+        seen |= set(found)
+        assert len(found) == min(20, LENGTH - len(prompt)) > 10
+        assert made(model, prompt, cached=False) == found
+        expected = library.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=len(found), pad_token_id=0, eos_token_id=None
+        )
+        assert expected[0].tolist() == prompt + found
+    assert len(seen) > 5
+
+
+def test_a_model_of_transformers_generates_without_a_cache():
+    shape = replace(PRESETS["bert-tiny"], transformers="gpt2", vocabulary_size=96)
+    model = build(shape, LENGTH, objective="causal", kernel="sdpa").eval()
+    initialise(model, 0)
+    tokens = list(PROMPT)
+    for _ in range(10):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    assert made(model, max_new_tokens=10) == tokens[5:]
+
+
+# ----------------------------------------------------------------------------------------------------- drawing
+
+
+def directly(logits, temperature, top_k, top_p):
+    """In NumPy, token by token: keep the likeliest until k of them, or p of what k left, are there."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    kept = order[:top_k] if top_k else order
+    left, held, nucleus = sum(weights[i] for i in kept), 0.0, []
+    for i in kept:
+        if nucleus and held / left >= top_p:
+            break
+        nucleus.append(i)
+        held += weights[i]
+    result = np.zeros(len(weights))
+    result[nucleus] = weights[nucleus] / held
+    return result
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 40),
+    st.sampled_from([0.1, 0.7, 1.0, 2.5]),
+    st.integers(0, 45),
+    st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+)
+@settings(max_examples=150, deadline=None)
+def test_probabilities_are_those_of_a_direct_calculation(seed, size, temperature, top_k, top_p):
+    logits = np.random.default_rng(seed).normal(size=size) * 3
+    found = probabilities(torch.from_numpy(logits), Sampling(temperature, top_k, top_p)).numpy()
+    np.testing.assert_allclose(found, directly(logits, temperature, top_k, top_p), rtol=1e-9, atol=1e-15)
+    assert found.sum() == pytest.approx(1) and np.count_nonzero(found) >= 1
+
+
+@pytest.mark.parametrize("options", [dict(top_k=5), dict(top_p=0.6), dict(top_k=20, top_p=0.8), dict(temperature=0.5)])
+def test_probabilities_are_those_of_transformers(options):
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
+    warped = TemperatureLogitsWarper(options.get("temperature", 1.0))(None, logits)
+    if "top_k" in options:
+        warped = TopKLogitsWarper(options["top_k"])(None, warped)
+    if "top_p" in options:
+        warped = TopPLogitsWarper(options["top_p"])(None, warped)
+    found = probabilities(logits[0], Sampling(**options))
+    torch.testing.assert_close(found, warped[0].softmax(-1), rtol=1e-9, atol=0)
+
+
+def test_a_seed_draws_the_same_text_and_another_seed_another():
+    model = ours(SHAPES["llama"])
+    drawn = [made(model, sampling=Sampling(1.0, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert made(model, sampling=Sampling(1.0, seed=1), cached=False) == drawn[0]
+    assert made(model, sampling=Sampling(1.0, top_k=1, seed=5)) == made(model)
+
+
+def test_draws_are_as_frequent_as_they_are_likely():
+    model = ours(SHAPES["llama"])
+    with torch.no_grad():
+        likely = model(torch.tensor([PROMPT]))[0, -1].double().softmax(-1)
+    drawn = [made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(600)]
+    counts = torch.bincount(torch.tensor(drawn), minlength=96)
+    assert ((counts - 600 * likely).abs() < 5 * (600 * likely * (1 - likely)).sqrt() + 1).all()
+
+
+# ------------------------------------------------------------------------------------------------ where it ends
+
+
+def test_it_ends_with_the_stop_and_where_positions_end():
+    model = ours(SHAPES["llama"])
+    free = made(model)
+    heard = []
+    stop = free[7]
+    stopped = made(model, stop_id=stop, say=heard.append)
+    assert stopped == heard == free[: free.index(stop) + 1]
+    assert len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT)
+    assert made(model, list(range(LENGTH))) == []
+
+
+def test_ids_that_are_no_text_are_never_chosen():
+    model = ours(SHAPES["llama"])
+    free = made(model)
+    limited = made(model, vocabulary_size=max(free))
+    assert max(limited) < max(free)
+
+
+# ----------------------------------------------------------------------------------------------------- the verb
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    texts = [f"once upon a time, {i} words é 漢字 stood in a row" for i in range(60)]
+    corpus = make_corpus(tmp_path_factory.mktemp("corpus"), texts)
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"), corpus, 290)
+    size = load(tokenizer).vocabulary_size
+    shape = replace(SHAPES["llama"], vocabulary_size=size + 3)  # three embeddings that are no text
+    folder = tmp_path_factory.mktemp("run") / "final"
+    stored(folder, shape, tokenizer)
+    return folder
+
+
+def stored(folder, shape, tokenizer, **options):
+    checkpoint_of(folder, shape, tokenizer=tokenizer, **options)
+    record = (folder / "checkpoint.json").read_text()
+    (folder / "checkpoint.json").write_text(record.replace('"kind"', '"step": 7, "kind"', 1))
+
+
+def test_the_verb_streams_what_it_generates(checkpoint, capsys):
+    argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", "Once upon a time,", "--max-new-tokens", "25"]
+    assert main(argv) == 0
+    greedy = capsys.readouterr().out
+    pieces = []
+    texts = texts_of(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, say=pieces.append)
+    assert greedy == "".join(pieces) == "Once upon a time," + texts[0] + "\n"
+    assert len(pieces) > 5
+    drawn = []
+    for seed in ("1", "1", "2"):
+        assert main([*argv, "--temperature", "1", "--top-k", "50", "--top-p", "0.95", "--seed", seed]) == 0
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("once\nupon a\n")
+    options = ["--temperature", "1", "--max-new-tokens", "9"]
+    assert (
+        main(["generate", "--checkpoint", str(checkpoint), "--prompts-file", str(tmp_path / "prompts.txt"), *options])
+        == 0
+    )
+    together = capsys.readouterr().out
+    for seed, prompt in enumerate(["once", "upon a"]):
+        main(["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, *options, "--seed", str(seed)])
+    assert capsys.readouterr().out == together
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--prompt", "a", "--temperature", "-1"], "--temperature is out of range"),
+        (["--prompt", "a", "--top-p", "0"], "--top-p is out of range"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "nothing to generate"),
+        (["--prompt", "word " * 60], "leaves no room"),
+        (["--prompts-file", "nowhere.txt"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
+    assert main(["generate", "--checkpoint", str(checkpoint), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_masked_model_writes_no_text(tmp_path, checkpoint):
+    stored(tmp_path / "final", SHAPES["llama"], checkpoint / "tokenizer", objective="masked")
+    with pytest.raises(UserError, match="writes no text"):
+        texts_of(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
