@@ -25,6 +25,7 @@ from tokenscale.batches.open import open_batches
 from tokenscale.batches.packed import PackedBatches
 from tokenscale.benchmark import studies
 from tokenscale.benchmark.peers import Peers
+from tokenscale.benchmark.timing import timing
 from tokenscale.corpus.reader import read_manifest as read_corpus_manifest
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file, write_json
@@ -82,6 +83,7 @@ def measure(
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
         arms += bench.peers.names
+        arms += [f"{arm}{LOADER}{n}" for arm in bench.peers.names for n in settings.workers]
         left_out |= bench.peers.left_out
     core = min(bench.cores) if bench.cores else None
     with _cores({core} if bench.cores else set()):
@@ -182,15 +184,11 @@ class _Bench:
 
     def _arm(self, arm: str, count: int) -> tuple[dict[str, Any], Any]:
         """(Record, what holds the arm's memory)."""
-        settings = self.settings
         if arm == LIMIT:
             return self._copies(count)
-        if self.peers is not None and arm in self.peers.names:
-            rows = self._manifest["rows"]
-            order = samples_at(np.arange(count * settings.rows), rows, self.runs["packed"].effective_seed)
-            record = self.peers.measure(arm, order.reshape(count, settings.rows))
-            tokens = count * settings.rows * settings.sequence_length
-            return {"useful_tokens": tokens, "total_tokens": tokens, **record}, None
+        peer, _, number = arm.partition(LOADER)
+        if self.peers is not None and peer in self.peers.names:
+            return self._peer(peer, int(number) if number else None, count), None
         if LOADER in arm:
             return self._through_loader(*arm.split(LOADER), count), None
         start = time.perf_counter()
@@ -201,6 +199,18 @@ class _Bench:
             _forget(self._packed / "tokens.bin")
         batches = self._packed_arm(arm, count) if arm in PACKED else self.open(arm)
         return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
+
+    def _peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
+        """A peer over full rows, all of whose tokens count; through a DataLoader, where workers are given."""
+        settings = self.settings
+        batches = count if workers is None else count + 1  # the first batch of a loader is a part of its opening
+        places = np.arange(batches * settings.rows)
+        order = samples_at(places, self._manifest["rows"], self.runs["packed"].effective_seed)
+        with _cores(set() if workers is None else self.cores):
+            found = self.peers.measure(peer, order.reshape(batches, settings.rows), workers)
+        tokens = count * settings.rows * settings.sequence_length
+        record = timing(found["open_s"], found["batch_s"], tokens, tokens) | {"memory_bytes": found["memory_bytes"]}
+        return record if workers is None else {"workers": workers, **record}
 
     def _study(self, arm: str) -> studies.StudyBatches:
         settings = self.settings
@@ -265,14 +275,7 @@ def _timed(
         batch_s.append(time.perf_counter() - start)
         found = counts(batch)
         useful, total = useful + found[0], total + found[1]
-    return {
-        "open_s": open_s,
-        "batch_s": batch_s,
-        "median_batch_s": float(np.median(batch_s)),
-        "seconds": sum(batch_s),
-        "useful_tokens": useful,
-        "total_tokens": total,
-    }
+    return timing(open_s, batch_s, useful, total)
 
 
 def _take(batches: Batches, count: int) -> list[Batch]:

@@ -1,10 +1,11 @@
 """One peer's reader over rows of token ids: run by `peers.py` in whatever Python has the peer. Standard library, NumPy,
 torch and the peer; nothing of ours, and no argument parser.
 
-    python peer_reader.py PEER ROWS.npy ORDER.npy FOLDER OUTPUT.json
+    python peer_reader.py PEER ROWS.npy ORDER.npy FOLDER OUTPUT.json [WORKERS]
 
 ROWS is int32 [rows, T + 1]; ORDER int64 [batches, rows a batch]; the peer's own files are made in FOLDER when they are
-not there. Each batch ends as inputs and labels, int64 torch tensors [n, T].
+not there. Each batch ends as inputs and labels, int64 torch tensors [n, T]. With WORKERS, batches come through torch's
+DataLoader with so many worker processes, and the first batch is a part of opening.
 """
 
 import json
@@ -96,22 +97,44 @@ def nanogpt(rows, folder):
 PEERS = {"datasets": datasets, "mosaicml-streaming": mds, "litdata": litdata, "nanogpt": nanogpt}
 
 
-def main(peer, rows_file, order_file, folder, output):
+class Batches(torch.utils.data.Dataset):
+    """Batch k of the order. The peer is opened before workers are started, as its users do: streaming refuses more."""
+
+    def __init__(self, batch, order):
+        self.batch, self.order = batch, order
+
+    def __len__(self):
+        return len(self.order)
+
+    def __getitem__(self, k):
+        return parts(self.batch(self.order[k]))
+
+
+def parts(found):
+    return found if isinstance(found, tuple) else (found[:, :-1], found[:, 1:])
+
+
+def main(peer, rows_file, order_file, folder, output, workers=None):
     torch.set_num_threads(1)
     rows, order = np.load(rows_file, mmap_mode="r"), np.load(order_file)
     make, stated = PEERS[peer](np.asarray(rows), folder)
     before = _anonymous_bytes()
     start = time.perf_counter()
     batch = make()
+    if workers is None:
+        batches = (parts(batch(indices)) for indices in order)
+    else:
+        batches = iter(torch.utils.data.DataLoader(Batches(batch, order), batch_size=None, num_workers=int(workers)))
     open_s = time.perf_counter() - start
     batch_s, digest = [], 0
-    for indices in order:
+    for _ in range(len(order)):
         start = time.perf_counter()
-        found = batch(indices)
-        tokens, labels = found if isinstance(found, tuple) else (found[:, :-1], found[:, 1:])
+        tokens, labels = next(batches)
         batch_s.append(time.perf_counter() - start)
         assert tokens.dtype == labels.dtype == torch.int64 and tokens.shape == labels.shape
         digest = zlib.crc32(labels.contiguous().numpy(), zlib.crc32(tokens.contiguous().numpy(), digest))
+    if workers is not None:
+        open_s += batch_s.pop(0)
     held = max(0, _anonymous_bytes() - before)
     with open(output, "w") as file:
         json.dump(

@@ -35,29 +35,28 @@ class Peers:
         self.left_out = self._missing()
         self.names = [peer for peer in MODULES if peer not in self.left_out]
 
-    def measure(self, peer: str, order: np.ndarray) -> dict[str, Any]:
-        """Open the peer anew and read `order` [batches, n]. RuntimeError where what it gives is not the rows."""
+    def measure(self, peer: str, order: np.ndarray, workers: int | None = None) -> dict[str, Any]:
+        """Open the peer anew and read `order` [batches, n]: `open_s`, `batch_s` and `memory_bytes`. With `workers`,
+        through a DataLoader with so many, whose first batch is a part of opening. RuntimeError where what it gives is
+        not the rows."""
         name, _, in_order = peer.partition(", ")
         if in_order:
             order = np.arange(order.size).reshape(order.shape) % len(np.load(self._rows, mmap_mode="r"))
         paths = self._folder / "order.npy", self._folder / name, self._folder / f"{name}.json"
         np.save(paths[0], order)
         script = [self._interpreter, peer_reader.__file__, name, str(self._rows), *map(str, paths)]
+        script += [] if workers is None else [str(workers)]
         paths[2].unlink(missing_ok=True)
         done = subprocess.run(script, capture_output=True, text=True, timeout=LIMIT_S)
         if not paths[2].exists():
-            raise RuntimeError(f"{peer} failed:\n{done.stderr[-2000:]}")
+            raise RuntimeError(
+                f"{peer} failed{'' if workers is None else f' with {workers} workers'}:\n{done.stderr[-2000:]}"
+            )
         found = json.loads(paths[2].read_text())
         if found["crc32"] != _digest(np.load(self._rows, mmap_mode="r"), order):
             raise RuntimeError(f"{peer} gives other tokens than were written: nothing it says counts")
         self.versions[name] = found["version"]
-        return {
-            "open_s": found["open_s"],
-            "batch_s": found["batch_s"],
-            "median_batch_s": float(np.median(found["batch_s"])),
-            "seconds": sum(found["batch_s"]),
-            "memory_bytes": found["memory_bytes"],
-        }
+        return {name: found[name] for name in ("open_s", "batch_s", "memory_bytes")}
 
     def _missing(self) -> dict[str, str]:
         """Why peers cannot be imported there, by peer."""

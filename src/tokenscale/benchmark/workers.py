@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tokenscale.benchmark.timing import timing
 from tokenscale.errors import UserError
 from tokenscale.formats.labels import IGNORED
 
@@ -52,17 +53,7 @@ def measure(
                 batch=batches,
                 next="this is a bug worth reporting",
             )
-        records.append(
-            {
-                "workers": number,
-                "open_s": open_s,
-                "batch_s": batch_s,
-                "median_batch_s": float(np.median(batch_s)),
-                "seconds": sum(batch_s),
-                "useful_tokens": useful,
-                "total_tokens": total,
-            }
-        )
+        records.append({"workers": number, **timing(open_s, batch_s, useful, total)})
     return records
 
 
