@@ -136,11 +136,12 @@ def test_without_gradients_none_is_computed():
 @pytest.mark.parametrize("chunk", [0, 7, 60, 100])
 def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
     hidden, head, labels = made()
-    loss_sum, correct = linear_scores(hidden, head, labels, chunk)
     logits = head(hidden)
+    labels[0, ::3] = logits[0, ::3].argmax(dim=-1)
+    loss_sum, correct = linear_scores(hidden, head, labels, chunk)
     torch.testing.assert_close(loss_sum, cross_entropy_sum(logits, labels).detach(), rtol=1e-6, atol=0)
     counted = [(p, n) for p, n in zip(logits.flatten(0, 1), labels.flatten().tolist(), strict=True) if n != IGNORED]
-    assert correct.item() == sum(p.argmax().item() == n for p, n in counted)
+    assert correct.item() == sum(p.argmax().item() == n for p, n in counted) >= 10
     _, none = linear_scores(hidden, head, torch.full_like(labels, IGNORED), chunk)
     assert none.item() == 0
 
