@@ -24,7 +24,7 @@ from tokenscale.files import HashedFile
 from tokenscale.formats import ranked
 from tokenscale.formats.documents import Chunk, Documents, Origin
 from tokenscale.formats.flat import FlatPart, dtype_of, ids_in, lengths_in
-from tokenscale.formats.manifest import located, open_store, read_store_manifest, restore
+from tokenscale.formats.manifest import changed, located, open_store, read_store_manifest, restore
 from tokenscale.formats.writing import writing
 from tokenscale.formats.xxh3 import xxh3_64_intdigest
 from tokenscale.settings.data import StoreSettings
@@ -159,14 +159,8 @@ class ArchiveStore:
         file.seek(first)
         block = file.read(last - first)
         if xxh3_64_intdigest is not None and (found := xxh3_64_intdigest(block)) != self._checksums[number]:
-            raise UserError(
-                "a block of the token store has changed.",
-                file=self._path,
-                block=f"{number:,} of {len(self._checksums):,}, byte {first:,} on",
-                expected=f"XXH3 {self._checksums[number]:016x}  (blocks.npy)",
-                found=f"XXH3 {found:016x}",
-                next=restore(self.where),
-            )
+            right, count = self._checksums[number], len(self._checksums)
+            raise changed(self.where, self._path, "block", number, count, first, right, found, "blocks.npy")
         return ranked.unpack(block, self._ids_by_rank, int(self._ids[number + 1] - self._ids[number]))
 
 

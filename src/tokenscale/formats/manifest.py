@@ -116,6 +116,20 @@ def open_store(
     return manifest
 
 
+def changed(
+    where: Path, file: Path, what: str, number: int, count: int, byte: int, right: int, found: int, checks: str
+) -> UserError:
+    """For a part of a store's largest file (`what`: a row, a block) whose XXH3 is not the one in the file `checks`."""
+    return UserError(
+        f"a {what} of the token store has changed.",
+        file=file,
+        **{what: f"{number:,} of {count:,}, byte {byte:,} on"},
+        expected=f"XXH3 {right:016x}  ({checks})",
+        found=f"XXH3 {found:016x}",
+        next=restore(where),
+    )
+
+
 def _mismatch(where: Path, asked_by: str, name: str, asked: Any, found: Any) -> UserError:
     folder, manifest = located(where)
     single = manifest.name != "manifest.json"

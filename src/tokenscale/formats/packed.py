@@ -26,7 +26,7 @@ from tokenscale.files import HashedFile
 from tokenscale.formats.documents import Chunk, Documents
 from tokenscale.formats.flat import Flat, FlatPart, dtype_of, ids_in, lengths_in
 from tokenscale.formats.labels import IGNORED
-from tokenscale.formats.manifest import located, restore
+from tokenscale.formats.manifest import changed, located, restore
 from tokenscale.formats.writing import writing
 from tokenscale.formats.xxh3 import xxh3_64_intdigest
 from tokenscale.order.packing import concatenate, cut, pack
@@ -289,11 +289,6 @@ class PackedStore:
     def _changed(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
         hashes = list(map(xxh3_64_intdigest, found.row_bytes))
         n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
-        return UserError(
-            "a row of the token store has changed.",
-            file=self._path,
-            row=f"{int(indices[n]):,} of {len(self):,}, byte {int(indices[n]) * found.ids.strides[0]:,} on",
-            expected=f"XXH3 {right[n]:016x}  (checksums.npy)",
-            found=f"XXH3 {hashes[n]:016x}",
-            next=restore(self.where),
-        )
+        row = int(indices[n])
+        byte = row * found.ids.strides[0]
+        return changed(self.where, self._path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy")
