@@ -11,6 +11,14 @@ from tokenscale.errors import UserError
 from tokenscale.records.schema import FIELDS, VERSION
 
 
+#: made once: `json.dumps` with options of its own makes an encoder for each call
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _nonfinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 class Writer:
     """Writes `steps.jsonl`, `spans.jsonl` and `events.jsonl` below one `attempt=NN/rank=NNNNN/` directory.
 
@@ -52,14 +60,13 @@ class Writer:
         unknown = fields.keys() - FIELDS[name].keys()
         if unknown:
             raise ValueError(f"{name}.jsonl has no field {sorted(unknown)}")
-        record = {"schema": VERSION}
-        for key, value in fields.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                value = None
-                if name == "steps":
-                    record["nonfinite"] = True
-            record[key] = value
-        self._lines[name].append(json.dumps(record, separators=(",", ":"), allow_nan=False))
+        record = {"schema": VERSION, **fields}
+        try:
+            line = _encode(record)
+        except ValueError:  # a number that is not finite
+            record = {key: None if _nonfinite(value) else value for key, value in record.items()}
+            line = _encode({**({"nonfinite": True} if name == "steps" else {}), **record})  # unless it says itself
+        self._lines[name].append(line)
         if len(self._lines[name]) >= self._flush_lines or time.monotonic() - self._flushed_at > self._flush_s:
             self.flush()
 

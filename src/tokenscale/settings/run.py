@@ -203,7 +203,7 @@ class RunSettings:
         None, "a resume state of another run, whose layout, budget or evaluation may differ from this one's"
     )
     log_every: int = option(
-        1, "steps between readings of the device; each step is logged all the same", ge=1, strict=True
+        10, "steps between readings of the device; each step is logged all the same", ge=1, strict=True
     )
     garbage_every: int = option(100, "steps between Python's garbage collections; 0: left to Python", ge=0, strict=True)
     profile: ProfileSettings = option(ProfileSettings, "a trace of some steps")

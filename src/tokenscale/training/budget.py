@@ -55,6 +55,8 @@ class Budget:
 
     def exchange(self, useful_tokens: int) -> Tensor:
         """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective."""
+        if self._world.size == 1 and self.steps is not None:
+            return torch.scalar_tensor(useful_tokens, device=self._world.device)
         clock = self._seconds if self._world.rank == 0 else 0.0
         sums = torch.tensor([useful_tokens, clock], dtype=torch.float64, device=self._world.device)
         if self._world.size > 1:

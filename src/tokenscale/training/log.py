@@ -52,9 +52,12 @@ class StepLog:
         """Write what has been collected. After the first step that cannot be gone on from, the rest is left out."""
         if not self._pending:
             return
-        rows = [torch.stack([s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale]) for _, s in self._pending]
+        rows = [(s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale) for _, s in self._pending]
         began = time.monotonic()
-        numbers = torch.stack(rows).tolist()  # the one wait for the device
+        if self._world.device.type == "cpu":
+            numbers = [[value.item() for value in row] for row in rows]
+        else:  # the one wait for the device
+            numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
         laps, now = self._timer.read(), time.time() - time.monotonic()
         self.waited_s = time.monotonic() - began if self._world.device.type == "cuda" else 0.0
         peak = memory.peak(self._world.device)
