@@ -68,7 +68,7 @@ def rotary_tables(length: int, head_dimension: int, theta: float, scaling: str =
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in transformers)."""
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = x.float().unflatten(-1, (2, -1)).unbind(-2)  # as chunk, whose backward pass fills zeros first
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
