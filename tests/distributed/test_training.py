@@ -160,3 +160,22 @@ def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
 def test_reading_ahead_changes_nothing_but_when(lab, tmp_path, approach):
     ahead = trained(lab, tmp_path / "b", run_of(approach, prefetch=True))
     assert ahead == trained(lab, tmp_path / "a", run_of(approach))
+
+
+@pytest.mark.parametrize(
+    "budget", [BudgetSettings(useful_tokens=700), BudgetSettings(wall_s=0.2)], ids=["tokens", "wall"]
+)
+def test_ranks_agree_on_the_end_of_a_budget_that_is_no_number_of_steps(lab, tmp_path, budget):
+    """Each rank sees other tokens and another clock: one that went on alone would wait for ever."""
+    steps = []
+    for world_size in (1, 2):
+        changes = {"budget": budget, "schedule": ScheduleSettings(warmup_steps=0)}
+        run = run_of("padded", world_size, **changes)
+        directory = tmp_path / str(world_size)
+        run_ranks(one_rank, world_size, run, inputs_of(lab, run), directory)
+        logs = [path.read_text().splitlines() for path in directory.glob("attempt=00/rank=*/steps.jsonl")]
+        assert len(logs) == world_size and len({len(lines) for lines in logs}) == 1
+        steps.append([json.loads(line) for line in logs[0]])
+    if budget.useful_tokens:
+        assert [s["learning_rate"] for s in steps[0]] == [s["learning_rate"] for s in steps[1]]
+    assert all(s["exposed_communication_s"] >= 0 and s["backward_s"] > 0 for s in steps[1])

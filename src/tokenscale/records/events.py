@@ -10,7 +10,6 @@ from typing import Any
 from tokenscale.errors import UserError
 from tokenscale.records.schema import FIELDS, VERSION
 
-
 #: made once: `json.dumps` with options of its own makes an encoder for each call
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 

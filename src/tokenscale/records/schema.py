@@ -15,7 +15,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "t_mono_s": "DOUBLE",  # end of the step, monotonic clock of this process
         "step_s": "DOUBLE",  # end of the last step to end of this one, validation and checkpoints left out
         "data_wait_s": "DOUBLE",  # waiting for the batch
-        "own_s": "DOUBLE",  # the host's bookkeeping since the step before was handed to the device; part of step_s on a CPU
+        "own_s": "DOUBLE",  # the host's bookkeeping since the step before was handed over; in step_s on a CPU
         "h2d_s": "DOUBLE",  # batch to the device, as far as the device waited for it
         "forward_s": "DOUBLE",  # all micro-batches, loss included
         "backward_s": "DOUBLE",  # all micro-batches, until the last gradients were ready to be exchanged
