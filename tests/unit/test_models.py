@@ -12,6 +12,7 @@ from tokenscale.models.decoder import Decoder, initialise, rotary_tables, rotate
 from tokenscale.models.losses import cross_entropy_sum
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import RunSettings
 
 MICRO = PRESETS["llama-micro"].with_vocabulary(64)
 GPT2 = PRESETS["gpt2-micro"].with_vocabulary(64)
@@ -217,6 +218,15 @@ def model_cache_of_one(model):
 def test_fields_that_do_not_fit_together_are_named(changes, field):
     assert ModelSettings().problems() == []
     assert [name for name, _ in ModelSettings(**changes).problems()] == [field]
+
+
+def test_a_run_that_its_model_cannot_hold_is_told_before_it_starts():
+    run = RunSettings(model=PRESETS["gpt2-124m"], sequence_length=1024)
+    assert run.problems() == []
+    (problem,) = replace(run, sequence_length=2048).problems()
+    assert problem == ("model.maximum_positions", "1024 is less than sequence_length 2048")
+    (problem,) = RunSettings(model=PRESETS["bert-tiny"], objective="masked", attention="flex").problems()
+    assert problem[0] == "attention"
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -259,6 +259,11 @@ class RunSettings:
         """(field, what is wrong) for rules over several fields."""
         found = [(f"model.{f}", text) for f, text in self.model.problems()]
         found += [(f"tokenizer.{f}", text) for f, text in self.tokenizer.problems()]
+        if self.model.maximum_positions is not None and self.model.maximum_positions < self.sequence_length:
+            text = f"{self.model.maximum_positions} is less than sequence_length {self.sequence_length}"
+            found.append(("model.maximum_positions", text))
+        if self.model.transformers and self.attention not in ("auto", "sdpa"):
+            found.append(("attention", f"models of transformers ({self.model.transformers}) run their own"))
         if self.layout.data > self.global_batch:
             found.append(
                 ("layout.data", f"{self.layout.data} ranks share {self.global_batch} rows: some would train on nothing")
