@@ -11,6 +11,7 @@ import pytest
 
 from tests.corpora import make_corpus
 from tokenscale.cli import main
+from tokenscale.commands import advice_estimates, advice_sample
 from tokenscale.commands import advise as command
 from tokenscale.costs import data as costs
 from tokenscale.formats.write import write
@@ -39,7 +40,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _fewer_packings(monkeypatch):
-    monkeypatch.setattr(command, "PACKINGS", 20)
+    monkeypatch.setattr(advice_estimates, "PACKINGS", 20)
 
 
 def advise(place, *arguments, file="numbers.parquet"):
@@ -81,6 +82,7 @@ def test_the_truth_lies_in_the_intervals(place, tmp_path, monkeypatch, file, see
     held = {name: 0 for name in true}
     for seed in range(seeds):
         monkeypatch.setattr(command, "SEED", seed)
+        monkeypatch.setattr(advice_estimates, "SEED", seed)
         found = estimates(facts_of(place, tmp_path, "--documents", "1500", *column, file=file))
         assert set(found) == set(true)
         for name, estimate in found.items():
@@ -135,15 +137,15 @@ def estimator(lengths, documents):
         texts=lengths, units=np.arange(len(lengths)), unit_count=len(lengths), documents=documents, counted=True
     )
     timed = np.array([1.0, 2.0])
-    return command._Estimator(command.Measured(found, None, lengths, lengths, timed, timed, {}))
+    return advice_estimates.Estimator(advice_sample.Measured(found, None, lengths, lengths, timed, timed, {}))
 
 
 def test_the_fill_is_that_of_all_documents_not_of_the_few_looked_at(place):
     everything = np.load(place / "lengths.npy")
     generator = np.random.default_rng(0)
-    true, t = command.filled(everything, 2048), 2048
+    true, t = advice_estimates.filled(everything, 2048), 2048
     samples = [generator.choice(everything, 600, replace=False) for _ in range(20)]
-    naive = np.mean([command.filled(lengths, t) for lengths in samples])
+    naive = np.mean([advice_estimates.filled(lengths, t) for lengths in samples])
     found = [estimator(lengths, len(everything)).fill(t) for lengths in samples]
     assert abs(np.mean([e.value for e in found]) - true) < 0.6 * abs(naive - true)
     assert np.mean([e.low <= true <= e.high for e in found]) >= 0.95
@@ -151,7 +153,7 @@ def test_the_fill_is_that_of_all_documents_not_of_the_few_looked_at(place):
 
 def test_of_one_long_document_seen_there_may_be_five_times_as_many():
     lengths = np.array([10] * 999 + [500])
-    of = command._of_length(estimator(lengths, 10**6), 100)
+    of = advice_estimates.of_length(estimator(lengths, 10**6), 100)
     assert of["cut_documents"].value == 0.001 and of["cut_documents"].high > 0.0055
     assert of["cut"].high > 5.5 * of["cut"].value
 
@@ -255,13 +257,13 @@ def test_text_with_a_separator_is_read(place, tmp_path, capsys):
 
 def test_what_is_written_once_is_not_scaled_up(place, tmp_path, monkeypatch):
     whole = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
-    monkeypatch.setattr(command, "BYTES_ONCE", ("tokens.bin",))
+    monkeypatch.setattr(advice_sample, "BYTES_ONCE", ("tokens.bin",))
     once = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
     assert once["low"] < 0.5 * whole["low"]
 
 
 def test_what_no_training_reads_pays_nothing_back(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "NOT_READ", ("token-list",))
-    monkeypatch.setattr(command, "_of_approaches", lambda *_: {})
+    monkeypatch.setattr(advice_sample, "NOT_READ", ("token-list",))
+    monkeypatch.setattr(command, "of_approaches", lambda *_: {})
     of = facts_of(place, tmp_path, "--documents", "200")["formats"]["token-list"]
     assert "break_even_epochs" not in of and "unpacked first" in capsys.readouterr().out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The files, and what is known of the training."""
-    from tokenscale.commands.advise import FLAGS
+    from tokenscale.commands.advice_settings import FLAGS
     from tokenscale.settings import flags
 
     parser.allow_abbrev = False
@@ -20,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Look, print, and write the facts where asked to."""
     from tokenscale.commands import advise as command
+    from tokenscale.commands.advice_settings import FLAGS, AdviceSettings
     from tokenscale.commands.advice_words import render
     from tokenscale.files import write_json
     from tokenscale.settings import flags
 
-    settings = command.AdviceSettings(**flags.stated(arguments, command.FLAGS))
+    settings = AdviceSettings(**flags.stated(arguments, FLAGS))
     facts = command.advise(settings, tuple(arguments.files), print)
     print(render(facts))
     if settings.json:
