@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenscale.models.build import build, initialise
-from tokenscale.models.losses import IGNORED, cross_entropy_sum, linear_cross_entropy_sum, linear_scores
+from tokenscale.models.losses import (
+    IGNORED,
+    _loss_and_gradient,
+    cross_entropy_sum,
+    linear_cross_entropy_sum,
+    linear_scores,
+)
 from tokenscale.models.objective import Objective
 from tokenscale.settings.model import ModelSettings
 
@@ -120,6 +127,26 @@ def test_an_objective_in_chunks_is_the_plain_one(tied):
     weights = list(model.parameters())
     for a, b in zip(torch.autograd.grad(chunked, weights), torch.autograd.grad(plain, weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_objective_is_the_plain_one(monkeypatch):
+    """Traced and made functional as by torch.compile, then run as it is: to make code of it takes half a minute."""
+    traced = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr("tokenscale.models.losses._fused", lambda: traced(_loss_and_gradient))
+    monkeypatch.setattr("tokenscale.models.objective.fused_cross_entropy_sum", lambda: traced(cross_entropy_sum))
+    model = build(ModelSettings(vocabulary_size=61), 16, objective="causal", kernel="sdpa")
+    initialise(model, 0)
+    tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
+    labels = tokens.roll(-1, 1)
+    labels[:, -1] = IGNORED
+    weights = list(model.parameters())
+    plain = Objective(model)(tokens, labels)
+    right = torch.autograd.grad(plain, weights)
+    for chunk in (0, 20):  # the last chunk is shorter
+        loss = Objective(model, loss_chunk=chunk, compiled=True)(tokens, labels)
+        torch.testing.assert_close(loss, plain, rtol=1e-6, atol=0)
+        for a, b in zip(torch.autograd.grad(loss, weights), right, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_without_gradients_none_is_computed():

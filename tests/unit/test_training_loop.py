@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.corpora import Lab, make_run
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
+from tokenscale.models.losses import cross_entropy_sum
 from tokenscale.parallel.world import World
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -182,6 +184,8 @@ def test_compiled_blocks_compute_the_same(lab, tmp_path, plain, monkeypatch):
     """With a backend that traces and differentiates, and leaves the code generation out, which costs a minute here."""
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
+    traced = partial(torch.compile, cross_entropy_sum, backend="aot_eager")
+    monkeypatch.setattr("tokenscale.models.objective.fused_cross_entropy_sum", traced)
     steps, events = trained(lab, tmp_path, run_of(compile=True))
     assert losses(steps) == pytest.approx(losses(plain[0]), abs=1e-5)
     assert "activations_bytes" not in next(e for e in events if e["event"] == "memory")

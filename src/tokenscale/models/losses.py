@@ -1,6 +1,7 @@
 """Losses, as sums: who divides by what is decided where all ranks are known."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +20,22 @@ def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
     return F.cross_entropy(logits_btv.float().flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def linear_cross_entropy_sum(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> Tensor:
+def linear_cross_entropy_sum(
+    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, compiled: bool = False
+) -> Tensor:
     """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time and never those of all.
 
     Gradients of a chunk are worked out in forward, while its logits are there, so that nothing is computed twice; what
     lies between forward and backward is one gradient the size of `hidden` and one the size of the head's weight. The
     weight's is summed over chunks in fp32. Products are in autocast's format where it is on, all else in fp32. No host
-    sync: positions that do not count are computed and weigh nothing.
+    sync: positions that do not count are computed and weigh nothing. `compiled`: what is done to a chunk's logits is
+    fused by torch.compile.
     """
     device = hidden_btd.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_btd.dtype
     learning = torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(
-        hidden_btd.flatten(0, 1), head.weight, head.bias, labels_bt.flatten(), chunk, dtype, learning
+        hidden_btd.flatten(0, 1), head.weight, head.bias, labels_bt.flatten(), chunk, dtype, learning, compiled
     )
 
 
@@ -62,7 +66,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
         dtype: torch.dtype,
         learning: bool,
+        compiled: bool,
     ) -> Tensor:
+        loss_and_gradient = _fused() if compiled else _loss_and_gradient
         wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -73,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             cast, offset = weight.to(dtype), bias.to(dtype) if bias is not None else None
             for part in _parts(len(labels), chunk):
                 inputs = hidden[part].to(dtype)
-                loss, gradient = _loss_and_gradient(F.linear(inputs, cast, offset).float(), labels[part])
+                loss, gradient = loss_and_gradient(F.linear(inputs, cast, offset).float(), labels[part])
                 loss_sum += loss
                 if wants_bias:
                     of_bias += gradient.sum(dim=0)
@@ -97,7 +103,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, factor: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors)
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:
@@ -120,3 +126,14 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     weights = counts[:, None].to(logits.dtype)
     logits *= weights / total
     return loss, logits.scatter_add_(1, places, -weights)
+
+
+@functools.cache
+def _fused() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return torch.compile(_loss_and_gradient)
+
+
+@functools.cache
+def fused_cross_entropy_sum() -> Callable[[Tensor, Tensor], Tensor]:
+    """`cross_entropy_sum`, compiled once for all who ask."""
+    return torch.compile(cross_entropy_sum)

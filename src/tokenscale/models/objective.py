@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from tokenscale.models.attention import Bounds
-from tokenscale.models.losses import cross_entropy_sum, linear_cross_entropy_sum
+from tokenscale.models.losses import cross_entropy_sum, fused_cross_entropy_sum, linear_cross_entropy_sum
 
 
 class Objective(nn.Module):
@@ -11,15 +11,17 @@ class Objective(nn.Module):
 
     Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
     -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
+    `compiled`: the loss is compiled, too; the products of the output head are not part of that.
     """
 
-    def __init__(self, model: nn.Module, *, loss_chunk: int = 0):
+    def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
-        self.model, self.loss_chunk = model, loss_chunk
+        self.model, self.loss_chunk, self.compiled = model, loss_chunk, compiled
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """The loss as a sum; who divides by what is decided where all ranks are known."""
         if self.loss_chunk == 0:
-            return cross_entropy_sum(self.model(tokens_bt, bounds), labels_bt)
+            loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
+            return loss(self.model(tokens_bt, bounds), labels_bt)
         hidden = self.model.hidden(tokens_bt, bounds)
-        return linear_cross_entropy_sum(hidden, self.model.head, labels_bt, self.loss_chunk)
+        return linear_cross_entropy_sum(hidden, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)

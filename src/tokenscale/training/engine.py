@@ -65,7 +65,7 @@ class Engine:
         if run.compile:
             for block in self.model.blocks:
                 block.compile()
-        objective = Objective(self.model, loss_chunk=run.loss_chunk)
+        objective = Objective(self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
         self.objective: nn.Module = importlib.import_module(PARALLEL[run.layout.method]).apply(
             objective, run.layout, world
         )
