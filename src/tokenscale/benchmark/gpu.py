@@ -33,7 +33,7 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.training.engine import Engine
-from tokenscale.training.loop import pci_bus_id
+from tokenscale.training.record import pci_bus_id
 from tokenscale.training.timing import PARTS, timer_of
 
 #: seconds that a case may take, its start included

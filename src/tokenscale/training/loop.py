@@ -14,7 +14,6 @@ from tokenscale.batches.open import open_batches
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.errors import UserError
 from tokenscale.evaluation import validation
-from tokenscale.files import read_json, sha256_file
 from tokenscale.models.attention import choose_kernel
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
@@ -24,7 +23,7 @@ from tokenscale.records.status import Status
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.training import memory
+from tokenscale.training import memory, record
 from tokenscale.training.budget import Budget, epoch_ends, steps_of
 from tokenscale.training.checkpoint import Checkpoint, State
 from tokenscale.training.checkpoints import Checkpoints, place, reported
@@ -101,19 +100,19 @@ class Training:
                 run, inputs.validation_store, vocabulary_size, world.rank, world.size, inputs.tokenizer
             )
         weights = sum(weight.numel() for weight in self.engine.model.parameters())
-        self.launched = _launched(self.attempt_directory)
-        self.record: dict[str, Any] = {}
+        self.launched = record.launched(self.attempt_directory)
+        self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"parameters": weights, "kernel": kernel, "budget_steps": self.steps, **self.engine.facts()}
-            self.record = _start_record(run, directory, attempt, world, self.launched, facts)
+            self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
         self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16")
         self.trace = Trace(run.profile, self.writer.directory, world.device)
-        self.energy = Energy(pci_bus_id(world.device))
+        self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
-        device = _device_name(world.device)
+        device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
         self.progress.say(f"{run.identity}  {weights:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
@@ -293,7 +292,7 @@ class Training:
             outcome |= {"begins_at": self.begins_at, "energy_j": energy if energy is not None else "not measured"}
             if stopped is not None:
                 outcome["stopped_at"] = stopped
-            provenance.seal(self.directory, self.record, outcome | {"logs": _log_hashes(self.directory)})
+            provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
             self.checkpoints.forget()
             self.status.update(force=True, step=done, steps=self.steps, state=state)
             self.progress.say(f"{state}: {self.directory}/run.json")
@@ -328,51 +327,3 @@ def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
             next="leave model.vocabulary_size out: it is then the tokenizer's",
         )
     return shape
-
-
-def _launched(attempt_directory: Path) -> dict[str, Any]:
-    """What the launcher left for this attempt: digests of its code and inputs."""
-    prepared = attempt_directory / "attempt.json"
-    return read_json(prepared, "attempt's record") if prepared.is_file() else {}
-
-
-def _start_record(
-    run: RunSettings, directory: Path, attempt: int, world: World, launched: dict[str, Any], facts: dict[str, Any]
-) -> dict[str, Any]:
-    """Write the running record, from what the launcher left and what is known here."""
-    hardware = {
-        "device": _device_name(world.device),
-        "device_kind": world.device.type,
-        "threads_per_rank": torch.get_num_threads(),
-        "world_size": world.size,
-    }
-    return provenance.start(
-        directory,
-        {
-            **launched,
-            "run_id": run.identity,
-            "run": to_dict(run),
-            "attempt": attempt,
-            **facts,
-            "started_unix_s": round(time.time(), 3),
-            "hardware": hardware,
-        },
-    )
-
-
-def _log_hashes(directory: Path) -> dict[str, str]:
-    """Of all attempts: a resumed run's series is theirs together."""
-    files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
-    return {str(f.relative_to(directory)): sha256_file(f) for f in files}
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def pci_bus_id(device: torch.device) -> str | None:
-    """Where NVML finds the device; None for what is no GPU."""
-    if device.type != "cuda":
-        return None
-    facts = torch.cuda.get_device_properties(device)
-    return f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"

@@ -63,4 +63,10 @@ def micro(batch: Batch, rows: slice, device: torch.device) -> tuple[Tensor, Tens
         ids = torch.from_numpy(batch.document_ids_bt[rows])
         ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
         bounds = Bounds(ids, device)
-    return tokens.to(device, non_blocking=True), labels.to(device, non_blocking=True), bounds
+    return _sent(tokens, device), _sent(labels, device), bounds
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """On the device. On the way to a GPU through pinned memory: torch keeps that until the copy is done, so that the
+    loader may write its buffers anew, and the host need not wait."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
