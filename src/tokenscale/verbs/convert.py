@@ -8,7 +8,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to convert, into what, and what a file cannot say."""
-    from tokenscale.commands.convert import FLAGS
+    from tokenscale.commands.convert_settings import FLAGS
     from tokenscale.settings import flags
 
     parser.allow_abbrev = False
