@@ -156,7 +156,7 @@ def _model(lab):
 
 
 def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypatch):
-    """A first scale far too large: it halves until gradients fit, nothing is trained until then, and the run goes on."""
+    """A first scale far too large: it halves until gradients fit, nothing is trained until then; the run goes on."""
     from tokenscale.training import precision
 
     monkeypatch.setattr(precision.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
