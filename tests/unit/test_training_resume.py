@@ -1,5 +1,6 @@
 """A run that is killed goes on where it was: the same losses to the last bit, the same samples at any world size."""
 
+import contextlib
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale.tokenizer.load import load as load_tokenizer
 from tokenscale.training.checkpoint import Checkpoint, read_model
 from tokenscale.training.loop import Inputs, Training, train
 
@@ -98,9 +100,9 @@ class Killed(BaseException):
     """In place of a signal, where the process is that of the tests."""
 
 
-def interrupted(run, inputs, directory, at: int) -> None:
+def interrupted(run, inputs, directory, at: int, attempt: int = 0) -> None:
     """One process, cut off after step `at`, its checkpoint threads with it."""
-    training = Training(run, inputs, directory, World(0, 1, 0, torch.device("cpu")))
+    training = Training(run, inputs, directory, World(0, 1, 0, torch.device("cpu")), attempt)
     step = training.step
 
     def cut():
@@ -182,6 +184,79 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
     assert first["step"] == 0
 
 
+def launch(lab, run: RunSettings, directory: Path) -> subprocess.Popen:
+    """The run in processes of its own, as the workflow starts it."""
+    argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
+    argv += ["--store", str(lab.store(run.store) / "manifest.json"), "--output", str(directory / "done.json")]
+    if run.keeps_weights:
+        argv += ["--tokenizer", str(lab.tokenizer / "manifest.json")]
+    if run.validation.rows:
+        argv += ["--validation-store", str(lab.store(run.validation_store) / "manifest.json")]
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_a_launched_run_goes_on_from_anothers_state_whatever_it_keeps_itself(lab, tmp_path):
+    """Its inputs are fewer: no tokenizer is kept, nothing validated. Its data and the code are the same."""
+    keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
+    first = run_of(checkpoints=keep, device="cpu")
+    assert launch(lab, first, tmp_path / "first").wait(120) == 0
+    state = str(tmp_path / "first/checkpoints/step=00000004")
+    changes = {"checkpoints": CheckpointSettings(), "validation": ValidationSettings(rows=0), "device": "cpu"}
+    second = run_of(resume_from=state, model=replace(PRESETS["llama-micro"], name="own"), **changes)
+    assert launch(lab, second, tmp_path / "second").wait(120) == 0
+    whole = series(tmp_path / "first")
+    assert series(tmp_path / "second") == {step: whole[step] for step in range(4, STEPS)}
+    (tmp_path / "second/checkpoints/step=00000008").mkdir(parents=True)  # as if killed before it deleted it
+    assert launch(lab, second, tmp_path / "second").wait(120) == 0
+    assert not list((tmp_path / "second/checkpoints").iterdir())
+    short = replace(second, budget=BudgetSettings(steps=4))
+    process = launch(lab, short, tmp_path / "short")
+    assert process.wait(120) == 2 and "end of this run's budget" in process.stderr.read()
+
+
+@pytest.mark.parametrize("budget", [{"useful_tokens": 1500}, {"steps": STEPS}])
+def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget):
+    """Tokens are counted whatever the budget: neither run begins to count anew."""
+    other = {"steps": 10} if "useful_tokens" in budget else {"useful_tokens": 1500}
+    keep, schedule = CheckpointSettings(every=3, keep_resume_state=True, keep_last=9), ScheduleSettings(warmup_steps=0)
+    first = run_of(budget=BudgetSettings(**budget), checkpoints=keep, schedule=schedule)
+    start(first, inputs_of(lab, first), tmp_path / "first")
+    state = str(tmp_path / "first/checkpoints/step=00000003")
+    second = run_of(budget=BudgetSettings(**other), schedule=schedule, resume_from=state)
+    start(second, inputs_of(lab, second), tmp_path / "second")
+    tokens = tokens_of(tmp_path / "first")[:3] + tokens_of(tmp_path / "second")
+    if "steps" in other:
+        assert len(tokens) == 10
+    else:
+        assert sum(tokens) >= 1500 > sum(tokens[:-1])
+
+
+def tokens_of(directory: Path) -> list[int]:
+    lines = (directory / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
+    return [json.loads(line)["useful_tokens"] for line in lines]
+
+
+def test_a_run_in_tokens_that_was_killed_before_its_seal_trains_no_further(lab, tmp_path):
+    keep = CheckpointSettings(every=1, keep_resume_state=True, keep_last=9)
+    run = run_of(budget=BudgetSettings(useful_tokens=1200), schedule=ScheduleSettings(warmup_steps=0), checkpoints=keep)
+    start(run, inputs_of(lab, run), tmp_path)
+    done = len(tokens_of(tmp_path))
+    (tmp_path / "run.json").unlink()
+    start(run, inputs_of(lab, run), tmp_path, attempt=1)
+    assert (tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text() == ""
+    assert sealed(tmp_path / "run.json")["outcome"]["steps"] == done
+
+
+def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_path):
+    asked = CheckpointSettings(every=1, best=True)
+    optimizer = OptimizerSettings(learning_rate=1e30, clip_norm=None)
+    validation = ValidationSettings(rows=4, every=1, at_start=False)
+    run = run_of(checkpoints=asked, optimizer=optimizer, validation=validation)
+    start(run, inputs_of(lab, run), tmp_path)
+    assert sealed(tmp_path / "run.json")["outcome"]["status"] == "nonfinite"
+    assert list((tmp_path / "checkpoints").glob("step=*"))
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "json"])
 def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
     run = run_of()
@@ -196,14 +271,17 @@ def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         file.write_bytes({"cut": content[:-1], "flipped": flipped, "json": content[:-5]}[damage])
-    start(run, inputs, tmp_path, attempt=1)
+    interrupted(run, inputs, tmp_path, at=5, attempt=1)
+    assert (tmp_path / "checkpoints/step=00000006.damaged").is_dir(), "its name is newer: new states would be pruned"
     first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
     assert first["step"] == 3
+    start(run, inputs, tmp_path, attempt=2)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
     """A pickle that would write a file, in the place of each file in turn, its hash put right where one is kept."""
-    run = run_of(checkpoints=CheckpointSettings(final=True))
+    run = run_of(checkpoints=CheckpointSettings(keep_resume_state=True))
     start(run, inputs_of(lab, run), tmp_path / "run")
     evil, trace = tmp_path / "evil.pickle", tmp_path / "it-ran"
     script = (
@@ -211,18 +289,24 @@ def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
         "open(sys.argv[1], 'wb').write(pickle.dumps(E()))"
     )
     subprocess.run([sys.executable, "-c", script, str(evil), str(trace)], check=True)
-    good = tmp_path / "run/checkpoints/final"
+    good = tmp_path / f"run/checkpoints/step={STEPS:08d}"
     for file in sorted(f.relative_to(good) for f in good.rglob("*") if f.is_file()):
         bad = tmp_path / "bad"
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree(good, bad)
         (bad / file).write_bytes(evil.read_bytes())
         _restate(bad)
-        try:
-            read_model(bad)
-        except UserError as error:
-            assert "checkpoint" in error.render()
+        for read in (read_model, everything, lambda folder: load_tokenizer(folder / "tokenizer")):
+            with contextlib.suppress(UserError):
+                read(bad)
         assert not trace.exists(), file
+
+
+def everything(folder: Path) -> None:
+    """As a resumed run reads it."""
+    checkpoint = Checkpoint(folder)
+    for name in checkpoint.names():
+        checkpoint.tensor(name)
 
 
 def _restate(folder: Path) -> None:
@@ -247,15 +331,8 @@ def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
     """Real processes and a real signal, at a moment nobody chose; then the same command again."""
     run = run_of(world_size=world_size, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4))
     run = replace(run, validation=ValidationSettings(rows=0), device="cpu")
-    argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
-    argv += ["--store", str(lab.store(run.store) / "manifest.json")]
-
-    def launch(directory):
-        output = tmp_path / directory / "done.json"
-        return subprocess.Popen([*argv, "--output", str(output)], stdout=subprocess.DEVNULL, start_new_session=True)
-
-    assert launch("whole").wait(120) == 0
-    process = launch("cut")
+    assert launch(lab, run, tmp_path / "whole").wait(120) == 0
+    process = launch(lab, run, tmp_path / "cut")
     log = tmp_path / "cut/checkpoints"
     deadline = time.monotonic() + 100
     while not list(log.glob("step=*[0-9]")) and process.poll() is None and time.monotonic() < deadline:
@@ -263,7 +340,7 @@ def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
     time.sleep(random.random() * 0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert launch("cut").wait(120) == 0
+    assert launch(lab, run, tmp_path / "cut").wait(120) == 0
     whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
     assert cut == whole and len(whole) == 60
     if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:  # it may have finished before the signal came

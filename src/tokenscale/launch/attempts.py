@@ -1,5 +1,6 @@
 """Attempts of a run: which one comes next, which ones belong to other code or data, when nothing is left to do."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,21 @@ class Identity:
     @property
     def digest(self) -> str:
         """Over all code and inputs."""
-        return self._of(self.code)
+        return sha256_text(canonical_json({"code": sorted(self.code.items()), "inputs": sorted(self.inputs.items())}))
 
     @property
-    def science_digest(self) -> str:
-        """The same without the layout: equal for runs of which one may go on from the other's checkpoint."""
-        return self._of({name: content for name, content in self.code.items() if name not in self.layout})
+    def science_code(self) -> str:
+        """Over the code without the layout's: equal for runs of which one may go on from the other's checkpoint."""
+        return sha256_text(canonical_json(sorted(self.code.items() - self.layout.items())))
 
     @property
     def layout_digest(self) -> str:
         """Over the layout's code."""
         return sha256_text(canonical_json(sorted(self.layout.items())))
 
-    def _of(self, code: dict[str, str]) -> str:
-        return sha256_text(canonical_json({"code": sorted(code.items()), "inputs": sorted(self.inputs.items())}))
-
     def record(self) -> dict[str, Any]:
         """As an attempt keeps it."""
-        digests = {name: getattr(self, name) for name in ("digest", "science_digest", "layout_digest")}
+        digests = {name: getattr(self, name) for name in ("digest", "science_code", "layout_digest")}
         return {**digests, "code": self.code, "inputs": self.inputs}
 
 
@@ -88,6 +86,13 @@ def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None
     attempt.mkdir(parents=True)
     write_json(attempt / "attempt.json", identity.record())
     return number
+
+
+def drop_states(directory: Path, run: RunSettings) -> None:
+    """Delete what a run that has ended was to be resumed from: it may have been killed before it did so itself."""
+    for folder in directory.glob("checkpoints/step=*"):
+        if not run.checkpoints.keep_resume_state:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(attempt: Path) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenscale.errors import UserError
 from tokenscale.files import locked
-from tokenscale.launch.attempts import Identity, finish, identity_of, prepare
+from tokenscale.launch.attempts import Identity, drop_states, finish, identity_of, prepare
 from tokenscale.launch.ranks import run_ranks
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.run import RunSettings
@@ -32,6 +32,7 @@ def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterat
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             finish(directory, output, identity, run)
+            drop_states(directory, run)
         yield identity, attempt
 
 

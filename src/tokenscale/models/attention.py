@@ -34,6 +34,8 @@ class Bounds:
     """
 
     def __init__(self, document_ids: Tensor, device: torch.device | str | None = None):
+        if device is not None and torch.device(device).type == "cuda" and document_ids.device.type == "cpu":
+            document_ids = document_ids.pin_memory()  # the copy then waits for nothing
         self._host = document_ids
         self.document_ids = document_ids.to(device, non_blocking=True) if device is not None else document_ids
         self._made: dict[object, object] = {}

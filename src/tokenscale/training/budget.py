@@ -33,10 +33,11 @@ class Budget:
 
     With a number of steps both are arithmetic. Otherwise all ranks' useful tokens decide, or the clock of rank 0, which
     are exchanged before the step's forward passes: read after them, when they are long there, they cost no wait.
+    Tokens and seconds are counted whatever the budget, so that a run with another one can go on from a checkpoint.
     """
 
     def __init__(self, settings: BudgetSettings, steps: int | None, world: World, warmup_steps: int):
-        self.steps, self._world = steps, world
+        self.steps, self._world, self._warmup = steps, world, warmup_steps
         if steps is not None and warmup_steps > steps:
             raise UserError(
                 "the warm-up is longer than the run.",
@@ -46,45 +47,63 @@ class Budget:
             )
         self._goal = settings.useful_tokens or settings.wall_s
         self._counts_tokens = settings.useful_tokens is not None
+        self._tokens = torch.zeros((), dtype=torch.float64, device=world.device)
         self._done = self._seconds = 0.0
+        self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def share(self, step: int) -> float:
         """Share of the budget that is behind us before step `step`, 0 to 1; one number on all ranks."""
         return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
 
+    def since_warmup(self, step: int) -> float:
+        """The same, of what is left of the budget at the peak of the learning rate; for budgets without steps."""
+        share = self.share(step)
+        if step <= max(self._warmup - 1, 0):
+            self._warm = share
+        return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
+
     def exchange(self, useful_tokens: int) -> Tensor:
         """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective."""
+        device = self._world.device
+        useful = torch.scalar_tensor(useful_tokens, dtype=torch.float64, device=device)
         if self._world.size == 1 and self.steps is not None:
-            return torch.scalar_tensor(useful_tokens, device=self._world.device)
+            self._tokens += useful
+            return useful.float()
         clock = self._seconds if self._world.rank == 0 else 0.0
-        sums = torch.tensor([useful_tokens, clock], dtype=torch.float64, device=self._world.device)
+        sums = torch.stack([useful, torch.scalar_tensor(clock, dtype=torch.float64, device=device)])
         if self._world.size > 1:
             torch.distributed.all_reduce(sums)
+        self._tokens += sums[0]
         if self.steps is None:
-            self._exchanged = sums.to("cpu", non_blocking=True), _event(self._world.device)
+            self._exchanged = sums.to("cpu", non_blocking=True), _event(device)
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
         """Whether step `step` was the last; it took `seconds` here. Of a wall time, the first step that begins after it
         is the last."""
         self._seconds += seconds
-        if self.steps is not None:
-            return step + 1 >= self.steps
-        sums, event = self._exchanged
-        if event is not None:
-            event.synchronize()
-        useful, clock = sums.tolist()
-        self._done = self._done + useful if self._counts_tokens else clock
-        return self._done >= self._goal
+        if self.steps is None:
+            sums, event = self._exchanged
+            if event is not None:
+                event.synchronize()
+            useful, clock = sums.tolist()
+            self._done = self._done + useful if self._counts_tokens else clock
+        return self.ended(step + 1)
+
+    def ended(self, done: int) -> bool:
+        """Whether nothing is left of the budget after `done` steps."""
+        return done >= self.steps if self.steps is not None else self._done >= self._goal
 
     def state(self) -> dict[str, float]:
         """Plain numbers; the seconds are this rank's, and rank 0's count."""
-        return {"done": self._done, "seconds": self._seconds}
+        return {"useful_tokens": self._tokens.item(), "seconds": self._seconds, "warm": self._warm}
 
     def load(self, state: dict[str, float]) -> None:
-        """What `state` returned, on rank 0."""
-        self._done, self._seconds = state["done"], state["seconds"]
+        """What `state` returned on rank 0, of a run with this budget or another."""
+        self._tokens.fill_(state["useful_tokens"])
+        self._seconds, self._warm = state["seconds"], state["warm"]
+        self._done = state["useful_tokens"] if self._counts_tokens else state["seconds"]
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:

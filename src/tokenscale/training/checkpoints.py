@@ -10,14 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from tokenscale.batches.batch import merge_states
 from tokenscale.errors import UserError
 from tokenscale.parallel.world import World
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import from_dict, to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.training.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
 
-FOLDER = "checkpoints"
+FOLDER, DAMAGED = "checkpoints", ".damaged"
 #: settings of two runs that may differ where one goes on from the other's checkpoint; all others decide the data, the
 #: model or what a step computes
 MAY_DIFFER = {
@@ -39,16 +41,26 @@ class Checkpoints:
         self.seconds: list[tuple[str, int, float]] = []  # (folder, bytes, seconds) of what has been written
 
     def newest(self) -> Checkpoint | None:
-        """The newest resume state of this run that this code and data can go on from. None: begin anew.
+        """The newest resume state of this run that this code and data can go on from. None: begin anew. A collective.
 
-        A damaged one is passed over with a line that says so.
+        Rank 0 chooses. It puts a damaged one aside (`.damaged`), with a line that says so.
         """
+        chosen = self._chosen() if self._world.rank == 0 else None
+        step = -1 if chosen is None else int(chosen.folder.name[5:])
+        (step,) = self._world.sum(step if self._world.rank == 0 else 0, integer=True)
+        if step < 0:
+            return None
+        return chosen or Checkpoint(self.folder / f"step={step:08d}", verify=False)
+
+    def _chosen(self) -> Checkpoint | None:
         for folder in reversed(self._states()):
             try:
                 found = Checkpoint(folder)
             except UserError as error:
-                if self._world.rank == 0:
-                    print(f"{error.render()}\n  so      an older state is tried, or the run begins anew", flush=True)
+                aside = folder.with_name(folder.name + DAMAGED)
+                print(f"{error.render()}\n  so      it is put aside as {aside.name}", flush=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
                 continue
             if found.record.get("digest") == self._record.get("digest"):
                 return found
@@ -63,7 +75,8 @@ class Checkpoints:
                 checkpoint=where,
                 next="run the other one with checkpoints.keep_resume_state",
             )
-        theirs, mine = found.record["run"], to_dict(self._run)
+        theirs = to_dict(from_dict(RunSettings, found.record["run"]), science_only=True)
+        mine = to_dict(self._run, science_only=True)
         for key in sorted((theirs.keys() | mine.keys()) - MAY_DIFFER):
             if theirs.get(key) != mine.get(key):
                 raise UserError(
@@ -73,10 +86,14 @@ class Checkpoints:
                     found=theirs.get(key, "the default"),
                     expected=mine.get(key, "the default"),
                 )
-        if found.record.get("science_digest") != self._record.get("science_digest"):
+        theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
+        # which inputs there are follows from settings that may differ; held-out rows are not trained on
+        other = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
+        if other or found.record.get("science_code") != self._record.get("science_code"):
             raise UserError(
                 "the checkpoint was made with other code or data.",
                 checkpoint=where,
+                differs=", ".join(other) or "code",
                 next="train the other run again, which writes a new one",
             )
         return found
@@ -123,8 +140,9 @@ class Checkpoints:
 
     def forget(self) -> None:
         """Rank 0: delete resume states, those half written included; the run has ended, and keeps none."""
-        for folder in self.folder.glob("step=*"):
-            if not self.settings.keep_resume_state or folder.name.endswith(PARTIAL):
+        for folder in self.folder.glob("*"):
+            state = folder.name.startswith("step=") and not self.settings.keep_resume_state
+            if state or folder.name.endswith((PARTIAL, DAMAGED, ".old")):
                 shutil.rmtree(folder, ignore_errors=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -143,7 +161,9 @@ class Checkpoints:
             if self._tokenizer is not None:
                 shutil.copytree(self._tokenizer, partial_of(folder) / "tokenizer", dirs_exist_ok=True)
             commit(folder, self._world.size, record)
-        except OSError as error:
+        except TimeoutError:
+            raise
+        except (OSError, SafetensorError) as error:
             raise UserError(
                 "a checkpoint could not be written.",
                 folder=folder,

@@ -1,5 +1,6 @@
 """One run on one rank: build, loop, record."""
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,7 @@ class Training:
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"parameters": weights, "kernel": kernel, "budget_steps": self.steps, **self.engine.facts()}
+            facts |= record.costs(run, shape, world.device)
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
@@ -124,7 +126,7 @@ class Training:
     def run(self) -> torch.nn.Module:
         """The loop, and the end."""
         run, joules = self.settings, self.energy.joules()
-        ended = self.steps is not None and self.done >= self.steps  # killed between its last step and its seal
+        ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
         if self.done == 0:
             self._between(at_start=True)
         garbage = Garbage(run.garbage_every)
@@ -151,8 +153,8 @@ class Training:
         batch = self.batches.next()
         waited = time.monotonic() - began
         useful = self.budget.exchange(batch.useful_tokens)
-        share = self.budget.share(step)
-        rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, share)
+        since = self.budget.since_warmup(step) if self.steps is None else 0.0
+        rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
         self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
         probe = memory.Probe(self.engine.model, self.world.device, compiled=run.compile) if first else None
@@ -201,7 +203,7 @@ class Training:
         if validating:
             loss = self._validate()
             best = self.checkpoints.best
-            if self.settings.checkpoints.best and (best is None or loss < best):
+            if self.settings.checkpoints.best and math.isfinite(loss) and (best is None or loss < best):
                 self.checkpoints.best = loss
                 self._save("best", "model")
         if saving:
@@ -233,7 +235,7 @@ class Training:
             "objective": run.objective,
             "sequence_length": run.sequence_length,
             "tokenizer": run.tokenizer.name,
-            **{key: self.launched.get(key) for key in ("digest", "science_digest", "layout_digest", "inputs")},
+            **{key: self.launched.get(key) for key in ("digest", "science_code", "layout_digest", "inputs")},
         }
         return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
 
@@ -263,6 +265,13 @@ class Training:
             return
         self.engine.load(found)
         self._restore(found)
+        if self.begins_at == self.done and self.budget.ended(self.done):
+            raise UserError(
+                "the checkpoint is at the end of this run's budget, or behind it.",
+                checkpoint=found.folder,
+                found=f"after step {self.done}",
+                next="raise the budget, or take an earlier state",
+            )
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.say(f"goes on after step {self.done}, from {found.folder}")
 
@@ -270,7 +279,8 @@ class Training:
         self.batches.seek(place(found))
         self.budget.load(found.record["budget"])
         self.engine.loss_scale.load(found.record["loss_scale"])
-        self.checkpoints.best = found.record["best_validation_loss"]
+        if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
+            self.checkpoints.best = found.record["best_validation_loss"]
         self.done = found.record["step"]
         if len(found.ranks) == self.world.size:
             self.engine.load_random_state(found.ranks[self.world.rank]["random"])
@@ -293,7 +303,8 @@ class Training:
             if stopped is not None:
                 outcome["stopped_at"] = stopped
             provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
-            self.checkpoints.forget()
+            if stopped is None:
+                self.checkpoints.forget()
             self.status.update(force=True, step=done, steps=self.steps, state=state)
             self.progress.say(f"{state}: {self.directory}/run.json")
             if stopped is not None:

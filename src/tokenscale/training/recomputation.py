@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-#: what `selective` keeps, because computing it again costs most: products and attention
+#: what `selective` keeps, because computing it again costs most: products and attention by torch's own kernels (flex,
+#: varlen and flash-attn's operators are computed again)
 KEPT = {
+    torch.ops.aten._scaled_mm.default,
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
+from tokenscale.costs.peaks import peak_flops
 from tokenscale.files import read_json, sha256_file
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 
@@ -41,6 +44,19 @@ def start(
             "hardware": hardware,
         },
     )
+
+
+def costs(run: RunSettings, shape: ModelSettings, device: torch.device) -> dict[str, Any]:
+    """What MFU and HFU are made of: FLOPs a token by convention, and the device's peak (FLOP/s), null where unknown."""
+    counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
+    repeated = hardware_flops_per_token(
+        shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+    )
+    number = "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
+    return {
+        "flops_per_token": counted | {"hardware": repeated},
+        "peak_flops": peak_flops(device_name(device), number),
+    }
 
 
 def log_hashes(directory: Path) -> dict[str, str]:

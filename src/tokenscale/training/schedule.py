@@ -10,7 +10,8 @@ def learning_rate(step: int, steps: int | None, peak: float, schedule: ScheduleS
     the budget (useful tokens, wall time) that is behind us.
 
     Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards constant, or down
-    to `floor * peak`, which the last step reaches.
+    to `floor * peak`, which the last step reaches; by `share`, counted from the peak on, it comes as near to it as the
+    last step begins to the end of the budget.
 
     >>> s = ScheduleSettings(shape="linear", warmup_steps=4, floor=0.1)
     >>> [round(learning_rate(k, 7, 1.0, s), 3) for k in range(7)]
