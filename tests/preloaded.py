@@ -11,6 +11,7 @@ import smart_open
 import tokenizers
 import torch
 import torch._dynamo  # DDP and every optimizer import it when first used: seconds for each rank
+import torch.distributed.fsdp
 import torch.nn.parallel
 import yaml
 import yte

@@ -75,7 +75,7 @@ def gradients(world, micro_batch):
 
 def weights(world, micro_batch, steps):
     model = model_of(world)
-    optimizer = adamw(model, OptimizerSettings(learning_rate=1e-3))
+    optimizer = adamw(model.parameters(), OptimizerSettings(learning_rate=1e-3))
     norms = []
     for step in range(steps):
         differentiate(model, step, micro_batch, world)

@@ -147,6 +147,20 @@ def test_two_ranks_are_one_run_whoever_starts_them(place):
     assert trained(place, subprocess.CompletedProcess([], 0, text)) == own
 
 
+def test_shards_are_one_run_whoever_starts_them(place):
+    """Weights in shards, by our own launcher and by torchrun: the samples of plain data parallelism, and its losses."""
+    words = f"{STEP_2} --model llama-micro --layout.shard 2"
+    run, losses, digests = trained(place, tokenscale(place, "train", f"{words} --output-dir shards"))
+    assert (run.layout.method, run.layout.world_size, run.global_batch) == ("fsdp", 2, 4)
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *address(), "-m", "tokenscale", "train"]
+    torchrun = trained(place, call(place, [*start, "--distributed", *words.split(), "--output-dir", "shards-2"]))
+    assert torchrun == (run, losses, digests)
+    words = f"{STEP_2} --model llama-micro --world-size 2 --output-dir copies"
+    _, expected, same = trained(place, tokenscale(place, "train", words))
+    assert digests == same and losses == pytest.approx(expected, abs=1e-6)
+    assert not list((place / "shards").rglob("*.partial")) and list((place / "shards").rglob("final/checkpoint.json"))
+
+
 def address() -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

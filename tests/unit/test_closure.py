@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from tokenscale.settings.closure import PACKAGE, closure_of, code_of, training_code
+from tokenscale.settings.closure import PACKAGE, closure_of, code_of, layout_code, training_code
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import LayoutSettings, RunSettings
 
 
 def names(files):
@@ -27,6 +27,20 @@ def test_a_run_depends_on_its_own_approach_only():
 def test_masking_is_code_of_masked_runs_only():
     assert "batches/masked.py" in names(training_code(RunSettings(objective="masked")))
     assert "batches/masked.py" not in names(training_code(RunSettings()))
+
+
+def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
+    layouts = {
+        "single": ({}, {"single"}),
+        "ddp": ({"data": 2}, {"data"}),
+        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "data"}),
+        "fsdp": ({"shard": 2}, {"fully_sharded", "mesh"}),
+        "hsdp": ({"data": 2, "shard": 2}, {"fully_sharded", "mesh"}),
+    }
+    for method, (degrees, files) in layouts.items():
+        run = RunSettings(layout=LayoutSettings(**degrees))
+        assert run.layout.method == method
+        assert names(layout_code(run)) == {f"parallel/{file}.py" for file in files}, method
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():

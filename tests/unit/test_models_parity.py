@@ -36,7 +36,7 @@ def losses_of_ours(shape):
     model = build(shape, LENGTH, objective="causal", kernel="sdpa")
     initialise(model, 0)
     settings = OptimizerSettings(learning_rate=PEAK, weight_decay=DECAY, clip_norm=CLIP)
-    objective, optimizer, found = Objective(model), adamw(model, settings), []
+    objective, optimizer, found = Objective(model), adamw(model.parameters(), settings), []
     schedule = ScheduleSettings(shape="linear", warmup_steps=WARMUP, floor=0.1)
     for step, (tokens, labels) in enumerate(batches()):
         for group in optimizer.param_groups:

@@ -19,6 +19,9 @@ def test_ids_of_runs_stay_what_they_were():
     assert run().identity == "packed-llama-tiny-single-w1-ef886c7152"
     changed = run(approach="padded", layout=LayoutSettings(data=4), repeat=2, optimizer=OptimizerSettings(beta2=0.99))
     assert changed.identity == "padded-llama-tiny-ddp-w4-63550b0c44"
+    assert run(layout=LayoutSettings(shard=4)).identity == "packed-llama-tiny-fsdp-w4-e4918f6b2c"
+    hybrid = LayoutSettings(data=2, shard=2, sharding="zero2")
+    assert run(layout=hybrid).identity == "packed-llama-tiny-hsdp-w4-52026822b7"
 
 
 def test_names_never_enter_the_identity():
@@ -86,3 +89,33 @@ def test_store_names_have_one_spelling():
 
 def test_only_differences_are_written():
     assert to_dict(StoreSettings("padded", sequence_length=2048)) == {"format": "padded", "sequence_length": 2048}
+
+
+@pytest.mark.parametrize(
+    "layout, method, ranks",
+    [
+        (LayoutSettings(), "single", 1),
+        (LayoutSettings(data=2), "ddp", 2),
+        (LayoutSettings(shard=3, sharding="zero1"), "zero1", 3),
+        (LayoutSettings(shard=2, sharding="zero2"), "fsdp", 2),
+        (LayoutSettings(shard=2), "fsdp", 2),
+        (LayoutSettings(data=2, shard=4), "hsdp", 8),
+    ],
+)
+def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layout, method, ranks):
+    assert (layout.method, layout.world_size, run(layout=layout).problems()) == (method, ranks, [])
+
+
+@pytest.mark.parametrize(
+    "layout, field, words",
+    [
+        (LayoutSettings(shard=9), "layout.shard", "9 ranks share 8 rows"),
+        (LayoutSettings(data=3, shard=3), "layout.data", "9 ranks share 8 rows"),
+        (LayoutSettings(sharding="zero1"), "layout.sharding", "set layout.shard"),
+        (LayoutSettings(data=2, sharding="zero2"), "layout.sharding", "set layout.shard"),
+        (LayoutSettings(data=2, shard=2, sharding="zero1"), "layout.data", "data 1 and shard 4"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_the_nearest_that_can(layout, field, words):
+    ((key, text),) = run(layout=layout).problems()
+    assert key == field and words in text

@@ -31,7 +31,7 @@ def test_ignored_labels_add_nothing():
 def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: int = 3):
     """(norms before, norms after, norms of the gradients as they were used, weights) of some steps."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer, found = adamw(model, SETTINGS), []
+    optimizer, found = adamw(model.parameters(), SETTINGS), []
     for _ in range(steps):
         (cross_entropy_sum(model(tokens), tokens) * factor * loss_scale).backward()
         before, after, bad = update(optimizer, limit, torch.tensor(loss_scale))
@@ -52,7 +52,7 @@ def test_clipping_clips():
 def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
     """And the loss scale is gone again: it changes rounding alone."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer = adamw(model, SETTINGS)
+    optimizer = adamw(model.parameters(), SETTINGS)
     for _ in range(3):
         (cross_entropy_sum(model(tokens), tokens) * 5).backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), limit or math.inf)
@@ -71,7 +71,7 @@ def test_small_gradients_are_left_alone():
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
-    optimizer = adamw(model, OptimizerSettings())
+    optimizer = adamw(model.parameters(), OptimizerSettings())
     weights = [p.detach().clone() for p in model.parameters()]
     (cross_entropy_sum(model(tokens), tokens) * bad).backward()
     assert update(optimizer, 1.0, torch.ones(()))[2] == 1
@@ -102,7 +102,7 @@ def test_a_loss_scale_follows_the_rule_of_gradscaler():
 
 
 def test_only_matrices_decay():
-    groups = adamw(decoder(), OptimizerSettings(weight_decay=0.3)).param_groups
+    groups = adamw(decoder().parameters(), OptimizerSettings(weight_decay=0.3)).param_groups
     assert {p.dim() for p in groups[0]["params"]} == {2} and groups[0]["weight_decay"] == 0.3
     assert {p.dim() for p in groups[1]["params"]} == {1} and groups[1]["weight_decay"] == 0
 

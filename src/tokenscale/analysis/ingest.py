@@ -1,5 +1,6 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
+import math
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -168,7 +169,7 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "repeat": entry.get("repeat"),
         "position": entry.get("position"),
         "approach": cell.get("approach"),
-        "world_size": cell.get("layout.data"),
+        "world_size": _world_size(cell),
         "status": "missing",
     }
     if record is None:
@@ -193,6 +194,12 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
     return row
+
+
+def _world_size(cell: Row) -> int | None:
+    """Of a cell whose run has no settings to ask: the product of the degrees that it varies; None where none is."""
+    degrees = [cell[key] for key in ("layout.data", "layout.shard") if isinstance(cell.get(key), int)]
+    return math.prod(degrees) if degrees else None
 
 
 def _steps_asked(stated: int, record: Row) -> int:

@@ -72,10 +72,11 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     values = file.values() | stated
     if words.epochs is not None:
         values.pop("budget.steps", None)
+    shard = values.get("layout.shard", 1)
     if world_size is not None:
-        values["layout.data"] = world_size
+        values["layout.data"] = world_size // shard
     values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
-    values = _batch(words, file, stated, values.get("layout.data", 1)) | values
+    values = _batch(words, file, stated, values.get("layout.data", 1) * shard) | values
     data = _data(words, model)
     said, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
@@ -112,12 +113,20 @@ def _check_words(words: TrainWords, stated: dict[str, Any], world_size: int | No
     if words.model and words.model_size:
         raise UserError("--model and --model-size both name the model.", next="leave one of them out")
     said = stated.get("layout.data")
-    if world_size is not None and said not in (None, world_size):
+    if world_size is not None and said not in (None, world_size // stated.get("layout.shard", 1)):
         raise UserError(
             "torchrun has started another number of ranks.",
             flag=f"--world-size {said}",
             found=f"WORLD_SIZE={world_size}",
             next="leave --world-size out: under torchrun it is known",
+        )
+    shard = stated.get("layout.shard", 1)
+    if world_size is not None and world_size % shard:
+        raise UserError(
+            "the ranks that torchrun has started are no whole number of shards.",
+            flag=f"{flag_of('layout.shard')} {shard}",
+            found=f"WORLD_SIZE={world_size}",
+            next=f"start a multiple of {shard} ranks, or choose a divisor of {world_size}",
         )
     if words.distributed and world_size is None:
         raise UserError(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tokenscale.batches.held_out import Slice
+from tokenscale.order.shares import micro_steps
 from tokenscale.parallel.world import World
 from tokenscale.training.step import micro
 
@@ -15,10 +16,13 @@ from tokenscale.training.step import micro
 def loss(
     objective: nn.Module, data: Slice, micro_batch: int, world: World, autocast: Callable[[], AbstractContextManager]
 ) -> tuple[float, int]:
-    """(sum of the loss in nats, useful labels) over the whole slice. A collective: every rank must call it."""
+    """(sum of the loss in nats, useful labels) over the whole slice. A collective: every rank must call it.
+
+    All ranks run as many forward passes, for some layouts exchange weights in each.
+    """
     total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
     objective.eval()
-    for start in range(0, len(data.tokens_bt), micro_batch):
+    for start in range(0, micro_steps(data.global_rows, world.size, micro_batch) * micro_batch, micro_batch):
         tokens, labels, bounds = micro(data, slice(start, start + micro_batch), world.device)
         with autocast():
             total += objective(tokens, labels, bounds)

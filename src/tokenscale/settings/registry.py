@@ -50,7 +50,13 @@ LABELS = {"target": "tokenscale.batches.target"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
 MODELS = {"transformers": "tokenscale.models.library"}
 #: method of a layout → the module that applies it
-PARALLEL = {"single": "tokenscale.parallel.single", "ddp": "tokenscale.parallel.data"}
+PARALLEL = {
+    "single": "tokenscale.parallel.single",
+    "ddp": "tokenscale.parallel.data",
+    "zero1": "tokenscale.parallel.zero1",
+    "fsdp": "tokenscale.parallel.fully_sharded",
+    "hsdp": "tokenscale.parallel.fully_sharded",
+}
 #: figure → the module that draws it (see report/registry.py)
 FIGURES = {
     "tokens_per_second_comparison": "tokenscale.report.figures.tokens_per_second_comparison",

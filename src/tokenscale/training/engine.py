@@ -13,6 +13,7 @@ from tokenscale.errors import UserError
 from tokenscale.models.build import build, initialise
 from tokenscale.models.objective import Objective
 from tokenscale.order.shares import micro_steps
+from tokenscale.parallel.parts import Part, parts_of
 from tokenscale.parallel.world import World
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import PARALLEL
@@ -69,7 +70,8 @@ class Engine:
         self.objective: nn.Module = importlib.import_module(PARALLEL[run.layout.method]).apply(
             objective, run.layout, world
         )
-        self.optimizer = adamw(self.model, run.optimizer)
+        self.parts = parts_of(self.objective, self.model, world)
+        self.optimizer = adamw(self.parts.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device)
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, world.size, run.micro_batch)
@@ -90,31 +92,41 @@ class Engine:
             timer=timer,
             probe=probe,
         )
-        norm, clipped, bad = update(self.optimizer, self.run.optimizer.clip_norm, scale)
+        self.parts.take_gradients()
+        norm, clipped, bad = update(self.optimizer, self.run.optimizer.clip_norm, scale, self.parts.group)
+        self.parts.spread()
         self.loss_scale.update(bad)
         if probe is not None:
             probe.after(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # where parts are other tensors than the parameters
         timer.lap("optimizer")
         return Stepped(loss_sum, norm, clipped, bad, scale)
 
     def pieces(self, *, resume: bool) -> dict[str, Piece]:
         """The tensors of a checkpoint that this rank writes: parameters, and the optimizer's state for `resume`.
 
-        Where ranks hold the same tensors, each writes its share of them.
+        Where ranks hold the same parts, each writes its share of them.
         """
         found: dict[str, Piece] = {}
-        for number, (name, weight) in enumerate(self.model.named_parameters()):
-            if number % self.world.size != self.world.rank:
+        for number, (name, part) in enumerate(self.parts.of.items()):
+            if number % self.parts.replicas != self.parts.replica or not part.tensor.numel():
                 continue
-            found["model." + name] = Piece.of(weight.detach())
-            for moment, value in self.optimizer.state.get(weight, {}).items() if resume else ():
-                found[f"optimizer.{moment}.{name}"] = Piece.of(value.detach())
+            found["model." + name] = Piece(part.tensor.detach(), part.offsets, part.whole)
+            for moment, value in self.optimizer.state.get(part.tensor, {}).items() if resume else ():
+                key = f"optimizer.{moment}.{name}"
+                if value.dim():
+                    found[key] = Piece(value.detach(), part.offsets, part.whole)
+                elif not any(part.offsets):  # the count of steps: whoever has the beginning writes it
+                    found[key] = Piece.of(value.detach())
         return found
 
     def load(self, checkpoint: Checkpoint, *, resume: bool = True) -> None:
-        """Weights of a checkpoint, and with `resume` the optimizer's state. Raises UserError for another shape."""
-        mine = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
+        """Weights of a checkpoint of any layout, and with `resume` the optimizer's state. A collective.
+
+        Raises UserError for a model of another shape.
+        """
+        mine = {name: part.whole for name, part in self.parts.of.items()}
         theirs = {name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")}
         if mine != theirs:
             wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
@@ -130,13 +142,14 @@ class Engine:
             moment, name = key.split(".", 1)
             moments.setdefault(name, []).append(moment)
         with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                weight.copy_(checkpoint.tensor("model." + name))
+            for name, part in self.parts.of.items():
+                part.tensor.copy_(_values(checkpoint, "model." + name, part))
                 if resume and name in moments:
-                    self.optimizer.state[weight] = {
-                        moment: checkpoint.tensor(f"optimizer.{moment}.{name}").to(weight.device)
+                    self.optimizer.state[part.tensor] = {
+                        moment: _values(checkpoint, f"optimizer.{moment}.{name}", part).to(part.tensor.device)
                         for moment in moments[name]
                     }
+        self.parts.spread()
 
     def random_state(self) -> dict[str, str]:
         """State of this rank's random generators, as text."""
@@ -155,3 +168,12 @@ class Engine:
         """What a record says of how it computes."""
         kind = "fused" if self.run.optimizer.fused else "foreach"
         return {"micro_steps": self.micro_steps, "optimizer": f"AdamW, {kind}", "compiled": self.run.compile}
+
+
+def _values(checkpoint: Checkpoint, key: str, part: Part) -> Tensor:
+    """What a checkpoint has for a part of a tensor; a scalar (the count of steps) is everyone's."""
+    if not checkpoint.shapes[key]:
+        return checkpoint.tensor(key)
+    if not part.tensor.numel():  # fewer rows than ranks
+        return torch.empty_like(part.tensor)
+    return checkpoint.part(key, part.offsets, tuple(part.tensor.shape))

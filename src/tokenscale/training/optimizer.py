@@ -1,14 +1,20 @@
 """AdamW with decay on matrices only, and clipping that really clips, folded into the update."""
 
+from collections.abc import Iterable
+
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
 from tokenscale.settings.run import OptimizerSettings
 
 
-def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused; matrices decay, vectors (norms and biases) do not."""
-    weights = [p for p in model.parameters() if p.requires_grad]
+def adamw(weights: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused; matrices decay, vectors (norms and biases) do not.
+
+    `weights` are parameters or this rank's rows of them.
+    """
+    weights = list(weights)
     groups = [
         {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
@@ -23,17 +29,20 @@ def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
     )
 
 
-def update(optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def update(
+    optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor, group: dist.ProcessGroup | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """One optimizer step with the gradients scaled to a global L2 norm of at most `limit`, and by 1 / `loss_scale`.
 
     The fused kernel divides each gradient by one number as it reads it, so that clipping costs no pass of its own. The
     coefficient is that of torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), where that is below one. A gradient
     that is not finite changes no weight and no moment. Returns (norm before, norm after, 1 where it was not finite), as
-    scalars on the device: nothing here waits for it. A study's clipping used up a generator of parameters in computing
-    the norm, and scaled nothing.
+    scalars on the device: nothing here waits for it. Where the ranks of `group` hold the gradient between them, the
+    norm is over all of them. A study's clipping used up a generator of parameters in computing the norm, and scaled
+    nothing.
     """
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = total_norm(gradients) / loss_scale
+    norm = total_norm(gradients, group) / loss_scale
     divisor = torch.ones_like(norm) if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
     bad = (~torch.isfinite(norm)).float()
     if not optimizer.defaults["fused"]:
@@ -49,8 +58,17 @@ def update(optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor
     return norm, norm / divisor, bad
 
 
-def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Global L2 norm in fp32, also of gradients in 16 bits: a norm rounded to bf16 is known to two digits only."""
+def total_norm(gradients: list[Tensor], group: dist.ProcessGroup | None = None) -> Tensor:
+    """Global L2 norm in fp32, also of gradients in 16 bits: a norm rounded to bf16 is known to two digits only.
+
+    With a group: of the gradients of all its ranks together, the same number on each. A collective then.
+    """
     if all(gradient.dtype == torch.float32 for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+        norm = torch.nn.utils.get_total_norm(gradients)
+    else:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    if group is None:
+        return norm
+    squared = norm.double().square()  # fp32 would overflow where the norm itself does not
+    dist.all_reduce(squared, group=group)
+    return squared.sqrt().float()

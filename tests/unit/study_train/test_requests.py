@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, asked
+from tokenscale.errors import UserError
 from tokenscale.settings import study
 from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
@@ -33,6 +34,16 @@ def test_its_third_command_counts_the_ranks_of_torchrun(here):
     run = asked(*words, "--gradient-accumulation-steps", "2", world_size=8).run
     assert (run.layout.data, run.micro_batch, run.global_batch) == (8, 8, 128)
     assert asked(*words, "--world-size", "8", world_size=8).run.global_batch == 64
+
+
+def test_shards_are_counted_among_the_ranks_of_torchrun(here):
+    words = f"--dataset {PADDED} --dataset-type padded --pretokenized --batch-size 4 --layout.shard 2".split()
+    run = asked(*words, world_size=8).run
+    assert (run.layout.data, run.layout.shard, run.global_batch) == (4, 2, 32)
+    assert asked(*words).run.global_batch == 8, "the ranks are started here"
+    with pytest.raises(UserError, match="no whole number") as refused:
+        asked(*words, world_size=3)
+    assert refused.value.facts["next"].startswith("start a multiple of 2 ranks")
 
 
 def test_the_fourth_studys_spellings_are_taken(here):
