@@ -271,8 +271,11 @@ class RunSettings:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether something is left of the weights when it has ended; the tokenizer is then kept with them."""
-        return self.checkpoints.final or self.checkpoints.best or self.checkpoints.keep_resume_state
+        """Whether it writes weights; the tokenizer is then kept with them."""
+        asked = self.checkpoints
+        return bool(
+            asked.final or asked.best or asked.keep_resume_state or asked.every or asked.each_epoch or asked.at_start
+        )
 
     @property
     def reads_tokenizer(self) -> bool:
@@ -309,6 +312,12 @@ class RunSettings:
                 found.append(("labels", "the target of a pair begins behind EOS: set eos"))
             if self.objective != "causal":
                 found.append(("labels", f"objective {self.objective} chooses what it predicts"))
+        if self.checkpoints.best and self.validation.rows == 0:
+            found.append(
+                ("checkpoints.best", "the best weights are those of the lowest validation loss, and there is none")
+            )
+        if self.attention in ("flex", "varlen") and not self.document_mask:
+            found.append(("attention", f"{self.attention} is for document_mask: without it auto is as fast"))
         if self.objective == "causal" and self.masking != MaskingSettings():
             found.append(("masking", "objective causal masks nothing"))
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
