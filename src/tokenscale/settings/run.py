@@ -316,7 +316,7 @@ class RunSettings:
             found.append(
                 ("checkpoints.best", "the best weights are those of the lowest validation loss, and there is none")
             )
-        if self.attention in ("flex", "varlen") and not self.document_mask:
+        if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
             found.append(("attention", f"{self.attention} is for document_mask: without it auto is as fast"))
         if self.objective == "causal" and self.masking != MaskingSettings():
             found.append(("masking", "objective causal masks nothing"))

@@ -105,7 +105,7 @@ class Training:
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"parameters": weights, "kernel": kernel, "budget_steps": self.steps, **self.engine.facts()}
-            facts |= record.costs(run, shape, world.device)
+            facts |= record.costs(run, shape)
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
-from tokenscale.costs.peaks import peak_flops
 from tokenscale.files import read_json, sha256_file
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
@@ -46,17 +45,15 @@ def start(
     )
 
 
-def costs(run: RunSettings, shape: ModelSettings, device: torch.device) -> dict[str, Any]:
-    """What MFU and HFU are made of: FLOPs a token by convention, and the device's peak (FLOP/s), null where unknown."""
+def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
+    """What MFU and HFU are made of beside the device's peak: FLOPs a token by convention, and the number format. The
+    peak belongs to who reads the record: a new entry in that table must not train anything again."""
     counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
     repeated = hardware_flops_per_token(
         shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
     number = "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
-    return {
-        "flops_per_token": counted | {"hardware": repeated},
-        "peak_flops": peak_flops(device_name(device), number),
-    }
+    return {"flops_per_token": counted | {"hardware": repeated}, "number_format": number}
 
 
 def log_hashes(directory: Path) -> dict[str, str]:
