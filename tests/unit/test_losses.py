@@ -210,7 +210,7 @@ def test_no_tensor_is_larger_than_a_chunks_logits(precision):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_peak_memory_does_not_hold_the_logits():
-    """A process that does nothing else, with a vocabulary of 131,072: 1,024 positions have 512 MiB of logits in fp32."""
+    """In a process of its own, with a vocabulary of 131,072: 1,024 positions have 512 MiB of logits in fp32."""
     program = """
 import re, sys, torch
 from tokenscale.models.losses import cross_entropy_sum, linear_cross_entropy_sum
