@@ -23,6 +23,7 @@ ROOMS_OF = {
     "distributed/test_sharded.py": ["parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
+    "faults/": ["training", "launch"],
     "unit/convert/": ["commands", "formats"],
     "unit/study_train/": ["commands", "settings"],
     "unit/test_attention.py": ["models"],
