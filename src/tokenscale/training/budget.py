@@ -48,6 +48,7 @@ class Budget:
         self._goal = settings.useful_tokens or settings.wall_s
         self._counts_tokens = settings.useful_tokens is not None
         self._tokens = torch.zeros((), dtype=torch.float64, device=world.device)
+        self._alone = 0  # counted here where there is nobody to ask, which costs nothing on the device
         self._done = self._seconds = 0.0
         self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -66,10 +67,10 @@ class Budget:
     def exchange(self, useful_tokens: int) -> Tensor:
         """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective."""
         device = self._world.device
-        useful = torch.scalar_tensor(useful_tokens, dtype=torch.float64, device=device)
         if self._world.size == 1 and self.steps is not None:
-            self._tokens += useful
-            return useful.float()
+            self._alone += useful_tokens
+            return torch.scalar_tensor(useful_tokens, device=device)
+        useful = torch.scalar_tensor(useful_tokens, dtype=torch.float64, device=device)
         clock = self._seconds if self._world.rank == 0 else 0.0
         sums = torch.stack([useful, torch.scalar_tensor(clock, dtype=torch.float64, device=device)])
         if self._world.size > 1:
@@ -97,7 +98,7 @@ class Budget:
 
     def state(self) -> dict[str, float]:
         """Plain numbers; the seconds are this rank's, and rank 0's count."""
-        return {"useful_tokens": self._tokens.item(), "seconds": self._seconds, "warm": self._warm}
+        return {"useful_tokens": self._tokens.item() + self._alone, "seconds": self._seconds, "warm": self._warm}
 
     def load(self, state: dict[str, float]) -> None:
         """What `state` returned on rank 0, of a run with this budget or another."""
