@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
@@ -12,6 +12,9 @@ from tokenscale.order.digest import MODULUS
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
+
+if TYPE_CHECKING:
+    from tokenscale.training.loop import Inputs
 
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}], "source_date": "2000-01-01"}
 
@@ -98,6 +101,17 @@ class Lab:
         if not (path / "manifest.json").exists():
             make_store(path.parent, self.corpus, self.tokenizer, store)
         return path
+
+    def inputs(self, run: RunSettings) -> "Inputs":
+        """The folders that a run reads."""
+        from tokenscale.training.loop import Inputs  # torch, which most who make corpora do without
+
+        return Inputs(
+            corpus=self.corpus,
+            tokenizer=self.tokenizer,
+            store=self.store(run.store) if run.store else None,
+            validation_store=self.store(run.validation_store) if run.validation.rows else None,
+        )
 
     def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
         """One rank's batches of a run."""

@@ -24,7 +24,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.training.loop import Inputs, train
+from tokenscale.training.loop import train
 
 pytestmark = pytest.mark.distributed
 STEPS = 8
@@ -53,15 +53,6 @@ def run_of(approach="packed", world_size=1, **changes):
     return replace(make_run(approach, 32), **(settings | changes))
 
 
-def inputs_of(lab, run):
-    return Inputs(
-        corpus=lab.corpus,
-        tokenizer=lab.tokenizer,
-        store=lab.store(run.store) if run.store else None,
-        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
-    )
-
-
 def one_rank(world, run, inputs, directory):
     train(run, inputs, directory, world)
 
@@ -76,7 +67,7 @@ def slice_of(lab, run):
 
 def trained(lab, directory, run):
     """Train, and read back (losses by step, digests by step, validation losses)."""
-    run_ranks(one_rank, run.layout.world_size, run, inputs_of(lab, run), directory)
+    run_ranks(one_rank, run.layout.world_size, run, lab.inputs(run), directory)
     losses, useful, digests, rows = ([0] * STEPS for _ in range(4))
     for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
@@ -131,7 +122,7 @@ def test_bf16_learns_like_fp32_but_is_not_it(lab, tmp_path):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path, world_size):
     run = run_of(world_size=world_size, optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
-    run_ranks(one_rank, world_size, run, inputs_of(lab, run), tmp_path)
+    run_ranks(one_rank, world_size, run, lab.inputs(run), tmp_path)
     outcome = sealed(tmp_path / "run.json")["outcome"]
     assert outcome["status"] == "nonfinite" and outcome["steps"] < STEPS
     for path in tmp_path.glob("attempt=00/rank=*/steps.jsonl"):
@@ -153,7 +144,7 @@ def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
 
     run = run_of(model=replace(PRESETS["llama-micro"], vocabulary_size=50))
     with pytest.raises(UserError, match="vocabulary"):
-        train(run, inputs_of(lab, run), tmp_path, World(0, 1, 0, torch.device("cpu")))
+        train(run, lab.inputs(run), tmp_path, World(0, 1, 0, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("approach", ["packed", "padding-free"])
@@ -172,7 +163,7 @@ def test_ranks_agree_on_the_end_of_a_budget_that_is_no_number_of_steps(lab, tmp_
         changes = {"budget": budget, "schedule": ScheduleSettings(warmup_steps=0)}
         run = run_of("padded", world_size, **changes)
         directory = tmp_path / str(world_size)
-        run_ranks(one_rank, world_size, run, inputs_of(lab, run), directory)
+        run_ranks(one_rank, world_size, run, lab.inputs(run), directory)
         logs = [path.read_text().splitlines() for path in directory.glob("attempt=00/rank=*/steps.jsonl")]
         assert len(logs) == world_size and len({len(lines) for lines in logs}) == 1
         steps.append([json.loads(line) for line in logs[0]])

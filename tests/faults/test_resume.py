@@ -34,7 +34,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.tokenizer.load import load as load_tokenizer
 from tokenscale.training.checkpoint import Checkpoint, read_model
-from tokenscale.training.loop import Inputs, Training, train
+from tokenscale.training.loop import Training, train
 
 STEPS = 12
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
@@ -60,15 +60,6 @@ def run_of(approach="packed", world_size=1, **changes) -> RunSettings:
         "checkpoints": CheckpointSettings(every=3, keep_last=2),
     }
     return replace(make_run(approach, 32), **(settings | changes))
-
-
-def inputs_of(lab, run) -> Inputs:
-    return Inputs(
-        corpus=lab.corpus,
-        tokenizer=lab.tokenizer,
-        store=lab.store(run.store) if run.store else None,
-        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
-    )
 
 
 def one_rank(world, run, inputs, directory, attempt=0):
@@ -120,7 +111,7 @@ def interrupted(run, inputs, directory, at: int, attempt: int = 0) -> None:
 @pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed"])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, approach):
     run = run_of(approach, model=replace(PRESETS["llama-micro"], dropout=0.1))
-    inputs = inputs_of(lab, run)
+    inputs = lab.inputs(run)
     start(run, inputs, tmp_path / "whole")
     interrupted(run, inputs, tmp_path / "cut", at=8)
     states = sorted(f.name for f in (tmp_path / "cut/checkpoints").iterdir())
@@ -137,9 +128,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, a
 def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds):
     keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
     before, after = (run_of(world_size=w, checkpoints=keep) for w in worlds)
-    start(before, inputs_of(lab, before), tmp_path / "before")
+    start(before, lab.inputs(before), tmp_path / "before")
     after = replace(after, resume_from=str(tmp_path / "before/checkpoints/step=00000004"))
-    start(after, inputs_of(lab, after), tmp_path / "after")
+    start(after, lab.inputs(after), tmp_path / "after")
     whole, rest = series(tmp_path / "before"), series(tmp_path / "after")
     assert list(rest) == list(range(4, STEPS))
     for step, (loss, _, rate, digest) in rest.items():
@@ -150,7 +141,7 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds)
 def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, tmp_path):
     asked = CheckpointSettings(every=2, keep_last=2, keep_resume_state=True, final=True, best=True, at_start=True)
     run = run_of(checkpoints=asked)
-    start(run, inputs_of(lab, run), tmp_path)
+    start(run, lab.inputs(run), tmp_path)
     folders = sorted(f.name for f in (tmp_path / "checkpoints").iterdir())
     assert folders == ["best", "final", "step=00000010", "step=00000012"]
     shape, weights = read_model(tmp_path / "checkpoints/final")
@@ -165,17 +156,17 @@ def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, t
 def test_a_checkpoint_of_other_data_is_refused_by_name(lab, tmp_path):
     keep = CheckpointSettings(every=4, keep_resume_state=True)
     run = run_of(checkpoints=keep)
-    start(run, inputs_of(lab, run), tmp_path / "before")
+    start(run, lab.inputs(run), tmp_path / "before")
     state = str(tmp_path / "before/checkpoints/step=00000012")
     other = run_of(checkpoints=keep, seed=3, resume_from=state)
     with pytest.raises(AssertionError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
-        start(other, inputs_of(lab, other), tmp_path / "after")
+        start(other, lab.inputs(other), tmp_path / "after")
 
 
 def test_states_of_other_code_are_not_resumed(lab, tmp_path):
     """The launcher states the digest of code and inputs for each attempt."""
     run = run_of()
-    inputs = inputs_of(lab, run)
+    inputs = lab.inputs(run)
     for attempt, digest in enumerate(["a", "b"]):
         write_json(tmp_path / f"attempt={attempt:02d}/attempt.json", {"digest": digest})
     interrupted(run, inputs, tmp_path, at=5)
@@ -220,10 +211,10 @@ def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget)
     other = {"steps": 10} if "useful_tokens" in budget else {"useful_tokens": 1500}
     keep, schedule = CheckpointSettings(every=3, keep_resume_state=True, keep_last=9), ScheduleSettings(warmup_steps=0)
     first = run_of(budget=BudgetSettings(**budget), checkpoints=keep, schedule=schedule)
-    start(first, inputs_of(lab, first), tmp_path / "first")
+    start(first, lab.inputs(first), tmp_path / "first")
     state = str(tmp_path / "first/checkpoints/step=00000003")
     second = run_of(budget=BudgetSettings(**other), schedule=schedule, resume_from=state)
-    start(second, inputs_of(lab, second), tmp_path / "second")
+    start(second, lab.inputs(second), tmp_path / "second")
     tokens = tokens_of(tmp_path / "first")[:3] + tokens_of(tmp_path / "second")
     if "steps" in other:
         assert len(tokens) == 10
@@ -239,10 +230,10 @@ def tokens_of(directory: Path) -> list[int]:
 def test_a_run_in_tokens_that_was_killed_before_its_seal_trains_no_further(lab, tmp_path):
     keep = CheckpointSettings(every=1, keep_resume_state=True, keep_last=9)
     run = run_of(budget=BudgetSettings(useful_tokens=1200), schedule=ScheduleSettings(warmup_steps=0), checkpoints=keep)
-    start(run, inputs_of(lab, run), tmp_path)
+    start(run, lab.inputs(run), tmp_path)
     done = len(tokens_of(tmp_path))
     (tmp_path / "run.json").unlink()
-    start(run, inputs_of(lab, run), tmp_path, attempt=1)
+    start(run, lab.inputs(run), tmp_path, attempt=1)
     assert (tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text() == ""
     assert sealed(tmp_path / "run.json")["outcome"]["steps"] == done
 
@@ -252,7 +243,7 @@ def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_pa
     optimizer = OptimizerSettings(learning_rate=1e30, clip_norm=None)
     validation = ValidationSettings(rows=4, every=1, at_start=False)
     run = run_of(checkpoints=asked, optimizer=optimizer, validation=validation)
-    start(run, inputs_of(lab, run), tmp_path)
+    start(run, lab.inputs(run), tmp_path)
     assert sealed(tmp_path / "run.json")["outcome"]["status"] == "nonfinite"
     assert list((tmp_path / "checkpoints").glob("step=*"))
 
@@ -260,7 +251,7 @@ def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_pa
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "json"])
 def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
     run = run_of()
-    inputs = inputs_of(lab, run)
+    inputs = lab.inputs(run)
     interrupted(run, inputs, tmp_path, at=8)
     newest = tmp_path / "checkpoints/step=00000006"
     file = newest / ("checkpoint.json" if damage == "json" else "rank=00000.safetensors")
@@ -282,7 +273,7 @@ def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
 def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
     """A pickle that would write a file, in the place of each file in turn, its hash put right where one is kept."""
     run = run_of(checkpoints=CheckpointSettings(keep_resume_state=True))
-    start(run, inputs_of(lab, run), tmp_path / "run")
+    start(run, lab.inputs(run), tmp_path / "run")
     evil, trace = tmp_path / "evil.pickle", tmp_path / "it-ran"
     script = (
         "import pickle, sys\nclass E:\n def __reduce__(self): return (open, (sys.argv[2], 'w'))\n"

@@ -1,5 +1,6 @@
 """The loss in chunks: the plain one's value and gradients, without its logits."""
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -226,10 +227,14 @@ loss.backward()
 print(peak() - before)
 """
 
+    # Blocks above 64 KiB go back to the system when they are freed. By itself glibc raises this bound as it goes: it
+    # keeps what was freed and reports 34, 66 or 129 MiB for the same tensors.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
     def kibibytes(chunk):
-        found = subprocess.run([sys.executable, "-c", program, str(chunk)], capture_output=True, text=True, check=True)
-        return int(found.stdout)
+        asked = [sys.executable, "-c", program, str(chunk)]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True, env=environment).stdout)
 
     logits = 1024 * 131_072 * 4 / 1024
     assert kibibytes(0) > 1.5 * logits
-    assert kibibytes(32) < 0.25 * logits
+    assert kibibytes(32) < 0.125 * logits

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenscale.errors import UserError
 from tokenscale.models.attention import Bounds, attend
 from tokenscale.settings.model import ModelSettings
 
@@ -197,13 +196,7 @@ class Decoder(nn.Module):
         self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
         self.embedding = table(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
-            if model.maximum_positions < sequence_length:
-                raise UserError(
-                    "the model has fewer positions than the sequence is long.",
-                    model=f"{model.name} has maximum_positions {model.maximum_positions}",
-                    asked=f"sequence_length {sequence_length}",
-                    next="shorten the sequence, set model.maximum_positions, or use rotary positions",
-                )
+            model.check_positions(sequence_length)
             self.positions = table(model.maximum_positions, model.dimension)
         self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
         self.norm = norm_of(model)

@@ -80,13 +80,7 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
             model=f"{shape.name} ({shape.transformers})",
             next="leave `attention` out",
         )
-    if shape.maximum_positions < sequence_length:
-        raise UserError(
-            "the model has fewer positions than the sequence is long.",
-            model=f"{shape.name} has maximum_positions {shape.maximum_positions}",
-            asked=f"sequence_length {sequence_length}",
-            next="shorten the sequence, or set model.maximum_positions",
-        )
+    shape.check_positions(sequence_length)
     return LibraryModel(shape, objective)
 
 

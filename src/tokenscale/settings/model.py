@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from tokenscale.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
 #: fields that mean nothing for a model of `transformers`: its own configuration decides
@@ -82,6 +83,16 @@ class ModelSettings:
         """The same shape with a table of positions as long as the sequence, where learned ones are not counted."""
         counted = self.maximum_positions is not None or (self.positions == "rotary" and self.transformers is None)
         return self if counted else replace(self, maximum_positions=sequence_length)
+
+    def check_positions(self, sequence_length: int) -> None:
+        """Raise UserError where a table of positions is shorter than the sequence."""
+        if self.maximum_positions is not None and self.maximum_positions < sequence_length:
+            raise UserError(
+                "the model has fewer positions than the sequence is long.",
+                model=f"{self.name} has maximum_positions {self.maximum_positions}",
+                asked=f"sequence_length {sequence_length}",
+                next="shorten the sequence, or raise model.maximum_positions",
+            )
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """The same shape with the tokenizer's vocabulary where none was stated."""

@@ -317,7 +317,7 @@ class RunSettings:
                 ("checkpoints.best", "the best weights are those of the lowest validation loss, and there is none")
             )
         if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
-            found.append(("attention", f"{self.attention} is for document_mask: without it auto is as fast"))
+            found.append(("attention", f"{self.attention} takes part only where document_mask is set: leave it out"))
         if self.objective == "causal" and self.masking != MaskingSettings():
             found.append(("masking", "objective causal masks nothing"))
         if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
