@@ -8,8 +8,9 @@ from tokenscale.files import write_json
 from tokenscale.order.digest import MODULUS
 from tokenscale.records import provenance
 from tokenscale.records.events import Writer
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import BudgetSettings, LayoutSettings, RunSettings
+from tokenscale.settings.run import BudgetSettings, RunSettings
 
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
 HARDWARE = {"device": "cpu", "device_kind": "cpu", "cpu": "A test CPU", "cores": 2, "threads_per_rank": 1}

@@ -10,9 +10,11 @@ from tokenscale.models.decoder import Decoder, initialise
 from tokenscale.models.objective import Objective
 from tokenscale.order.shares import micro_steps, share
 from tokenscale.parallel import data, single
+from tokenscale.parallel.mesh import Mesh
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import LayoutSettings, OptimizerSettings
-from tokenscale.training.optimizer import adamw, update
+from tokenscale.settings.run import OptimizerSettings
+from tokenscale.training.optimizer import adamw, total_norm, update
 from tokenscale.training.step import backward
 from tokenscale.training.timing import HostTimer
 
@@ -32,8 +34,8 @@ def global_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, labels
 
 
-def my_batch(step: int, world) -> Batch:
-    mine = share(GLOBAL_BATCH, world.rank, world.size)
+def my_batch(step: int, reader: int, readers: int) -> Batch:
+    mine = share(GLOBAL_BATCH, reader, readers)
     tokens, labels = (values[mine.start : mine.stop] for values in global_batch(step))
     return Batch(tokens, labels, int((labels >= 0).sum()), tokens.size, 0)
 
@@ -43,25 +45,27 @@ def model_of(world):
     # only rank 0 has the right weights: wrapping must bring them to the others
     initialise(model, 0 if world.rank == 0 else 100 + world.rank)
     objective = Objective(model, loss_chunk=0)
-    return (single if world.size == 1 else data).apply(objective, LayoutSettings(data=world.size), world)
+    return (single if world.size == 1 else data).apply(objective, Mesh(LayoutSettings(data=world.size), world))
 
 
 def plain(objective):
     return getattr(objective, "module", objective).model
 
 
-def differentiate(objective, step, micro_batch, world):
+def differentiate(objective, step, micro_batch, world, layout=None):
     """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
-    batch = my_batch(step, world)
-    useful = torch.tensor(float(batch.useful_tokens))
+    layout = layout or LayoutSettings(data=world.size)
+    place, readers = layout.place(world.rank), layout.readers
+    batch = my_batch(step, place.reader, readers)
+    useful = torch.tensor(float(batch.useful_tokens * place.counts))
     if world.size > 1:
         torch.distributed.all_reduce(useful)
     return backward(
         objective,
         batch,
-        weight=world.size / useful,
+        weight=readers / useful,
         micro_batch=micro_batch,
-        micro_steps=micro_steps(GLOBAL_BATCH, world.size, micro_batch),
+        micro_steps=micro_steps(GLOBAL_BATCH, readers, micro_batch),
         device=world.device,
         timer=HostTimer(),
     )
@@ -79,7 +83,8 @@ def weights(world, micro_batch, steps):
     norms = []
     for step in range(steps):
         differentiate(model, step, micro_batch, world)
-        norms.append(update(optimizer, 0.5, torch.ones(()))[0].item())
+        norm = total_norm([p.grad for p in model.parameters()])
+        norms.append(update(optimizer, norm, 0.5, torch.ones(()))[0].item())
         optimizer.zero_grad()
     return norms, {n: p.detach().numpy() for n, p in plain(model).named_parameters()}
 
@@ -87,7 +92,7 @@ def weights(world, micro_batch, steps):
 def gradients_of_rank_means(world):
     """The source studies' normalisation: each rank divides by its own count."""
     model = model_of(world)
-    batch = my_batch(0, world)
+    batch = my_batch(0, world.rank, world.size)
     loss = model(torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt))
     (loss / batch.useful_tokens).backward()
     return {n: p.grad.numpy() for n, p in plain(model).named_parameters()}

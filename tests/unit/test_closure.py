@@ -4,9 +4,10 @@ import sys
 import pytest
 
 from tokenscale.settings.closure import PACKAGE, closure_of, code_of, layout_code, training_code
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
-from tokenscale.settings.run import LayoutSettings, RunSettings
+from tokenscale.settings.run import RunSettings
 
 
 def names(files):
@@ -33,14 +34,17 @@ def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
     layouts = {
         "single": ({}, {"single"}),
         "ddp": ({"data": 2}, {"data"}),
-        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "data"}),
-        "fsdp": ({"shard": 2}, {"fully_sharded", "mesh"}),
-        "hsdp": ({"data": 2, "shard": 2}, {"fully_sharded", "mesh"}),
+        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "data", "exchange"}),
+        "fsdp": ({"shard": 2}, {"fully_sharded"}),
+        "hsdp": ({"data": 2, "shard": 2}, {"fully_sharded"}),
+        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "data", "exchange"}),
+        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "schedules", "deferred", "single"}),
     }
     for method, (degrees, files) in layouts.items():
         run = RunSettings(layout=LayoutSettings(**degrees))
         assert run.layout.method == method
-        assert names(layout_code(run)) == {f"parallel/{file}.py" for file in files}, method
+        expected = {f"parallel/{file}.py" for file in files}
+        assert names(layout_code(run)) == expected | ({"costs/partition.py"} if "pipeline" in files else set()), method
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():

@@ -11,7 +11,7 @@ from tokenscale.models.build import build, initialise
 from tokenscale.models.convert_hf import from_hf, to_hf
 from tokenscale.models.objective import Objective
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
-from tokenscale.training.optimizer import adamw, update
+from tokenscale.training.optimizer import adamw, total_norm, update
 from tokenscale.training.schedule import learning_rate
 from tokenscale.training.step import backward
 from tokenscale.training.timing import HostTimer
@@ -51,7 +51,8 @@ def losses_of_ours(shape):
             device=torch.device("cpu"),
             timer=HostTimer(),
         )
-        update(optimizer, settings.clip_norm, torch.ones(()))
+        norm = total_norm([p.grad for p in model.parameters()])
+        update(optimizer, norm, settings.clip_norm, torch.ones(()))
         optimizer.zero_grad()
         found.append(loss.item() / useful)
     return found, model

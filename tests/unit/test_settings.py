@@ -1,13 +1,16 @@
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
 from tokenscale.errors import UserError
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import LayoutSettings, OptimizerSettings, RunSettings, StorageSettings
+from tokenscale.settings.run import OptimizerSettings, RunSettings, StorageSettings
 
 
 def run(**changes) -> RunSettings:
@@ -91,6 +94,9 @@ def test_only_differences_are_written():
     assert to_dict(StoreSettings("padded", sequence_length=2048)) == {"format": "padded", "sequence_length": 2048}
 
 
+INTERLEAVED = LayoutSettings(pipeline=4, schedule="interleaved", stages_per_rank=2)
+
+
 @pytest.mark.parametrize(
     "layout, method, ranks",
     [
@@ -100,6 +106,11 @@ def test_only_differences_are_written():
         (LayoutSettings(shard=2, sharding="zero2"), "fsdp", 2),
         (LayoutSettings(shard=2), "fsdp", 2),
         (LayoutSettings(data=2, shard=4), "hsdp", 8),
+        (LayoutSettings(tensor=2), "tp", 2),
+        (LayoutSettings(tensor=2, shard=4), "tp-fsdp", 8),
+        (LayoutSettings(pipeline=2), "1f1b", 2),
+        (LayoutSettings(pipeline=2, schedule="naive"), "naive", 2),
+        (LayoutSettings(pipeline=2, schedule="gpipe", tensor=2, data=2), "gpipe-tp-ddp", 8),
     ],
 )
 def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layout, method, ranks):
@@ -114,8 +125,49 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
         (LayoutSettings(sharding="zero1"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, sharding="zero2"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, shard=2, sharding="zero1"), "layout.data", "data 1 and shard 4"),
+        (
+            LayoutSettings(tensor=3),
+            "layout.tensor",
+            "key_value_heads 4, sequence_length 64 evenly: 2 works",
+        ),
+        (LayoutSettings(tensor=8), "layout.tensor", "heads 4, model.key_value_heads 4 evenly: 4 works"),
+        (LayoutSettings(pipeline=5), "layout.pipeline", "5 stages are more than the model's 4 layers; at most 4"),
+        (LayoutSettings(schedule="gpipe"), "layout.schedule", "set layout.pipeline"),
+        (LayoutSettings(stages_per_rank=2), "layout.stages_per_rank", "set layout.pipeline"),
+        (LayoutSettings(pipeline=2, stages_per_rank=2), "layout.stages_per_rank", "1f1b has one stage a rank"),
+        (LayoutSettings(pipeline=2, schedule="interleaved"), "layout.stages_per_rank", "needs 2 stages a rank"),
+        (INTERLEAVED, "layout.pipeline", "8 stages are more than the model's 4 layers; at most 2"),
+        (
+            replace(INTERLEAVED, pipeline=2, data=3),
+            "layout.schedule",
+            "change global_batch or micro_batch to make 2",
+        ),
+        (LayoutSettings(pipeline=2, shard=2, schedule="zero-bubble"), "layout.schedule", "or sharding zero1"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_the_nearest_that_can(layout, field, words):
-    ((key, text),) = run(layout=layout).problems()
+    shape = ModelSettings(layers=4, heads=4, key_value_heads=4, hidden=192)
+    ((key, text),) = run(layout=layout, model=shape, sequence_length=64, micro_batch=1).problems()
     assert key == field and words in text
+
+
+def test_what_is_not_cut_is_refused():
+    library = replace(PRESETS["distilbert-base"], vocabulary_size=None)
+    for layout, field in ((LayoutSettings(tensor=2), "tensor"), (LayoutSettings(pipeline=2), "pipeline")):
+        ((key, text),) = run(layout=layout, model=library, sequence_length=64).problems()
+        assert key == f"layout.{field}" and "are not cut" in text
+    ((key, text),) = run(layout=LayoutSettings(tensor=2), float8=True, sequence_length=64).problems()
+    assert key == "layout.tensor" and "float8" in text
+    bubbles = LayoutSettings(pipeline=2, schedule="zero-bubble")
+    ((key, text),) = run(layout=bubbles, compile=True, sequence_length=64).problems()
+    assert key == "layout.schedule" and "compile" in text
+
+
+def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
+    layout = LayoutSettings(pipeline=2, data=2, shard=2, tensor=2)
+    places = [layout.place(rank) for rank in range(16)]
+    assert [p.tensor for p in places] == [0, 1] * 8 and [p.pipeline for p in places] == [0] * 8 + [1] * 8
+    assert [p.reader for p in places] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert sorted(p.reader for p in places if p.counts) == [0, 1, 2, 3], "one rank speaks for each that reads"
+    assert layout.node_problem(4) is None and layout.node_problem(2) is None
+    assert "tensor 2 stays inside" in LayoutSettings(tensor=4).node_problem(2)

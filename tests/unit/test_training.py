@@ -34,7 +34,8 @@ def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: 
     optimizer, found = adamw(model.parameters(), SETTINGS), []
     for _ in range(steps):
         (cross_entropy_sum(model(tokens), tokens) * factor * loss_scale).backward()
-        before, after, bad = update(optimizer, limit, torch.tensor(loss_scale))
+        norm = total_norm([p.grad for p in model.parameters()]) / loss_scale
+        before, after, bad = update(optimizer, norm, limit, torch.tensor(loss_scale))
         used = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
         found.append((before.item(), after.item(), used.item()))
         assert bad == 0
@@ -74,7 +75,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     optimizer = adamw(model.parameters(), OptimizerSettings())
     weights = [p.detach().clone() for p in model.parameters()]
     (cross_entropy_sum(model(tokens), tokens) * bad).backward()
-    assert update(optimizer, 1.0, torch.ones(()))[2] == 1
+    assert update(optimizer, total_norm([p.grad for p in model.parameters()]), 1.0, torch.ones(()))[2] == 1
     assert all(torch.equal(p, q) for p, q in zip(weights, model.parameters(), strict=True))
     assert all(not state["exp_avg"].any() for state in optimizer.state.values())
 

@@ -12,8 +12,9 @@ from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.records import provenance
 from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import APPROACHES, LayoutSettings, RunSettings
+from tokenscale.settings.run import APPROACHES, RunSettings
 
 Row = dict[str, Any]
 
@@ -198,7 +199,7 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
 
 def _world_size(cell: Row) -> int | None:
     """Of a cell whose run has no settings to ask: the product of the degrees that it varies; None where none is."""
-    degrees = [cell[key] for key in ("layout.data", "layout.shard") if isinstance(cell.get(key), int)]
+    degrees = [cell[key] for key in (f"layout.{degree}" for degree in DEGREES) if isinstance(cell.get(key), int)]
     return math.prod(degrees) if degrees else None
 
 

@@ -223,19 +223,35 @@ class Decoder(nn.Module):
             raise ValueError(f"{start + length} positions are more than there is room for")
         if bounds is not None:  # here, once, and not in blocks that torch.compile looks into
             bounds.prepare(self.kernel, self.causal)
-        x = self.embedding(tokens_bt)
-        if self.settings.positions == "learned":
-            # inside documents positions are those of the document, as if it were a row of its own
-            places = slice(start, start + length) if bounds is None else bounds.positions()
-            x = x + self.positions.weight[places]
-        if self.settings.dropout:
-            x = F.dropout(x, self.settings.dropout, self.training)
-        rotation = self.rotation(start, length, x.device)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, rotation, bounds, cache.of(layer) if cache else None)
+        x = self.through(self.embed(tokens_bt, bounds, start), length, bounds, cache)
         if cache:
             cache.length += length
         return self.norm(x)
+
+    def embed(self, tokens_bt: Tensor, bounds: Bounds | None = None, start: int = 0) -> Tensor:
+        """[B, T] → [B, T, d], what goes into the first block; rows begin at position `start`."""
+        x = self.embedding(tokens_bt)
+        if self.settings.positions == "learned":
+            # inside documents positions are those of the document, as if it were a row of its own
+            counted = torch.arange(start, start + tokens_bt.shape[1], device=x.device)
+            x = x + self.positions(counted if bounds is None else bounds.positions())
+        if self.settings.dropout:
+            x = F.dropout(x, self.settings.dropout, self.training)
+        return x
+
+    def through(
+        self,
+        x: Tensor,
+        length: int,
+        bounds: Bounds | None = None,
+        cache: Cache | None = None,
+        layers: range | None = None,
+    ) -> Tensor:
+        """[B, T, d] → [B, T, d], by all blocks or by those of `layers`; rows have `length` positions."""
+        rotation = self.rotation(cache.length if cache else 0, length, x.device)
+        for layer in range(len(self.blocks)) if layers is None else layers:
+            x = self.blocks[layer](x, rotation, bounds, cache.of(layer) if cache else None)
+        return x
 
     def rotation(self, start: int, length: int, device: torch.device) -> Rotation:
         """Cosines and sines of the positions start … start + length − 1; None where positions are learned."""

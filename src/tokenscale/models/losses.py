@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,27 +16,51 @@ IGNORED = -100
 FP16_SCALE = 1024.0
 
 
+class Share(Protocol):
+    """The part of a vocabulary whose rows of the output head are here, where others have the rest."""
+
+    #: its first entry
+    first: int
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Elementwise, over all who have a part; in place."""
+        ...
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The same, added up."""
+        ...
+
+
 def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
     """Sum over the useful labels of -log p(label), in nats, computed in fp32. A scalar; 0 when no label counts."""
     return F.cross_entropy(logits_btv.float().flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def linear_cross_entropy_sum(
-    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, compiled: bool = False
+    hidden_btd: Tensor,
+    head: torch.nn.Linear,
+    labels_bt: Tensor,
+    chunk: int,
+    *,
+    compiled: bool = False,
+    share: Share | None = None,
 ) -> Tensor:
-    """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time and never those of all.
+    """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time (0: all).
 
     Gradients of a chunk are worked out in forward, while its logits are there, so that nothing is computed twice; what
     lies between forward and backward is one gradient the size of `hidden` and one the size of the head's weight. The
     weight's is summed over chunks in fp32. Products are in autocast's format where it is on, all else in fp32. No host
     sync: positions that do not count are computed and weigh nothing. `compiled`: what is done to a chunk's logits is
     fused by torch.compile.
+
+    With a `share`, `head` has that part of the vocabulary's rows: the loss is that of all of it, the gradient by
+    `hidden` what this part adds to it, and nothing is compiled.
     """
     device = hidden_btd.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_btd.dtype
     learning = torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(
-        hidden_btd.flatten(0, 1), head.weight, head.bias, labels_bt.flatten(), chunk, dtype, learning, compiled
+        hidden_btd.flatten(0, 1), head.weight, head.bias, labels_bt.flatten(), chunk, dtype, learning, compiled, share
     )
 
 
@@ -67,8 +92,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
         compiled: bool,
+        share: Share | None,
     ) -> Tensor:
-        loss_and_gradient = _fused() if compiled else _loss_and_gradient
+        loss_and_gradient = functools.partial(_loss_and_gradient, share=share)
+        if compiled and share is None:
+            loss_and_gradient = _fused()
         wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -103,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, factor: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors)
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:
@@ -111,21 +139,28 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
     return (slice(begin, begin + chunk) for begin in range(0, count, chunk))
 
 
-def _loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(logits: Tensor, labels: Tensor, share: Share | None = None) -> tuple[Tensor, Tensor]:
     """(the summed loss, its gradient by the logits: softmax - one-hot): the gradient lies where the logits lay.
 
-    logits [n, V] in fp32, labels [n].
+    logits [n, V] in fp32, labels [n]. Of a share, V are its entries: the sum of exponentials and the label's logit are
+    then added up over all shares.
     """
-    counts = labels != IGNORED
-    places = torch.where(counts, labels, 0)[:, None]
+    counts = here = labels != IGNORED
+    places = labels
+    if share is not None:
+        places = labels - share.first
+        here = counts & (places >= 0) & (places < logits.shape[1])
+    places = torch.where(here, places, 0)[:, None]
     highest = logits.amax(dim=-1, keepdim=True)
-    logits -= highest
+    logits -= highest if share is None else share.maximum(highest)
     picked = logits.gather(1, places)
     total = logits.exp_().sum(dim=-1, keepdim=True)
+    if share is not None:
+        total, picked = share.sum(torch.stack((total, picked * here[:, None])))
     loss = torch.where(counts, (total.log() - picked)[:, 0], 0).sum()
     weights = counts[:, None].to(logits.dtype)
     logits *= weights / total
-    return loss, logits.scatter_add_(1, places, -weights)
+    return loss, logits.scatter_add_(1, places, -(weights if share is None else weights * here[:, None]))
 
 
 @functools.cache

@@ -20,8 +20,11 @@ class Objective(nn.Module):
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """The loss as a sum; who divides by what is decided where all ranks are known."""
+        return self.loss(self.model.hidden(tokens_bt, bounds), labels_bt)
+
+    def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
+        """The same of what goes into the output head."""
         if self.loss_chunk == 0:
             loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
-            return loss(self.model(tokens_bt, bounds), labels_bt)
-        hidden = self.model.hidden(tokens_bt, bounds)
-        return linear_cross_entropy_sum(hidden, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)
+            return loss(self.model.head(hidden_btd), labels_bt)
+        return linear_cross_entropy_sum(hidden_btd, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)

@@ -4,18 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from tokenscale.parallel.mesh import mesh_of
-from tokenscale.parallel.parts import Part, Parts, rows_of
-from tokenscale.parallel.world import World
-from tokenscale.settings.run import LayoutSettings
+from tokenscale.parallel.mesh import Mesh
+from tokenscale.parallel.parts import Held, Parts, held_of, rows_of
 
 
-def apply(objective: nn.Module, layout: LayoutSettings, world: World) -> nn.Module:
-    """Shard each block, then the rest with the root; in place, so that parameters keep their names.
+def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
+    """Shard each block, then the rest with the root; in place, so that parameters keep their names. What is not on the
+    device yet gets there a block at a time.
 
     `zero3` gives a block's weights back after its forward pass and gathers them again in backward; `zero2` keeps them
     until then. The rest (embeddings, last norm, head) is whole from the objective's forward to its backward in both: it
@@ -26,12 +24,13 @@ def apply(objective: nn.Module, layout: LayoutSettings, world: World) -> nn.Modu
     gathered as they are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies
     of weights last until backward, unless blocks are computed again. Every rank must have built the same weights.
     """
-    mesh, gives_back = mesh_of(layout, world), layout.sharding == "zero3"
+    devices, gives_back = mesh.devices("data", "shard"), mesh.layout.sharding == "zero3"
     for block in objective.model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=gives_back)
-    fully_shard(objective, mesh=mesh, reshard_after_forward=False)
+        if block is not None:  # another stage's
+            fully_shard(block, mesh=devices, reshard_after_forward=gives_back)
+    fully_shard(objective, mesh=devices, reshard_after_forward=False)
     objective.no_sync = partial(_no_sync, objective, keep_weights=not gives_back)
-    objective.parts = Shards(objective.model, mesh, world)
+    objective.parts = Shards(objective.model, mesh, held_of(objective))
     return objective
 
 
@@ -56,18 +55,14 @@ class Shards(Parts):
     The fused update takes its `grad_scale` with plain tensors only; nothing is copied.
     """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, world: World):
-        super().__init__(model, world)
-        self.group = mesh.get_group("shard")
-        self.replica, self.replicas = (mesh.get_local_rank("data"), mesh.size(0)) if mesh.ndim == 2 else (0, 1)
-        self._weights = dict(model.named_parameters())
-        for name, weight in self._weights.items():
-            first = rows_of(len(weight), mesh.get_local_rank("shard"), mesh.size(mesh.ndim - 1)).start
-            offsets = (first, *(0,) * (weight.dim() - 1))
-            self.of[name] = Part(weight.to_local().detach(), offsets, tuple(weight.shape))
+    def __init__(self, model: nn.Module, mesh: Mesh, held: Held):
+        self._index, self._count = mesh.index("shard"), mesh.size("shard")
+        super().__init__(model, mesh, held)
 
-    def take_gradients(self) -> None:
+    def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
+        return weight.to_local().detach(), rows_of(len(weight), self._index, self._count).start, len(weight)
+
+    def _take(self) -> None:
         """Views: nothing is copied."""
-        for name, part in self.of.items():
-            gradient = self._weights[name].grad
-            part.tensor.grad = None if gradient is None else gradient.to_local()
+        for name, weight in self.model.named_parameters():
+            self.of[name].tensor.grad = None if weight.grad is None else weight.grad.to_local()

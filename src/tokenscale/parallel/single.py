@@ -2,10 +2,9 @@
 
 from torch import nn
 
-from tokenscale.parallel.world import World
-from tokenscale.settings.run import LayoutSettings
+from tokenscale.parallel.mesh import Mesh
 
 
-def apply(model: nn.Module, layout: LayoutSettings, world: World) -> nn.Module:
-    """The model as it is."""
-    return model
+def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
+    """The model on its device."""
+    return objective.to(mesh.world.device)

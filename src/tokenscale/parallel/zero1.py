@@ -2,18 +2,18 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from tokenscale.parallel import data
-from tokenscale.parallel.parts import Part, Parts, rows_of
-from tokenscale.parallel.world import World
-from tokenscale.settings.run import LayoutSettings
+from tokenscale.parallel.exchange import all_gather
+from tokenscale.parallel.mesh import Mesh
+from tokenscale.parallel.parts import Held, Parts, held_of, rows_of
 
 
-def apply(objective: nn.Module, layout: LayoutSettings, world: World) -> nn.Module:
+def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
     """Wrap as DDP does. Each rank then updates its rows of every parameter, and ranks exchange what they updated."""
-    wrapped = data.apply(objective, layout, world)
-    wrapped.parts = Rows(objective.model, world)
+    wrapped = data.apply(objective, mesh)
+    wrapped.parts = Rows(objective.model, mesh, held_of(objective))
     return wrapped
 
 
@@ -24,32 +24,32 @@ class Rows(Parts):
     the fused update's `grad_scale` on.
     """
 
-    def __init__(self, model: nn.Module, world: World):
-        super().__init__(model, world)
-        self.group, self.replica, self.replicas = dist.group.WORLD, 0, 1
-        self._weights, self._size = dict(model.named_parameters()), world.size
-        for name, weight in self._weights.items():
-            mine = rows_of(len(weight), world.rank, world.size)
-            offsets = (mine.start, *(0,) * (weight.dim() - 1))
-            self.of[name] = Part(weight.detach()[mine.start : mine.stop], offsets, tuple(weight.shape))
+    def __init__(self, model: nn.Module, mesh: Mesh, held: Held):
+        self._index, self._count, self._shards = mesh.index("shard"), mesh.size("shard"), mesh.group("shard")
+        super().__init__(model, mesh, held)
 
-    def take_gradients(self) -> None:
+    def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
+        mine = rows_of(len(weight), self._index, self._count)
+        return weight.detach()[mine.start : mine.stop], mine.start, len(weight)
+
+    def _take(self) -> None:
         """Views: nothing is copied."""
-        for name, part in self.of.items():
-            gradient, first = self._weights[name].grad, part.offsets[0]
-            part.tensor.grad = None if gradient is None else gradient[first : first + len(part.tensor)]
+        for name, weight in self.model.named_parameters():
+            mine = rows_of(len(weight), self._index, self._count)
+            self.of[name].tensor.grad = None if weight.grad is None else weight.grad[mine.start : mine.stop]
 
     @torch.no_grad()
     def spread(self) -> None:
         """Every rank gets all rows, in place: in one exchange a parameter, or in one a rank where rows are unequal."""
         waited_for = []
-        for name, part in self.of.items():
-            weight = self._weights[name].detach()
-            if len(weight) % self._size == 0:
-                waited_for.append(dist.all_gather_into_tensor(weight, part.tensor, async_op=True))
+        for name, parameter in self.model.named_parameters():
+            weight, part = parameter.detach(), self.of[name].tensor
+            if len(weight) % self._count == 0:
+                waited_for.append(all_gather(weight, part, group=self._shards, async_op=True))
                 continue
-            for owner in range(self._size):
-                if rows := rows_of(len(weight), owner, self._size):
-                    waited_for.append(dist.broadcast(weight[rows.start : rows.stop], src=owner, async_op=True))
+            for owner in range(self._count):
+                if rows := rows_of(len(weight), owner, self._count):
+                    values = weight[rows.start : rows.stop]
+                    waited_for.append(dist.broadcast(values, group=self._shards, group_src=owner, async_op=True))
         for exchange in waited_for:
             exchange.wait()

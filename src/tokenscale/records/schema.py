@@ -19,8 +19,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "h2d_s": "DOUBLE",  # batch to the device, as far as the device waited for it
         "forward_s": "DOUBLE",  # all micro-batches, loss included
         "backward_s": "DOUBLE",  # all micro-batches, until the last gradients were ready to be exchanged
+        "bubble_s": "DOUBLE",  # waiting for other stages of a pipeline, transfers included; null without one
         "exposed_communication_s": "DOUBLE",  # from then on until they had been exchanged; null where nothing is
         "optimizer_s": "DOUBLE",  # norm, clipping and update
+        # the next four, and order_digest, add up over ranks: where ranks train on the same rows (a tensor group, a
+        # pipeline), one of them has the values and the others zeros
         "loss_sum": "DOUBLE",  # sum of the cross-entropy over this rank's useful tokens, nats
         "useful_tokens": "BIGINT",  # labels that count, this rank
         "total_tokens": "BIGINT",  # positions computed on, padding included, this rank

@@ -35,7 +35,7 @@ def code_of(verb: str, *variants: str) -> list[str]:
 
 def training_code(run: RunSettings) -> list[str]:
     """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
-    return code_of("rank", PARALLEL[run.layout.method], *_variants(run))
+    return code_of("rank", *(PARALLEL[method] for method in run.layout.methods), *_variants(run))
 
 
 def layout_code(run: RunSettings) -> list[str]:

@@ -49,13 +49,15 @@ OBJECTIVES = {"masked": "tokenscale.batches.masked"}
 LABELS = {"target": "tokenscale.batches.target"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
 MODELS = {"transformers": "tokenscale.models.library"}
-#: method of a layout → the module that applies it
+#: a method that a layout is made of → the module that applies it
 PARALLEL = {
     "single": "tokenscale.parallel.single",
     "ddp": "tokenscale.parallel.data",
     "zero1": "tokenscale.parallel.zero1",
     "fsdp": "tokenscale.parallel.fully_sharded",
     "hsdp": "tokenscale.parallel.fully_sharded",
+    "tp": "tokenscale.parallel.tensor",
+    "pp": "tokenscale.parallel.pipeline",
 }
 #: figure → the module that draws it (see report/registry.py)
 FIGURES = {

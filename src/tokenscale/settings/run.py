@@ -5,6 +5,7 @@ from typing import Literal
 
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
 
@@ -17,50 +18,6 @@ APPROACHES = {
     "length-bucketed": "token-list",
     "packed": "packed",
 }
-
-
-@dataclass(frozen=True)
-class LayoutSettings:
-    """How a run is spread over processes. The world size is the product of the degrees."""
-
-    __pydantic_config__ = STRICT
-
-    data: int = option(1, "data-parallel degree: copies of the model (DDP; with shard: HSDP)", ge=1, strict=True)
-    shard: int = option(1, "ranks that hold one copy between them (ZeRO, FSDP)", ge=1, strict=True)
-    sharding: Literal["zero1", "zero2", "zero3"] = option(
-        "zero3",
-        "what they share out: optimizer state; gradients and weights too, gathered once a step; or gathered for each "
-        "pass and given back",
-    )
-    bucket_megabytes: int = option(25, "size of DDP's gradient buckets", ge=1, strict=True)
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.data * self.shard
-
-    @property
-    def method(self) -> str:
-        """The method's name in tables and in run ids."""
-        if self.shard == 1:
-            return "ddp" if self.data > 1 else "single"
-        if self.sharding == "zero1":
-            return "zero1"
-        return "hsdp" if self.data > 1 else "fsdp"
-
-    def problems(self, global_batch: int) -> list[tuple[str, str]]:
-        """(field, what is wrong) of a layout that is to share the rows of a global batch."""
-        found = []
-        if self.world_size > global_batch:
-            field = "data" if self.data > 1 else "shard"
-            text = f"{self.world_size} ranks share {global_batch} rows: some would train on nothing"
-            found.append((field, f"{text}; at most {global_batch} ranks, or a larger global_batch"))
-        if self.shard == 1 and self.sharding != LayoutSettings().sharding:
-            found.append(("sharding", f"{self.sharding} shares nothing out over one rank: set layout.shard, too"))
-        if self.method == "zero1" and self.data > 1:
-            text = "zero1 shares optimizer state out over all ranks, and has no copies beside them"
-            found.append(("data", f"{text}: data 1 and shard {self.world_size}, or sharding zero2"))
-        return found
 
 
 @dataclass(frozen=True)
@@ -291,7 +248,7 @@ class RunSettings:
             found.append(("model.maximum_positions", text))
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
             found.append(("attention", f"models of transformers ({self.model.transformers}) run their own"))
-        found += [(f"layout.{f}", text) for f, text in self.layout.problems(self.global_batch)]
+        found += [(f"layout.{field}", text) for field, text in self._layout_problems()]
         if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
             text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
             found.append(("schedule.warmup_steps", text))
@@ -329,6 +286,20 @@ class RunSettings:
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found
+
+    def _layout_problems(self) -> list[tuple[str, str]]:
+        found = []
+        if self.float8 and self.layout.tensor > 1:
+            found.append(("tensor", "float8 layers are not cut: leave float8 out, or use data, shard or pipeline"))
+        if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
+            named = "float8" if self.float8 else "compile"
+            found.append(("schedule", f"zero-bubble computes products itself, which {named} would replace: take 1f1b"))
+        return found + self.layout.problems(
+            self.model,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            sequence_length=self.sequence_length,
+        )
 
     def to_json(self) -> str:
         """Canonical JSON without defaults: what a rule passes to the trainer."""

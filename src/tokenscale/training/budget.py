@@ -36,8 +36,10 @@ class Budget:
     Tokens and seconds are counted whatever the budget, so that a run with another one can go on from a checkpoint.
     """
 
-    def __init__(self, settings: BudgetSettings, steps: int | None, world: World, warmup_steps: int):
-        self.steps, self._world, self._warmup = steps, world, warmup_steps
+    def __init__(
+        self, settings: BudgetSettings, steps: int | None, world: World, warmup_steps: int, *, counts: bool = True
+    ):
+        self.steps, self._world, self._warmup, self._counts = steps, world, warmup_steps, counts
         if steps is not None and warmup_steps > steps:
             raise UserError(
                 "the warm-up is longer than the run.",
@@ -65,8 +67,11 @@ class Budget:
         return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
 
     def exchange(self, useful_tokens: int) -> Tensor:
-        """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective."""
+        """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective.
+
+        Ranks that train on the same rows tell them once (`counts`)."""
         device = self._world.device
+        useful_tokens = useful_tokens if self._counts else 0
         if self._world.size == 1 and self.steps is not None:
             self._alone += useful_tokens
             return torch.scalar_tensor(useful_tokens, device=device)

@@ -13,7 +13,8 @@ from tokenscale.errors import UserError
 from tokenscale.models.build import build, initialise
 from tokenscale.models.objective import Objective
 from tokenscale.order.shares import micro_steps
-from tokenscale.parallel.parts import Part, parts_of
+from tokenscale.parallel.mesh import Mesh
+from tokenscale.parallel.parts import Part, held_of, parts_of
 from tokenscale.parallel.world import World
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import PARALLEL
@@ -21,7 +22,7 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.training import recomputation
 from tokenscale.training.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
 from tokenscale.training.memory import Probe
-from tokenscale.training.optimizer import adamw, update
+from tokenscale.training.optimizer import adamw, total_norm, update
 from tokenscale.training.precision import LossScale, autocast_of, cast_weights, float8
 from tokenscale.training.step import backward
 from tokenscale.training.timing import Timer
@@ -53,28 +54,29 @@ class Engine:
         kernel: str,
         initial: Callable[[nn.Module, int], None] = initialise,
     ):
-        self.run, self.world = run, world
+        self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
         self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
         initial(self.model, run.effective_seed)
         # only dropout draws from here: each rank its own, whatever it holds
         torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
         cast_weights(self.model, run.precision)
-        self.model = self.model.to(world.device)
         if run.float8:
             float8(self.model, world.device)
         recomputation.apply(self.model.blocks, run.activation_checkpointing)
         if run.compile:
             for block in self.model.blocks:
                 block.compile()
-        objective = Objective(self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
-        self.objective: nn.Module = importlib.import_module(PARALLEL[run.layout.method]).apply(
-            objective, run.layout, world
-        )
-        self.parts = parts_of(self.objective, self.model, world)
+        self._shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
+        self.objective: nn.Module = Objective(self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
+        self.parameters = sum(weight.numel() for weight in self.model.parameters())  # of the whole model
+        held = held_of(self.objective)
+        for method in run.layout.methods:
+            self.objective = importlib.import_module(PARALLEL[method]).apply(self.objective, self.mesh)
+        self.parts = parts_of(self.objective, self.model, self.mesh, held)
         self.optimizer = adamw(self.parts.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device)
         self.loss_scale = LossScale(run.precision, world.device)
-        self.micro_steps = micro_steps(run.global_batch, world.size, run.micro_batch)
+        self.micro_steps = micro_steps(run.global_batch, run.layout.readers, run.micro_batch)
 
     def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> Stepped:
         """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
@@ -84,7 +86,7 @@ class Engine:
         loss_sum = backward(
             self.objective,
             batch,
-            weight=self.world.size * scale / useful.clamp(min=1),
+            weight=self.run.layout.readers * scale / useful.clamp(min=1),
             micro_batch=self.run.micro_batch,
             micro_steps=self.micro_steps,
             device=self.world.device,
@@ -93,7 +95,11 @@ class Engine:
             probe=probe,
         )
         self.parts.take_gradients()
-        norm, clipped, bad = update(self.optimizer, self.run.optimizer.clip_norm, scale, self.parts.group)
+        if self.parts.sums:
+            timer.lap("exposed_communication")
+        gradients = [tensor.grad for tensor in self.parts.counted if tensor.grad is not None]
+        norm = total_norm(gradients, self.parts.group, self.world.device) / scale
+        norm, clipped, bad = update(self.optimizer, norm, self.run.optimizer.clip_norm, scale)
         self.parts.spread()
         self.loss_scale.update(bad)
         if probe is not None:
@@ -110,7 +116,8 @@ class Engine:
         """
         found: dict[str, Piece] = {}
         for number, (name, part) in enumerate(self.parts.of.items()):
-            if number % self.parts.replicas != self.parts.replica or not part.tensor.numel():
+            mine = part.first and number % self.parts.replicas == self.parts.replica
+            if not mine or not part.tensor.numel():
                 continue
             found["model." + name] = Piece(part.tensor.detach(), part.offsets, part.whole)
             for moment, value in self.optimizer.state.get(part.tensor, {}).items() if resume else ():
@@ -126,7 +133,7 @@ class Engine:
 
         Raises UserError for a model of another shape.
         """
-        mine = {name: part.whole for name, part in self.parts.of.items()}
+        mine = self._shapes
         theirs = {name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")}
         if mine != theirs:
             wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
@@ -167,7 +174,12 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         """What a record says of how it computes."""
         kind = "fused" if self.run.optimizer.fused else "foreach"
-        return {"micro_steps": self.micro_steps, "optimizer": f"AdamW, {kind}", "compiled": self.run.compile}
+        return {
+            "parameters": self.parameters,
+            "micro_steps": self.micro_steps,
+            "optimizer": f"AdamW, {kind}",
+            "compiled": self.run.compile,
+        }
 
 
 def _values(checkpoint: Checkpoint, key: str, part: Part) -> Tensor:

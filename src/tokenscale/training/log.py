@@ -20,8 +20,9 @@ OVERFLOWS = 20
 class StepLog:
     """Collects steps; `read` waits for the device once and writes them all. `stopped_at` is then the first bad step."""
 
-    def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool):
+    def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool, counts: bool = True):
         self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
+        self._share = int(counts)
         self._pending: list[tuple[dict[str, Any], Stepped]] = []
         self._overflows = 0
         self.stopped_at: dict[str, Any] | None = None
@@ -31,17 +32,21 @@ class StepLog:
     def add(
         self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: Stepped, *, wait_s: float, own_s: float
     ) -> None:
-        """A step whose work has been handed to the device."""
+        """A step whose work has been handed to the device.
+
+        Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that train on the same
+        rows (a tensor group, a pipeline), one writes them (`counts`) and the others zeros.
+        """
         line = {
             "step": step,
             "data_wait_s": wait_s,
             "own_s": own_s,
-            "useful_tokens": batch.useful_tokens,
-            "total_tokens": batch.total_tokens,
-            "rows": len(batch.tokens_bt),
+            "useful_tokens": self._share * batch.useful_tokens,
+            "total_tokens": self._share * batch.total_tokens,
+            "rows": self._share * len(batch.tokens_bt),
             "micro_steps": micro_steps,
             "learning_rate": rate,
-            "order_digest": batch.order_digest,
+            "order_digest": self._share * batch.order_digest,
         }
         self._pending.append((line, stepped))
 
@@ -69,7 +74,7 @@ class StepLog:
                 "t_mono_s": lap.ended_mono_s,
                 "step_s": lap.step_s,
                 **{f"{part}_s": lap.seconds[part] for part in PARTS if part in lap.seconds},
-                "loss_sum": loss_sum,
+                "loss_sum": self._share * loss_sum,
                 "grad_norm": norm,
                 "grad_norm_clipped": clipped,
                 "memory_peak_bytes": peak,

@@ -73,7 +73,8 @@ class Training:
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.writer.event("run_start", world_size=world.size)
-        self.batches = batches or _batches(run, inputs, world)
+        self.place = run.layout.place(world.rank)
+        self.batches = batches or _batches(run, inputs, self.place.reader)
         shape = _shape(run, self.batches.vocabulary_size)
         kernel = choose_kernel(
             run.attention,
@@ -93,30 +94,28 @@ class Training:
             global_batch=run.global_batch,
             flops_per_row=flops_per_row,
         )
-        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps)
+        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.counts)
         self.held_out: Slice | None = None
         if run.validation.rows:
-            vocabulary_size = self.batches.vocabulary_size
+            vocabulary_size, readers = self.batches.vocabulary_size, run.layout.readers
             self.held_out = read_slice(
-                run, inputs.validation_store, vocabulary_size, world.rank, world.size, inputs.tokenizer
+                run, inputs.validation_store, vocabulary_size, self.place.reader, readers, inputs.tokenizer
             )
-        weights = sum(weight.numel() for weight in self.engine.model.parameters())
         self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
-            facts = {"parameters": weights, "kernel": kernel, "budget_steps": self.steps, **self.engine.facts()}
-            facts |= record.costs(run, shape)
+            facts = {"kernel": kernel, "budget_steps": self.steps, **self.engine.facts(), **record.costs(run, shape)}
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
-        self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16")
+        self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.counts)
         self.trace = Trace(run.profile, self.writer.directory, world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
         device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
-        self.progress.say(f"{run.identity}  {weights:,} parameters  {ranks}, attention by {kernel}")
+        self.progress.say(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one
@@ -190,7 +189,7 @@ class Training:
         self.log.read()
         line = self.log.last
         mean = line["loss_sum"] / max(line["useful_tokens"], 1)
-        speed = line["useful_tokens"] * self.world.size / line["step_s"]
+        speed = line["useful_tokens"] * self.settings.layout.readers / line["step_s"]
         self.progress.step(self.done, mean, speed, self.budget.share(self.done))
         if self.world.rank == 0:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
@@ -213,7 +212,7 @@ class Training:
     def _validate(self) -> float:
         began = time.monotonic()
         loss_sum, useful = validation.loss(
-            self.engine.objective, self.held_out, self.settings.micro_batch, self.world, self.engine.autocast
+            self.engine.objective, self.held_out, self.settings.micro_batch, self.engine.mesh, self.engine.autocast
         )
         if self.world.rank == 0:
             self.writer.event(
@@ -316,14 +315,14 @@ class Training:
         self.world.barrier()
 
 
-def _batches(run: RunSettings, inputs: Inputs, world: World) -> Batches:
+def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
     batches = open_batches(
         run,
         corpus_directory=inputs.corpus,
         tokenizer_directory=inputs.tokenizer,
         store_directory=inputs.store,
-        rank=world.rank,
-        world_size=world.size,
+        rank=reader,
+        world_size=run.layout.readers,
     )
     return Ahead(batches) if run.prefetch else batches
 

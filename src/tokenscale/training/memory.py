@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from tokenscale.parallel.parts import local
+
 
 def peak(device: torch.device) -> int:
     """Bytes: the most that was allocated on a GPU; the largest resident set of this process on a CPU."""
@@ -26,8 +28,8 @@ class Probe:
         self.bytes: dict[str, int] = {}
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Measure the activations of the forward pass in the block.
+    def forward(self, times: int = 1) -> Iterator[None]:
+        """Measure the activations of the forward pass in the block; `times` such are held at once.
 
         On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
         autograd saves, each counted once, parameters left out; not under torch.compile, whose graph such hooks change.
@@ -35,37 +37,33 @@ class Probe:
         if self._device.type == "cuda":
             before = torch.cuda.memory_allocated(self._device)
             yield
-            self.bytes["activations_bytes"] = max(0, torch.cuda.memory_allocated(self._device) - before)
+            self.bytes["activations_bytes"] = times * max(0, torch.cuda.memory_allocated(self._device) - before)
         elif self._compiled:
             yield
         else:
-            own = {_local(p).untyped_storage().data_ptr() for p in self._model.parameters()}
+            own = {local(p).untyped_storage().data_ptr() for p in self._model.parameters()}
             saved: dict[int, int] = {}
 
             def pack(tensor: Tensor) -> Tensor:
-                storage = _local(tensor).untyped_storage()
+                storage = local(tensor).untyped_storage()
                 if storage.data_ptr() not in own:  # what is saved lives until backward: an address comes once
                     saved[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 yield
-            self.bytes["activations_bytes"] = sum(saved.values())
+            self.bytes["activations_bytes"] = times * sum(saved.values())
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """After the update, while gradients are there."""
-        weights = [_local(p) for p in self._model.parameters()]
-        gradients = [_local(p.grad) for p in self._model.parameters() if p.grad is not None]
-        moments = [_local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        weights = [local(p) for p in self._model.parameters()]
+        gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        moments = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
         self.bytes |= {
             "parameters_bytes": sum(map(_bytes, weights)),
             "gradients_bytes": sum(map(_bytes, gradients)),
             "optimizer_bytes": sum(map(_bytes, moments)),
         }
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _bytes(tensor: Tensor) -> int:

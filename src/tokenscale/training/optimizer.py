@@ -30,22 +30,22 @@ def adamw(weights: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim
 
 
 def update(
-    optimizer: torch.optim.AdamW, limit: float | None, loss_scale: Tensor, group: dist.ProcessGroup | None = None
+    optimizer: torch.optim.AdamW, norm: Tensor, limit: float | None, loss_scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One optimizer step with the gradients scaled to a global L2 norm of at most `limit`, and by 1 / `loss_scale`.
+
+    `norm` is theirs, divided by the loss scale already.
 
     The fused kernel divides each gradient by one number as it reads it, so that clipping costs no pass of its own. The
     coefficient is that of torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), where that is below one. A gradient
     that is not finite changes no weight and no moment. Returns (norm before, norm after, 1 where it was not finite), as
-    scalars on the device: nothing here waits for it. Where the ranks of `group` hold the gradient between them, the
-    norm is over all of them. A study's clipping used up a generator of parameters in computing the norm, and scaled
-    nothing.
+    scalars on the device: nothing here waits for it. A study's clipping used up a generator of parameters in computing
+    the norm, and scaled nothing.
     """
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = total_norm(gradients, group) / loss_scale
     divisor = torch.ones_like(norm) if limit is None else ((norm + 1e-6) / limit).clamp(min=1.0)
     bad = (~torch.isfinite(norm)).float()
     if not optimizer.defaults["fused"]:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         torch._foreach_div_(gradients, divisor * loss_scale)
         if not bad:  # waits for the device: what the fused kernel spares
             optimizer.step()
@@ -58,12 +58,17 @@ def update(
     return norm, norm / divisor, bad
 
 
-def total_norm(gradients: list[Tensor], group: dist.ProcessGroup | None = None) -> Tensor:
+def total_norm(
+    gradients: list[Tensor], group: dist.ProcessGroup | None = None, device: torch.device | None = None
+) -> Tensor:
     """Global L2 norm in fp32, also of gradients in 16 bits: a norm rounded to bf16 is known to two digits only.
 
-    With a group: of the gradients of all its ranks together, the same number on each. A collective then.
+    With a group: of the gradients of all its ranks together, the same number on each. A collective then; a rank may
+    have none (`device` is where its zero lies).
     """
-    if all(gradient.dtype == torch.float32 for gradient in gradients):
+    if not gradients:
+        norm = torch.zeros((), device=device)
+    elif all(gradient.dtype == torch.float32 for gradient in gradients):
         norm = torch.nn.utils.get_total_norm(gradients)
     else:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))

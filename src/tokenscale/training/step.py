@@ -27,14 +27,22 @@ def backward(
 ) -> Tensor:
     """Add the gradient of `weight` x (sum of losses over this rank's rows) to the model's gradients.
 
-    `weight` is a scalar on the device: world size / useful tokens of the global batch, since DDP averages over ranks.
+    `weight` is a scalar on the device: readers / useful tokens of the global batch, since DDP averages over ranks.
     A rank holds `batch.tokens_bt` [rows, T], at most `micro_batch * micro_steps` rows; every rank runs `micro_steps`
     forward passes, and a pass without rows contributes zero. Gradients are exchanged in the last pass only. Returns
-    this rank's sum of losses, a scalar on its device.
+    this rank's sum of losses, a scalar on its device. A pipeline has an order of its own for the passes.
     """
+
+    def rows(k: int) -> tuple[Tensor, Tensor, Bounds | None]:
+        return micro(batch, slice(k * micro_batch, (k + 1) * micro_batch), device)
+
+    if (pipeline := getattr(objective, "pipeline", None)) is not None:
+        return pipeline.step(
+            weight=weight, micro=rows, micro_steps=micro_steps, timer=timer, autocast=autocast, probe=probe
+        )
     loss_sum = torch.zeros((), device=device)
     for k in range(micro_steps):
-        tokens, labels, bounds = micro(batch, slice(k * micro_batch, (k + 1) * micro_batch), device)
+        tokens, labels, bounds = rows(k)
         timer.lap("h2d")
         exchange = k == micro_steps - 1
         ready = getattr(objective, "bucket_ready", None) if exchange else None

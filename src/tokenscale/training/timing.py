@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-#: the parts of a step, in the order of the log
-PARTS = ("h2d", "forward", "backward", "exposed_communication", "optimizer")
+#: the parts of a step, in the order of the log; bubble: waiting for the other stages of a pipeline
+PARTS = ("h2d", "forward", "backward", "bubble", "exposed_communication", "optimizer")
 
 
 @dataclass

@@ -15,6 +15,7 @@ SELECT
     max(s.h2d_s) AS h2d_s,
     max(s.forward_s) AS forward_s,
     max(s.backward_s) AS backward_s,
+    max(s.bubble_s) AS bubble_s,
     max(s.exposed_communication_s) AS exposed_communication_s,
     max(s.optimizer_s) AS optimizer_s,
     max(s.memory_peak_bytes) AS memory_peak_bytes,

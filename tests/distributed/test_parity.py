@@ -1,4 +1,4 @@
-"""Sharded layouts compute what one process computes: gradients, weights after some steps, and runs that change layout.
+"""Every layout computes what one process computes: gradients, weights after some steps, and runs that change layout.
 
 Everything goes through the engine, as in a training; what ranks hold is put together from what they would write into a
 checkpoint, so that a row that nobody owns, or two do with unequal values, is seen.
@@ -20,11 +20,11 @@ from tokenscale.files import read_json
 from tokenscale.order.digest import MODULUS
 from tokenscale.parallel.world import World
 from tokenscale.records.provenance import sealed
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
     CheckpointSettings,
-    LayoutSettings,
     OptimizerSettings,
     RunSettings,
     ScheduleSettings,
@@ -37,8 +37,8 @@ from tokenscale.training.memory import Probe
 from tokenscale.training.timing import HostTimer
 
 pytestmark = pytest.mark.distributed
-#: 97 entries and 90 hidden units: rows that 2, 3 and 4 ranks share unequally
-SHAPE = replace(PRESETS["llama-micro"], hidden=90).with_vocabulary(97)
+#: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
+SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)
 ONE = LayoutSettings()
 LAYOUTS = {
     f"{sharding}@{ranks}": LayoutSettings(shard=ranks, sharding=sharding)
@@ -47,6 +47,32 @@ LAYOUTS = {
 } | {
     "hsdp-zero2@2x2": LayoutSettings(data=2, shard=2, sharding="zero2"),
     "hsdp-zero3@2x2": LayoutSettings(data=2, shard=2),
+    "tp@2": LayoutSettings(tensor=2),
+    "tp@4": LayoutSettings(tensor=4),
+    "tp-ddp@2x2": LayoutSettings(tensor=2, data=2),
+    "tp-zero1@2x2": LayoutSettings(tensor=2, shard=2, sharding="zero1"),
+    "tp-zero2@2x2": LayoutSettings(tensor=2, shard=2, sharding="zero2"),
+    "tp-zero3@2x2": LayoutSettings(tensor=2, shard=2),
+    "naive@2": LayoutSettings(pipeline=2, schedule="naive"),
+    "naive@4": LayoutSettings(pipeline=4, schedule="naive"),
+    "gpipe@2": LayoutSettings(pipeline=2, schedule="gpipe"),
+    "gpipe@4": LayoutSettings(pipeline=4, schedule="gpipe"),
+    "1f1b@2": LayoutSettings(pipeline=2),
+    "1f1b@4": LayoutSettings(pipeline=4),
+    "interleaved@2": LayoutSettings(pipeline=2, schedule="interleaved", stages_per_rank=2),
+    "zero-bubble@2": LayoutSettings(pipeline=2, schedule="zero-bubble"),
+    "zero-bubble@4": LayoutSettings(pipeline=4, schedule="zero-bubble"),
+    "zero-bubble-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="zero-bubble"),
+    "zero-bubble-ddp@2x2": LayoutSettings(pipeline=2, data=2, schedule="zero-bubble"),
+    "1f1b-tp@2x2": LayoutSettings(pipeline=2, tensor=2),
+    "1f1b-ddp@2x2": LayoutSettings(pipeline=2, data=2),
+    "1f1b-zero1@2x2": LayoutSettings(pipeline=2, shard=2, sharding="zero1"),
+    "1f1b-zero2@2x2": LayoutSettings(pipeline=2, shard=2, sharding="zero2"),
+    "1f1b-zero3@2x2": LayoutSettings(pipeline=2, shard=2),
+    "interleaved-zero2@2x2": LayoutSettings(
+        pipeline=2, shard=2, sharding="zero2", schedule="interleaved", stages_per_rank=2
+    ),
+    "gpipe-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="gpipe"),
 }
 HYBRID = "hsdp-zero3@2x2"
 TWO_RANKS = [name for name in LAYOUTS if name.endswith("@2")]
@@ -92,9 +118,16 @@ def whole(ranks):
     return found
 
 
+def batch_of(step, world, layout):
+    """(this rank's rows, useful tokens of the global batch)."""
+    place = layout.place(world.rank)
+    batch = my_batch(step, place.reader, layout.readers)
+    return batch, torch.tensor(float(world.sum(batch.useful_tokens * place.counts)[0]))
+
+
 def gradients(world, run):
     engine = engine_of(run, world)
-    loss = differentiate(engine.objective, 0, run.micro_batch, world)
+    loss = differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
     engine.parts.take_gradients()
     return loss.item(), {n: (p.tensor.grad.float().numpy(), p.offsets, p.whole) for n, p in engine.parts.of.items()}
 
@@ -103,17 +136,21 @@ def steps(world, run, count=5):
     """(losses a useful token, norms before clipping, what this rank holds) after some steps of the engine."""
     engine, losses, norms = engine_of(run, world), [], []
     for step in range(count):
-        batch = my_batch(step, world)
-        useful = torch.tensor(float(world.sum(batch.useful_tokens)[0]))
+        batch, useful = batch_of(step, world, run.layout)
         done = engine.step(batch, useful, 1e-3, HostTimer())
-        losses.append(world.sum(done.loss_sum.item())[0] / useful.item())
+        losses.append(world.sum(done.loss_sum.item() * engine.mesh.place.counts)[0] / useful.item())
         norms.append(done.norm.item())
         assert done.norm_clipped.item() < 0.51 < done.norm.item(), "the clipping bites"
     return losses, norms, held(engine)
 
 
 VARIANTS = {
-    "tied embeddings and learned positions": {"model": PRESETS["gpt2-micro"].with_vocabulary(97)},
+    "GPT-2's parts": {
+        "model": replace(
+            SHAPE, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True
+        ).with_positions(LENGTH)
+    },
+    "grouped queries": {"model": replace(SHAPE, key_value_heads=2)},
     "chunked loss": {"loss_chunk": 5},
     "chunked loss of tied embeddings, blocks computed again": {
         "model": replace(SHAPE, tied_embeddings=True),
@@ -125,12 +162,26 @@ VARIANTS = {
 }
 
 
-PRECISIONS = {"bf16": (3e-4, 2.5e-3), "bf16-true": (1e-2, 1e-2)}
-FEW = ("zero1@2", "zero2@2", "zero3@3")
+PRECISIONS = ("bf16", "bf16-true")
+FEW = (
+    "zero1@2",
+    "zero2@2",
+    "zero3@3",
+    "tp@2",
+    "1f1b@2",
+    "interleaved@2",
+    "zero-bubble@2",
+    "1f1b-tp@2x2",
+    "1f1b-zero2@2x2",
+)
 CASES = (
     {(name, "plain"): run_of(layout) for name, layout in {"single": ONE, **LAYOUTS}.items()}
     | {(n, v): run_of(LAYOUTS.get(n, ONE), **VARIANTS[v]) for v in VARIANTS for n in ("single", *FEW)}
-    | {(n, p): run_of(LAYOUTS.get(n, ONE), precision=p) for p in PRECISIONS for n in ("single", *TWO_RANKS, HYBRID)}
+    | {
+        (n, p): run_of(LAYOUTS.get(n, ONE), precision=p)
+        for p in PRECISIONS
+        for n in ("single", *TWO_RANKS, HYBRID, "1f1b-tp@2x2")
+    }
 )
 
 
@@ -178,15 +229,26 @@ def test_what_else_a_run_may_ask_for_changes_nothing(after, variant, name):
     compare(after[name, variant], after["single", variant])
 
 
-@pytest.mark.parametrize("name", [*TWO_RANKS, HYBRID])
+@pytest.mark.parametrize("name", [*TWO_RANKS, HYBRID, "1f1b-tp@2x2"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_sixteen_bits_are_near_those_of_one_process(after, precision, name):
-    """A row's products are rounded alike, their sums over rows are not; an update of Adam is 1e-3 at most, and some go
-    the other way where a gradient is near zero. bf16 weights are known to two or three digits."""
-    loss, weight = PRECISIONS[precision]
-    found, expected = after[name, precision], after["single", precision]
-    compare(found, expected, losses=loss, norms=2e-2, weights={"atol": weight, "rtol": 1e-2})
-    assert found[0] != after["single", "plain"][0], "it is not fp32"
+    """A row's products are rounded alike, and autocast sums them over rows in fp32. Gradients in bf16 are rounded when
+    they are summed over ranks, and with a tensor degree so are parts of products: an update of Adam is 1e-3 at most,
+    and some go the other way where a gradient is near zero. On average that must stay within what the number format
+    itself changes: the distance of one process to itself in fp32."""
+    found, expected, exact = after[name, precision], after["single", precision], after["single", "plain"]
+    assert found[0] != exact[0], "it is not fp32"
+    if precision == "bf16" and LAYOUTS[name].tensor == 1:
+        compare(found, expected, weights={"atol": 1e-5, "rtol": 1e-4})
+    else:
+        compare(found, expected, losses=3e-4, norms=2e-3, weights={"atol": 1e-2, "rtol": 0})
+        assert distance(found, expected) < 1.5 * distance(exact, expected)
+
+
+def distance(found, expected) -> float:
+    """Mean absolute difference of all weights."""
+    apart = [np.abs(found[2][name] - expected[2][name]).ravel() for name in expected[2]]
+    return float(np.concatenate(apart).mean())
 
 
 def gradients_of_each(world, runs):
@@ -210,7 +272,7 @@ def test_the_gradient_is_that_of_one_process(micro_batch):
 def mislaid(world, run):
     """Ranks that take each other's rows of the gradient: the mistake of a shuffled shard."""
     engine = engine_of(run, world)
-    differentiate(engine.objective, 0, 8, world)
+    differentiate(engine.objective, 0, 8, world, run.layout)
     for weight in engine.model.parameters():
         weight.grad = torch.flip(weight.grad, [0])
     engine.parts.take_gradients()
@@ -244,21 +306,22 @@ def exchanges_of_each(world, runs):
     found = []
     for run in runs:
         engine = engine_of(run, world)
-        differentiate(engine.objective, 0, run.micro_batch, world)  # the first pass finds out about the module
+        # the first pass finds out about the module
+        differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
         engine.model.zero_grad(set_to_none=True)
         with Exchanges() as counted:
-            differentiate(engine.objective, 0, run.micro_batch, world)
+            differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
         found.append(counted.counts)
     return found
 
 
 def test_gradients_are_exchanged_once_a_step_and_weights_as_often_as_they_are_given_back():
-    """4 micro-steps, two blocks and the rest. zero2 gathers the three once; zero3 the blocks twice in each micro-step,
+    """4 micro-steps, four blocks and the rest. zero2 gathers the five once; zero3 the blocks twice in each micro-step,
     and the rest once in each."""
     cases = {name: run_of(LAYOUTS[name], micro_batch=1) for name in ("zero2@2", "zero3@2")}
-    gathered = {"zero2@2": 3, "zero3@2": 4 * (2 * 2 + 1)}
+    gathered = {"zero2@2": 5, "zero3@2": 4 * (2 * 4 + 1)}
     for name, ranks in on_ranks(exchanges_of_each, cases).items():
-        expected = {"allgather_base": gathered[name], "reduce_scatter_base": 3, "allreduce": 1}  # of the useful tokens
+        expected = {"allgather_base": gathered[name], "reduce_scatter_base": 5, "allreduce": 1}  # of the useful tokens
         assert ranks == (expected, expected), name
 
 
@@ -267,18 +330,18 @@ def bytes_held(world, runs):
 
 
 def bytes_of(world, run):
-    engine, batch = engine_of(run, world), my_batch(0, world)
+    engine, (batch, useful) = engine_of(run, world), batch_of(0, world, run.layout)
     probe = Probe(engine.model, world.device, compiled=False)
-    engine.step(batch, torch.tensor(float(world.sum(batch.useful_tokens)[0])), 1e-3, HostTimer(), probe)
+    engine.step(batch, useful, 1e-3, HostTimer(), probe)
     return {key: probe.bytes[f"{key}_bytes"] for key in ("parameters", "gradients", "optimizer")}
 
 
 def test_a_rank_holds_its_share_and_no_more():
     """Bytes: 4 a weight, 4 a gradient, 8 for Adam's moments; a half at two ranks, up to the rows that do not divide."""
-    cases = {name: run_of(LAYOUTS.get(name, ONE)) for name in ("single", *TWO_RANKS)}
-    found = on_ranks(bytes_held, cases)
+    half = (0.5, 0.5, 0.5)
+    shares = {"zero1@2": (1, 1, 0.5), "zero2@2": half, "zero3@2": half, "tp@2": half}
+    found = on_ranks(bytes_held, {name: run_of(LAYOUTS.get(name, ONE)) for name in ("single", *shares)})
     (all_of_it,) = found.pop("single")
-    shares = {"zero1@2": (1, 1, 0.5), "zero2@2": (0.5, 0.5, 0.5), "zero3@2": (0.5, 0.5, 0.5)}
     for name, ranks in found.items():
         for rank in ranks:
             for (kind, size), share in zip(rank.items(), shares[name], strict=True):
@@ -293,8 +356,7 @@ def write_seed(world, run, folder):
     """A resume state after two steps, written by these ranks; and what it holds."""
     engine = engine_of(run, world)
     for step in range(2):
-        batch = my_batch(step, world)
-        engine.step(batch, torch.tensor(float(world.sum(batch.useful_tokens)[0])), 1e-3, HostTimer())
+        engine.step(*batch_of(step, world, run.layout), 1e-3, HostTimer())
     write_rank(folder, world.rank, State(engine.pieces(resume=True)))
     if world.rank == 0:
         commit(folder, world.size, {})

@@ -1,0 +1,128 @@
+"""In which order a rank of a pipeline works: pure lists, the same on a laptop and on a cluster."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """One piece of work on micro-batch `micro` in the rank's group of layers number `chunk`.
+
+    F: forward. B: backward. Where backward is cut in two, B gives the gradient by what came in, which the stage before
+    waits for, and W the gradient by the weights, which nobody waits for.
+    """
+
+    kind: str
+    micro: int
+    chunk: int = 0
+
+
+def schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    """What rank `rank` of `ranks` does in one step, in order.
+
+    | name | from |
+    |---|---|
+    | `naive` | model parallelism: one micro-batch in the pipeline at a time |
+    | `gpipe` | Huang et al. 2019: all forwards, then all backwards |
+    | `1f1b` | PipeDream-flush (Narayanan et al. 2021): at most `ranks` micro-batches' activations |
+    | `interleaved` | the same paper, section 2.2: `chunks` groups of layers a rank, the bubble divided by them |
+    | `zero-bubble` | ZB-H1 (Qi et al. 2023): 1f1b's memory; weight gradients fill what would be waiting |
+
+    >>> [f"{a.kind}{a.micro}" for a in schedule("1f1b", 0, 2, 3)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    if name == "naive":
+        return [Action(kind, micro) for micro in range(micro_batches) for kind in "FB"]
+    if name == "gpipe":
+        return [Action(kind, micro) for kind in "FB" for micro in range(micro_batches)]
+    if name == "zero-bubble":
+        return _zero_bubble(rank, ranks, micro_batches)
+    if name == "1f1b":
+        warm = min(ranks - rank - 1, micro_batches)
+        return _one_by_one(warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0))
+    if name == "interleaved":
+        if micro_batches % ranks:
+            raise ValueError(f"{micro_batches} micro-batches are no multiple of {ranks} ranks")
+        total = micro_batches * chunks
+        # rounds of `ranks` micro-batches go through one chunk after the other
+        micro = [number // (ranks * chunks) * ranks + number % ranks for number in range(total)]
+        chunk = [number // ranks % chunks for number in range(total)]
+        warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
+        return _one_by_one(warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n]))
+    raise ValueError(f"no schedule {name!r}")
+
+
+def _one_by_one(
+    warm: int, total: int, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
+) -> list[Action]:
+    """`warm` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    found = [Action("F", *forward(number)) for number in range(warm)]
+    for number in range(warm, total):
+        found += [Action("F", *forward(number)), Action("B", *backward(number - warm))]
+    return found + [Action("B", *backward(number)) for number in range(total - warm, total)]
+
+
+def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    """1f1b with W apart: rank r holds r of them back while others wait for its B, and does them where it would wait."""
+    found: list[Action] = []
+    done = 0
+    for action in schedule("1f1b", rank, ranks, micro_batches):
+        found.append(action)
+        if action.kind == "B" and action.micro - done >= rank:
+            found.append(Action("W", done))
+            done += 1
+    return found + [Action("W", micro) for micro in range(done, micro_batches)]
+
+
+def in_flight(actions: list[Action]) -> int:
+    """Forward passes whose activations a rank holds at once, at most.
+
+    >>> [in_flight(schedule("1f1b", rank, 4, 8)) for rank in range(4)]
+    [4, 3, 2, 1]
+    """
+    held = most = 0
+    ends = "W" if any(a.kind == "W" for a in actions) else "B"
+    for action in actions:
+        held += (action.kind == "F") - (action.kind == ends)
+        most = max(most, held)
+    return most
+
+
+def bubble(
+    name: str, ranks: int, micro_batches: int, chunks: int = 1, *, forward: float = 1.0, backward: float = 2.0
+) -> float:
+    """Share of the ranks' time that is spent waiting, where stages cost alike and transfers nothing.
+
+    (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p - 1) / (v m + p - 1)
+    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Found by carrying the
+    schedule out: a rank works as soon as it may. `backward` is B and W together, which take half of it each.
+
+    >>> bubble("1f1b", 4, 8) == 3 / 11, bubble("interleaved", 4, 8, 2) == 3 / 19, bubble("naive", 4, 8) == 3 / 4
+    (True, True, True)
+    """
+    orders = [schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    cut = any(action.kind == "W" for action in orders[0])
+    cost = {"F": forward / chunks, "B": backward / chunks / (2 if cut else 1), "W": backward / chunks / 2}
+    ended: dict[tuple[str, int, int], float] = {}  # (kind, micro, stage) → when
+    clocks, places = [0.0] * ranks, [0] * ranks
+    last = ranks * chunks - 1
+    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        went_on = False
+        for rank, order in enumerate(orders):
+            while places[rank] < len(order):
+                kind, micro, chunk = order[places[rank]]
+                stage = chunk * ranks + rank
+                before = {
+                    "F": ("F", micro, stage - 1) if stage else None,
+                    "B": ("B", micro, stage + 1) if stage < last else ("F", micro, stage),
+                    "W": ("B", micro, stage),
+                }[kind]
+                if before is not None and before not in ended:
+                    break
+                clocks[rank] = max(clocks[rank], ended[before] if before else 0.0) + cost[kind]
+                ended[kind, micro, stage] = clocks[rank]
+                places[rank] += 1
+                went_on = True
+        if not went_on:
+            raise RuntimeError(f"{name} of {ranks} ranks and {micro_batches} micro-batches: each waits for another")
+    work = micro_batches * (forward + backward)
+    return 1 - work / max(clocks)

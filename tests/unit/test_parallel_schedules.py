@@ -1,0 +1,86 @@
+"""Orders of a pipeline's passes: complete, free of deadlock, and as good as their papers say."""
+
+import pytest
+
+from tokenscale.costs.partition import balanced, stages_of
+from tokenscale.parallel import schedules
+from tokenscale.parallel.schedules import Action, bubble, in_flight, schedule
+from tokenscale.settings.presets import PRESETS
+
+NAMES = ("naive", "gpipe", "1f1b", "zero-bubble")
+SIZES = [(2, 1), (2, 3), (3, 2), (4, 4), (4, 9), (8, 16)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks, micro_batches", SIZES)
+def test_each_rank_does_everything_once_and_in_an_order_that_can_be(name, ranks, micro_batches):
+    kinds = "FBW" if name == "zero-bubble" else "FB"
+    for rank in range(ranks):
+        actions = schedule(name, rank, ranks, micro_batches)
+        assert sorted(actions) == sorted(Action(kind, micro) for kind in kinds for micro in range(micro_batches))
+        for micro in range(micro_batches):
+            assert [a.kind for a in actions if a.micro == micro] == list(kinds)
+        backwards = [a.micro for a in actions if a.kind == "B"]
+        assert backwards == sorted(backwards), "gradients are added up in the order of one process"
+
+
+@pytest.mark.parametrize("ranks, micro_batches, chunks", [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 4, 3)])
+def test_interleaving_does_everything_once(ranks, micro_batches, chunks):
+    everything = sorted(Action(k, m, c) for k in "FB" for m in range(micro_batches) for c in range(chunks))
+    for rank in range(ranks):
+        assert sorted(schedule("interleaved", rank, ranks, micro_batches, chunks)) == everything
+
+
+@pytest.mark.parametrize("ranks, micro_batches", SIZES)
+def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
+    p, m = ranks, micro_batches
+    assert bubble("naive", p, m) == pytest.approx((p - 1) / p)
+    assert bubble("gpipe", p, m) == bubble("1f1b", p, m) == pytest.approx((p - 1) / (m + p - 1))
+    if m % p == 0:
+        for v in (2, 3):
+            assert bubble("interleaved", p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
+    if m >= p:  # ZB-H1, table 2: (p - 1)(F + B - W), of three equal parts
+        assert bubble("zero-bubble", p, m) == pytest.approx((p - 1) / (3 * m + p - 1))
+
+
+@pytest.mark.parametrize("ranks, micro_batches", SIZES)
+def test_how_many_micro_batches_a_rank_holds(ranks, micro_batches):
+    for rank in range(ranks):
+        held = {name: in_flight(schedule(name, rank, ranks, micro_batches)) for name in NAMES}
+        assert held["naive"] == 1 and held["gpipe"] == micro_batches
+        assert held["1f1b"] == min(ranks - rank, micro_batches)
+        assert held["zero-bubble"] <= min(ranks, micro_batches), "the memory of 1f1b's first rank"
+
+
+def test_orders_that_wait_for_each_other_are_found(monkeypatch):
+    """A test of the test: all ranks begin with the backward pass that needs the other's."""
+    monkeypatch.setattr(schedules, "schedule", lambda *_: [Action("B", 0), Action("F", 0)])
+    with pytest.raises(RuntimeError, match="each waits for another"):
+        bubble("turned round", 2, 1)
+
+
+def test_interleaving_needs_whole_rounds():
+    with pytest.raises(ValueError, match="no multiple"):
+        schedule("interleaved", 0, 4, 6, 2)
+
+
+@pytest.mark.parametrize("name", [n for n, shape in PRESETS.items() if shape.vocabulary_size and shape.layers >= 4])
+def test_stages_have_all_layers_and_no_other_cut_is_better(name):
+    shape = PRESETS[name].with_positions(1024)
+    stages = stages_of(shape, 1024, 4)
+    assert [layer for stage in stages for layer in stage] == list(range(shape.layers))
+    assert all(stages) and len(stages[-1]) == min(map(len, stages)), "the output head is work, too"
+
+
+def test_a_partition_is_the_best_of_all():
+    from itertools import combinations
+    from random import Random
+
+    pick = Random(0)
+    for _ in range(50):
+        costs = [pick.randint(1, 9) for _ in range(pick.randint(3, 8))]
+        stages = pick.randint(1, len(costs))
+        most = max(sum(costs[i] for i in part) for part in balanced(costs, stages))
+        cuts = combinations(range(1, len(costs)), stages - 1)
+        ways = ([0, *cut, len(costs)] for cut in cuts)
+        assert most == min(max(sum(costs[a:b]) for a, b in zip(w, w[1:], strict=False)) for w in ways)
