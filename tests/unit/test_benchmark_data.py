@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.corpora import Lab, texts_around
-from tokenscale.benchmark import data, data_table, peers
+from tokenscale.benchmark import data, data_table
 from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.settings.benchmark import DataBenchmarkSettings
@@ -44,10 +44,12 @@ ARMS = [*APPROACHES, *data.PACKED[1:], *data.REFERENCE, *data.studies.ARMS, "mem
 
 @pytest.fixture(scope="module")
 def measured(lab, tmp_path_factory):
-    """(record, what was printed, figure) of all arms that can be had here."""
+    """(record, what was printed, figure) of all arms that can be had here, and of the peer that needs no package."""
     folder = tmp_path_factory.mktemp("measured")
-    with redirect_stdout(StringIO()) as printed:
-        assert main([*arguments(lab, folder / "out.json"), "--figure", str(folder / "out.svg")]) == 0
+    more = ["--figure", str(folder / "out.svg"), "--peers", sys.executable]
+    with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenscale.benchmark.peers.MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
+        assert main([*arguments(lab, folder / "out.json"), *more]) == 0
     return json.loads((folder / "out.json").read_text()), printed.getvalue(), (folder / "out.svg").read_text()
 
 
@@ -55,12 +57,13 @@ def test_every_arm_runs_in_every_round(measured):
     pytest.importorskip("transformers")
     result, printed, figure = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
-    assert found == sorted((n, arm) for n in range(2) for arm in ARMS)
+    assert found == sorted((n, arm) for n in range(2) for arm in [*ARMS, "nanogpt"])
+    assert result["left_out"] == {"nobody's": "ModuleNotFoundError: No module named 'nobody'"}
     for record in result["records"]:
         count = 4 * 64 if record["arm"] in data.FAST else 4
         assert record["batches"] == len(record["batch_s"]) == count and record["total_tokens"] == count * 3 * T
         assert record["memory_bytes"] >= 0
-        assert (record["open_s"] > 1e-4) == (record["arm"] != "memcpy")
+        assert (record["open_s"] > 1e-4) == (record["arm"] not in ("memcpy", "nanogpt"))  # which open nothing
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
     assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "workers": []}
@@ -88,22 +91,10 @@ def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, mon
     assert "left out: studies' token-list: package transformers is not installed" in capsys.readouterr().out
 
 
-def test_a_peer_reads_the_same_rows_in_a_process_of_its_own(lab, tmp_path):
+def test_a_peer_reads_the_same_rows_in_a_process_of_its_own(measured):
     """The one peer that needs no package: an access pattern."""
-    assert main([*arguments(lab, tmp_path / "out.json"), "--peers", sys.executable]) == 0
-    result = json.loads((tmp_path / "out.json").read_text())
-    records = [r for r in result["records"] if r["arm"] == "nanogpt"]
-    assert len(records) == 2 and all(len(r["batch_s"]) == 4 for r in records) and "nanogpt" in result["peers"]
-
-
-def test_a_peer_that_gives_other_tokens_is_not_measured(lab, tmp_path, monkeypatch):
-    rows = np.arange(40, dtype=np.int32).reshape(4, 10)
-    measured = peers.Peers(rows, tmp_path / "peers")
-    order = np.array([[0, 3], [2, 1]])
-    assert len(measured.measure("nanogpt", order)["batch_s"]) == 2
-    np.save(tmp_path / "peers/rows.npy", rows + 1)  # what the peer has on disk is now something else
-    with pytest.raises(RuntimeError, match="other tokens"):
-        measured.measure("nanogpt", order)
+    records = [r for r in measured[0]["records"] if r["arm"] == "nanogpt"]
+    assert len(records) == 2 and all(len(r["batch_s"]) == 4 for r in records) and "nanogpt" in measured[0]["peers"]
 
 
 def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):

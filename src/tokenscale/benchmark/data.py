@@ -88,7 +88,12 @@ def measure(
     core = min(bench.cores) if bench.cores else None
     with _cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
-        rounds = [bench.round(arms, number) for number in range(settings.rounds)]
+        gc.collect()
+        gc.freeze()  # what is here by now is no arm's garbage: it is not searched again before each of them
+        try:
+            rounds = [bench.round(arms, number) for number in range(settings.rounds)]
+        finally:
+            gc.unfreeze()
     run = bench.runs["packed"]
     result = {
         "schema": VERSION,

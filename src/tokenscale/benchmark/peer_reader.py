@@ -9,6 +9,7 @@ DataLoader with so many worker processes, and the first batch is a part of openi
 """
 
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -141,6 +142,8 @@ def main(peer, rows_file, order_file, folder, output, workers=None):
             {"version": stated, "open_s": open_s, "batch_s": batch_s, "crc32": digest, "memory_bytes": held}, file
         )
     sys.stdout.flush()
+    for worker in multiprocessing.active_children():
+        worker.kill()  # by itself each finds out after five seconds that it is alone
     os._exit(0)  # some leave threads and shared memory that wait for each other
 
 

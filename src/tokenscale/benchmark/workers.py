@@ -1,6 +1,7 @@
 """What worker processes of `torch.utils.data.DataLoader` add to, or take from, the reading of batches."""
 
 import itertools
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,8 @@ class Turns(IterableDataset[dict[str, torch.Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         info = get_worker_info()
+        if info is not None:  # the threads of tokenizers are not in a fork, and what asks them waits for ever
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader = self._opened()
         for number in itertools.count():
