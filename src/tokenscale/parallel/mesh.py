@@ -10,7 +10,7 @@ from tokenscale.settings.layout import DEGREES, LayoutSettings, Place
 
 
 class Mesh:
-    """One rank's view of [pipeline, data, shard, tensor]. To make it, and to ask for a group, is a collective.
+    """One rank's view of [pipeline, data, shard, tensor]. To make it is a collective.
 
     Ranks with neighbouring numbers are those of one node: tensor groups, which exchange in every block, lie closest
     together, then the shards of a copy, then copies; stages, which exchange least, lie furthest apart.
@@ -48,14 +48,9 @@ class Mesh:
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[Place], object | None]) -> dist.ProcessGroup | None:
-        """The ranks with the same key as this one's; None for a key of None. Every rank must ask, with one function."""
-        found: dict[object, list[int]] = {}
-        for rank in range(self.world.size):
-            if (value := key(self.layout.place(rank))) is not None:
-                found.setdefault(value, []).append(rank)
-        mine = None
-        for ranks in found.values():
-            group = dist.new_group(ranks)
-            if self.world.rank in ranks:
-                mine = group
-        return mine
+        """The ranks with the same key as this one's; None for a key of None. Those ranks must all ask."""
+        mine = key(self.place)
+        if mine is None:
+            return None
+        ranks = [rank for rank in range(self.world.size) if key(self.layout.place(rank)) == mine]
+        return dist.new_group(ranks, use_local_synchronization=True)  # the others have groups of their own to make

@@ -166,7 +166,7 @@ class Checkpoint:
             except (SafetensorError, OSError, ValueError) as error:
                 raise self._error("a file of the checkpoint cannot be read.", file=file, reason=error) from None
             if tuple(values.shape) == tuple(shape):
-                return values
+                return values.contiguous()  # a view of wider rows else, which the fused update takes for dense
             if result is None:
                 result = torch.empty(shape, dtype=values.dtype)
             result[tuple(slice(a - o, c - o) for a, o, c in zip(low, offsets, high, strict=True))] = values

@@ -1,0 +1,164 @@
+"""What layouts of 64 and 128 ranks exchange in one step: counted on one rank of a process group that is a fake.
+
+The numbers follow from the methods, and are written out as they do: L blocks and the rest, M micro-steps. DDP is not
+here: its hooks wait for futures, which the fake never fills.
+"""
+
+import traceback
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.distributed.parity import SHAPE
+from tests.distributed.test_parity import Exchanges
+from tests.forks import context
+from tokenscale.batches.batch import Batch
+from tokenscale.parallel.world import World
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.run import RunSettings
+from tokenscale.training.engine import Engine
+from tokenscale.training.timing import HostTimer
+
+pytestmark = pytest.mark.distributed
+LAYERS, LENGTH, MICRO_STEPS, VOCABULARY, WIDTH = 4, 32, 4, 96, 32
+MODEL = replace(SHAPE, layers=LAYERS, heads=8, key_value_heads=8, hidden=96, vocabulary_size=VOCABULARY)
+
+
+def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
+    """Operation → times, in one step of one rank. Nothing is sent: what comes in are numbers that were there before."""
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
+    try:
+        rows = MICRO_STEPS
+        run = RunSettings(
+            model=MODEL, sequence_length=LENGTH, global_batch=rows * layout.readers, micro_batch=1, layout=layout
+        )
+        assert run.problems() == []
+        engine = Engine(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
+        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, LENGTH))
+        batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
+        for _ in range(2):  # the first step finds out about the module
+            with Exchanges() as found:
+                engine.step(batch, torch.tensor(float(tokens.size * layout.readers)), 1e-3, HostTimer())
+        return found.counts
+    finally:
+        dist.destroy_process_group()
+
+
+def all_of(queue, cases) -> None:
+    torch.set_num_threads(1)
+    try:
+        queue.put([exchanges(layout, rank) for layout, rank in cases])
+    except BaseException:
+        queue.put(traceback.format_exc())
+
+
+L, M = LAYERS, MICRO_STEPS
+#: a tensor group in one micro-step: gathers of each block's two parts, and as many in the backward passes of their
+#: sums; as many scatters. The embedding's sum and the loss' gather have one of each; the loss its maximum and its sum.
+BLOCK, EDGE = 4, 1
+#: gradients of the parameters that a tensor group repeats; of a pipeline's copies; squared norms
+REPEATED = MEAN = NORM = 1
+THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
+CASES = {
+    # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered once a step
+    "zero3@64": (LayoutSettings(shard=64), 5, {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM}),
+    "zero2@128": (LayoutSettings(shard=128, sharding="zero2"), 5, {"gather": L + 1, "scatter": L + 1, "sum": NORM}),
+    # copies sum the gradients of each group of weights
+    "hsdp@8x8": (
+        LayoutSettings(data=8, shard=8),
+        0,
+        {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM},
+    ),
+    "tp-zero3@8x16": (
+        LayoutSettings(tensor=8, shard=16),
+        0,
+        {
+            "gather": M * (BLOCK * L + 2 * EDGE) + M * (2 * L + 1),
+            "scatter": M * (BLOCK * L + 2 * EDGE) + L + 1,
+            "sum": 2 * M + REPEATED + NORM,
+        },
+    ),
+    "tp-zero2@8x8": (
+        LayoutSettings(tensor=8, shard=8, sharding="zero2"),
+        9,
+        {
+            "gather": M * (BLOCK * L + 2 * EDGE) + L + 1,
+            "scatter": M * (BLOCK * L + 2 * EDGE) + L + 1,
+            "sum": 2 * M + REPEATED + NORM,
+        },
+    ),
+    # one block a stage; the first has the embedding, the last the loss
+    "1f1b-tp-ddp@4x8x4, first": (
+        THREE_D,
+        0,
+        {
+            "gather": M * (BLOCK + EDGE),
+            "scatter": M * (BLOCK + EDGE),
+            "sum": REPEATED + MEAN + NORM,
+            "send": M,
+            "receive": M,
+        },
+    ),
+    "1f1b-tp-ddp@4x8x4, second": (
+        THREE_D,
+        40,
+        {"gather": M * BLOCK, "scatter": M * BLOCK, "sum": REPEATED + MEAN + NORM, "send": 2 * M, "receive": 2 * M},
+    ),
+    "1f1b-tp-ddp@4x8x4, last": (
+        THREE_D,
+        127,
+        {
+            "gather": M * (BLOCK + EDGE),
+            "scatter": M * (BLOCK + EDGE),
+            "sum": 2 * M + REPEATED + MEAN + NORM,
+            "send": M,
+            "receive": M,
+        },
+    ),
+    "1f1b-zero2@4x16": (
+        LayoutSettings(pipeline=4, shard=16, sharding="zero2"),
+        20,
+        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M},
+    ),
+    # four stages: the first rank has the first and the third, and gets from the last what goes back to the beginning
+    "interleaved-zero2@2x32": (
+        LayoutSettings(pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"),
+        20,
+        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M},
+    ),
+}
+NAMES = {
+    "gather": "allgather_base",
+    "scatter": "reduce_scatter_base",
+    "sum": "allreduce",
+    "send": "send",
+    "receive": "recv",
+    "tell": "broadcast",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    queue = context.Queue()
+    process = context.Process(target=all_of, args=(queue, [case[:2] for case in CASES.values()]))
+    process.start()
+    try:
+        answer = queue.get(timeout=120)
+    finally:
+        process.join(5)
+        process.kill()
+    assert isinstance(answer, list), answer
+    return dict(zip(CASES, answer, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_exchanges_what_the_method_needs_and_no_more(found, case):
+    layout, _, expected = CASES[case]
+    expected = {NAMES[kind]: times for kind, times in expected.items()}
+    if layout.pipeline > 1:
+        expected[NAMES["tell"]] = 1  # the loss, by the last stage
+    assert found[case] == expected
