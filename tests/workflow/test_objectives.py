@@ -10,7 +10,7 @@ pytestmark = pytest.mark.workflow
 
 LEARNING = RUNS | {
     "approach": "packed",
-    "budget": {"steps": 25},
+    "budget": {"steps": 12},
     "global_batch": 8,
     "optimizer": {"learning_rate": 0.01},
     "validation": {"rows": 8},
