@@ -34,6 +34,18 @@ def split(requirement: str) -> tuple[str, str]:
     return name.lower(), ",".join(sorted((bounds or "").replace(" ", "").split(",")))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def resolution():
+    """pip at work on what pyproject.toml asks for, while the other tests run: it waits for the network most of all."""
+    extras = project()["optional-dependencies"].values()
+    wanted = [*project()["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", *wanted]
+    pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield pip
+    pip.kill()
+    pip.communicate()
+
+
 def test_conda_and_pip_install_the_same():
     extras = project()["optional-dependencies"]
     wanted_by_few = ("mlflow", "wandb")  # heavy, and only for who has these trackers
@@ -50,16 +62,6 @@ def test_conda_and_pip_install_the_same():
 def test_torch_and_mistral_common_are_bounded():
     bounds = dict(split(r) for r in project()["dependencies"])
     assert bounds["torch"] == "<2.14,>=2.9" and bounds["mistral-common"] == "<1.10,>=1.8"
-
-
-def test_all_extras_resolve_together():
-    extras = ",".join(project()["optional-dependencies"])
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-build-isolation"]
-    done = subprocess.run([*command, "-e", f".[{extras}]"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    # every installed package finds its own requirements: one environment holds all extras
-    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -207,3 +209,14 @@ def test_a_room_can_be_tested_by_its_name():
     assert "tests/unit/test_packing.py" in passed
     assert any(name.startswith("src/tokenscale/order/") for name in passed)
     assert not [name for name in passed if "records" in name or "costs" in name]
+
+
+# -- last, since pip has been at work since the first
+
+
+def test_all_extras_resolve_together(resolution):
+    said = resolution.communicate(timeout=240)[0]
+    assert resolution.returncode == 0, said
+    # every installed package finds its own requirements: one environment holds all extras
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
