@@ -28,6 +28,8 @@ LAYOUTS = {
 } | {
     "hsdp-zero2@2x2": LayoutSettings(data=2, shard=2, sharding="zero2"),
     "hsdp-zero3@2x2": LayoutSettings(data=2, shard=2),
+    "ddp@2": LayoutSettings(data=2),
+    "ddp@4": LayoutSettings(data=4, bucket_megabytes=1),
     "tp@2": LayoutSettings(tensor=2),
     "tp@4": LayoutSettings(tensor=4),
     "tp-ddp@2x2": LayoutSettings(tensor=2, data=2),

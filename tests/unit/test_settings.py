@@ -125,6 +125,8 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
         (LayoutSettings(sharding="zero1"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, sharding="zero2"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, shard=2, sharding="zero1"), "layout.data", "data 1 and shard 4"),
+        (LayoutSettings(shard=2, compression="bf16"), "layout.compression", "fsdp has no buckets"),
+        (LayoutSettings(pipeline=2, data=2, bucket_megabytes=5), "layout.bucket_megabytes", "1f1b-ddp has no buckets"),
         (
             LayoutSettings(tensor=3),
             "layout.tensor",

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenscale.files import canonical_json, read_json, sha256_text
 from tokenscale.formats.manifest import read_store_manifest
 from tokenscale.settings import flags, study
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -72,11 +74,11 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     values = file.values() | stated
     if words.epochs is not None:
         values.pop("budget.steps", None)
-    shard = values.get("layout.shard", 1)
-    if world_size is not None:
-        values["layout.data"] = world_size // shard
+    ranks, others = world_size or words.world_size, _others(values)
+    if ranks is not None:
+        values["layout.data"] = ranks // others
     values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
-    values = _batch(words, file, stated, values.get("layout.data", 1) * shard) | values
+    values = _batch(words, file, stated, values.get("layout.data", 1) * values.get("layout.shard", 1)) | values
     data = _data(words, model)
     said, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
@@ -112,27 +114,32 @@ def _check_words(words: TrainWords, stated: dict[str, Any], world_size: int | No
         raise UserError("--epochs and --training-steps both say how long to train.", next="leave one of them out")
     if words.model and words.model_size:
         raise UserError("--model and --model-size both name the model.", next="leave one of them out")
-    said = stated.get("layout.data")
-    if world_size is not None and said not in (None, world_size // stated.get("layout.shard", 1)):
+    if world_size is not None and words.world_size not in (None, world_size):
         raise UserError(
             "torchrun has started another number of ranks.",
-            flag=f"--world-size {said}",
+            flag=f"--world-size {words.world_size}",
             found=f"WORLD_SIZE={world_size}",
             next="leave --world-size out: under torchrun it is known",
         )
-    shard = stated.get("layout.shard", 1)
-    if world_size is not None and world_size % shard:
+    ranks, others, copies = world_size or words.world_size, _others(stated), stated.get("layout.data")
+    if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
+        degrees = [f"--layout.{name} {stated[f'layout.{name}']}" for name in DEGREES if f"layout.{name}" in stated]
         raise UserError(
-            "the ranks that torchrun has started are no whole number of shards.",
-            flag=f"{flag_of('layout.shard')} {shard}",
-            found=f"WORLD_SIZE={world_size}",
-            next=f"start a multiple of {shard} ranks, or choose a divisor of {world_size}",
+            "the degrees of the layout do not make the number of ranks.",
+            flags=" ".join(degrees),
+            found=f"WORLD_SIZE={ranks}" if world_size is not None else f"--world-size {ranks}",
+            next=f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else ""),
         )
     if words.distributed and world_size is None:
         raise UserError(
             "--distributed says that torchrun starts the ranks, and it did not.",
             next="start it with torchrun, or say --world-size N instead: the ranks are then started here",
         )
+
+
+def _others(values: dict[str, Any]) -> int:
+    """Ranks that read the same rows or hold one copy of the model together."""
+    return math.prod(values.get(f"layout.{degree}", 1) for degree in DEGREES if degree != "data")
 
 
 def _model(words: TrainWords, file: StudyFile) -> ModelSettings:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -15,15 +16,21 @@ from tokenscale.parallel.parts import Sum, held_of
 class BucketReady:
     """Tells whoever asks when a bucket of gradients is complete on this rank, before it is exchanged."""
 
-    def __init__(self, group: torch.distributed.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup, compression: str) -> None:
+        self.group, self.compression = group, compression
         self.tell: Callable[[], None] | None = None
 
 
-def _exchange(ready: BucketReady, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _exchange(ready: BucketReady, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     if ready.tell is not None:
         ready.tell()
-    return allreduce_hook(ready.group, bucket)
+    if ready.compression == "none":
+        return allreduce_hook(ready.group, bucket)
+    # torch's own bf16_compress_hook asks for NCCL; dividing first keeps the sum in the range of one gradient
+    gradients = bucket.buffer()
+    sent = (gradients / dist.get_world_size(ready.group)).to(torch.bfloat16)
+    future = dist.all_reduce(sent, group=ready.group, async_op=True).get_future()
+    return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
 def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
@@ -31,7 +38,8 @@ def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
     tokens. Rank 0's weights reach all ranks here. Buffers are constants (rotary tables), so they are not broadcast.
 
     A stage of a pipeline is not wrapped, since DDP expects each forward to be followed by its backward: its gradients
-    are averaged after its last backward pass.
+    are averaged after its last backward pass. `static_graph` is left out: with it torch 2.13's reducer fails in the
+    first of several micro-steps, which exchanges nothing.
     """
     objective.to(mesh.world.device)
     axis = "data" if mesh.size("data") > 1 else "shard"
@@ -50,6 +58,6 @@ def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
             gradient_as_bucket_view=True,
             bucket_cap_mb=mesh.layout.bucket_megabytes,
         )
-    wrapped.bucket_ready = BucketReady(mesh.group(axis))
+    wrapped.bucket_ready = BucketReady(mesh.group(axis), mesh.layout.compression)
     wrapped.register_comm_hook(wrapped.bucket_ready, _exchange)
     return wrapped

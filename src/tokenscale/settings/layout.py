@@ -49,7 +49,10 @@ class LayoutSettings:
         "1f1b", "the order of a pipeline's passes; naive: one micro-batch at a time, all others wait"
     )
     stages_per_rank: int = option(1, "interleaved: groups of layers a rank of the pipeline holds", ge=1, strict=True)
-    bucket_megabytes: int = option(25, "size of DDP's gradient buckets", ge=1, strict=True)
+    bucket_megabytes: int = option(25, "size of DDP's gradient buckets (also zero1's)", ge=1, strict=True)
+    compression: Literal["none", "bf16"] = option(
+        "none", "bf16: gradients in those buckets are rounded to 16 bits before ranks exchange them"
+    )
 
     @property
     def world_size(self) -> int:
@@ -104,6 +107,10 @@ class LayoutSettings:
             found.append((field, f"{text}; at most {global_batch} ranks, or a larger global_batch"))
         if self.shard == 1 and self.sharding != _DEFAULT["sharding"]:
             found.append(("sharding", f"{self.sharding} shares nothing out over one rank: set layout.shard, too"))
+        buckets = self.pipeline == 1 and self.methods[-1] in ("ddp", "zero1")
+        for name in ("bucket_megabytes", "compression"):
+            if getattr(self, name) != _DEFAULT[name] and not buckets:
+                found.append((name, f"{self.method} has no buckets of gradients: ddp and zero1 without a pipeline do"))
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:
             text = "zero1 shares optimizer state out over all ranks, and has no copies beside them"
             found.append(("data", f"{text}: data 1 and shard {self.readers}, or sharding zero2"))

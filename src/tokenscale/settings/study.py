@@ -32,7 +32,6 @@ WORDS = {
     "optimizer.learning_rate": ("--learning-rate",),
     "schedule.warmup_steps": ("--lr-warmup-steps",),
     "budget.steps": ("--training-steps", "--max-steps"),
-    "layout.data": ("--world-size",),
 }
 
 
@@ -68,6 +67,9 @@ class TrainWords:
         None, "forward passes an optimizer step: it trains on batch size x world size x this many rows", ge=1
     )
     epochs: float | None = option(None, "train so many times on everything, in place of --training-steps", gt=0)
+    world_size: int | None = option(
+        None, "ranks in all, started here; --layout.data is then what its other degrees leave of them", ge=1
+    )
     distributed: bool = option(False, "ranks are those of torchrun; implied where torchrun starts them")
     config: str | None = option(None, "a preset file such as config/presets/small_model.yaml", metavar="FILE")
     output_dir: str = option("results/runs", "the run's folder is made in it", metavar="DIR")
@@ -77,8 +79,14 @@ TRAIN_FLAGS = flags.leaves(TrainWords)
 #: --epochs is one of the words, and needs the data to say how many steps it is
 LEFT_OUT = ("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs")
 RUN_FLAGS = flags.leaves(RunSettings, left_out=LEFT_OUT, words=WORDS)
-#: whose flag a problem names that has none of its own
-FLAG_OF = {"model": "--model", "tokenizer": "--tokenizer-name", "corpus": "--dataset", "storage": "--storage.codec"}
+#: whose flag a problem names that has none of its own, or is less known by it
+FLAG_OF = {
+    "layout.data": "--world-size",
+    "model": "--model",
+    "tokenizer": "--tokenizer-name",
+    "corpus": "--dataset",
+    "storage": "--storage.codec",
+}
 
 
 def flag_of(key: str) -> str:
@@ -88,7 +96,7 @@ def flag_of(key: str) -> str:
     ('--lr-warmup-steps', '--model')
     """
     own = next((flag.name for flag in RUN_FLAGS if flag.key == key), None)
-    return own or FLAG_OF.get(key.split(".")[0], f"--{key.replace('_', '-')}")
+    return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".")[0], f"--{key.replace('_', '-')}")
 
 
 def approach_of(dataset_type: str, pretokenized: bool) -> str:

@@ -41,9 +41,18 @@ def test_shards_are_counted_among_the_ranks_of_torchrun(here):
     run = asked(*words, world_size=8).run
     assert (run.layout.data, run.layout.shard, run.global_batch) == (4, 2, 32)
     assert asked(*words).run.global_batch == 8, "the ranks are started here"
-    with pytest.raises(UserError, match="no whole number") as refused:
+    with pytest.raises(UserError, match="do not make the number") as refused:
         asked(*words, world_size=3)
-    assert refused.value.facts["next"].startswith("start a multiple of 2 ranks")
+    assert refused.value.facts["next"] == "take a multiple of 2 ranks"
+
+
+def test_a_world_size_is_that_of_all_degrees(here):
+    words = f"--dataset {PADDED} --dataset-type padded --pretokenized --batch-size 4 --model llama-micro".split()
+    run = asked(*words, "--world-size", "8", "--layout.shard", "2", "--layout.pipeline", "2").run
+    assert (run.layout.data, run.layout.world_size, run.global_batch, run.layout.method) == (2, 8, 16, "1f1b-hsdp")
+    for more in (["--layout.data", "3"], ["--layout.pipeline", "3"]):
+        with pytest.raises(UserError, match="do not make the number"):
+            asked(*words, "--world-size", "8", *more)
 
 
 def test_the_fourth_studys_spellings_are_taken(here):
