@@ -3,8 +3,6 @@
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.formats.text import TextDocuments
 from tokenscale.formats.token_list import TokenListStore
-from tokenscale.settings.data import StorageSettings, StoreSettings
+from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.named import named
 
@@ -65,14 +63,22 @@ def refused(capsys, *sentences, code=2):
     return message
 
 
-def test_the_studies_command_makes_one_file_a_format(here):
-    """As in their README, name of the tokenizer and all; as a process, since that is what people start."""
-    command = [sys.executable, "-m", "tokenscale", "pretokenize", "--input-path", "train_data.parquet"]
-    command += ["--output-dir", "out", "--tokenizer-name", "unsloth/Mistral-Nemo-Base-2407-bnb-4bit"]
+def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, tekken_folder):
+    """As in their README, name of the tokenizer and all. Tekken is built beside the tokens: here, copied."""
+    built = []
+
+    def build(settings, folder):
+        built.append(settings)
+        shutil.copytree(tekken_folder, folder)
+
+    monkeypatch.setattr("tokenscale.commands.pretokenize.build_tokenizer", build)
+    command = ["--input-path", "train_data.parquet", "--output-dir", "out"]
+    command += ["--tokenizer-name", "unsloth/Mistral-Nemo-Base-2407-bnb-4bit"]
     command += ["--max-length", "32", "--batch-size", "100", "--format", "padded", "token-list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "the same vocabulary as Tekken" in done.stdout and "the studies cut theirs" in done.stdout
+    assert main(["pretokenize", *command]) == 0
+    said = capsys.readouterr().out
+    assert "the same vocabulary as Tekken" in said and "the studies cut theirs" in said
+    assert built == [TokenizerSettings(name="tekken", kind="tekken")]
     stems = [f"train_data_tokenized_{form}_snappy" for form in ("padded", "token-list")]
     files = {f"{s}.{e}" for s in stems for e in ("parquet", "manifest.json", "build.json")}
     assert {p.name for p in (here / "out").iterdir()} == {*files, "tokenizers"}
