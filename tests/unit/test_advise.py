@@ -109,10 +109,19 @@ def test_the_printed_table_rounds_outwards_and_holds_the_truth(place, tmp_path, 
                 assert printed[0] <= scale * true[f"{t} {name}"] <= printed[1], name
 
 
+@pytest.fixture(scope="module")
+def told(place, tmp_path_factory):
+    """What is said of the whole after 4,000 documents, and the corpus of all."""
+    folder = tmp_path_factory.mktemp("told")
+    corpus = make_corpus(folder / "corpus", pq.read_table(place / "numbers.parquet")["text"].to_pylist())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advice_estimates, "PACKINGS", 20)
+        return facts_of(place, folder, "--documents", "4000"), corpus
+
+
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_whole_store_is_as_large_as_said(place, tmp_path, form):
-    facts = facts_of(place, tmp_path, "--documents", "4000")
-    corpus = make_corpus(tmp_path / "corpus", pq.read_table(place / "numbers.parquet")["text"].to_pylist())
+def test_the_whole_store_is_as_large_as_said(place, told, tmp_path, form):
+    facts, corpus = told
     store = StoreSettings(form, sequence_length=T)
     manifest = write(store, corpus, place / "tokenizer", tmp_path / "store", say=lambda _: None)
     of = facts["formats"][form]
