@@ -2,6 +2,9 @@
 
 import gc
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +68,22 @@ def join(expected_size: int, device: str = "auto") -> World:
     if size > 1:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=mine if cuda else None)
     return World(rank, size, local_rank, mine)
+
+
+#: how long a rank keeps to itself that another one is gone: whoever started the ranks ends it in the meantime
+ECHO_S = 3.0
+
+
+@contextmanager
+def heard_last(world: World) -> Iterator[None]:
+    """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if world.size > 1 and lost:
+            time.sleep(ECHO_S)
+        raise
 
 
 def part(world: World) -> None:

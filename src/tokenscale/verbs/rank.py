@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Join the other ranks, train, part."""
-    from tokenscale.parallel.world import join, part
+    from tokenscale.parallel.world import heard_last, join, part
     from tokenscale.settings.run import RunSettings
     from tokenscale.training.loop import Inputs, train
 
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         validation_store=arguments.validation_store,
     )
     world = join(settings.layout.world_size, settings.device)
-    train(settings, inputs, arguments.directory, world, arguments.attempt)
+    with heard_last(world):
+        train(settings, inputs, arguments.directory, world, arguments.attempt)
     part(world)
     return 0
