@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -80,22 +81,34 @@ def test_packages_re_export_nothing():
 
 
 LOADED = """
-import sys, importlib
-for name in {modules!r}: importlib.import_module(name)
-for n, m in sys.modules.items():
-    if n.startswith("tokenscale.") and m.__file__: print(m.__file__)
+import sys, importlib, json, os
+for name in {common!r}: importlib.import_module(name)
+for approach, name in {batches!r}.items():
+    if os.fork() == 0:
+        importlib.import_module(name)
+        files = [m.__file__ for n, m in sys.modules.items() if n.startswith("tokenscale.") and m.__file__]
+        print(json.dumps([approach, files]), flush=True)
+        os._exit(0)
+    if os.wait()[1]: sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("approach", BATCHES)
-def test_what_a_training_imports_is_its_code(approach):
-    """Against the interpreter: nothing that is really loaded is missing from the closure."""
-    modules = ["tokenscale.verbs.rank", "tokenscale.training.loop", BATCHES[approach], PARALLEL["ddp"]]
-    done = subprocess.run([sys.executable, "-c", LOADED.format(modules=modules)], capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def loaded():
+    """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
+    common = ["tokenscale.verbs.rank", "tokenscale.training.loop", PARALLEL["ddp"]]
+    code = LOADED.format(common=common, batches=dict(BATCHES))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loaded = names(f for f in done.stdout.split() if not f.endswith("__init__.py"))
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.parametrize("approach", BATCHES)
+def test_what_a_training_imports_is_its_code(loaded, approach):
+    """Against the interpreter: nothing that is really loaded is missing from the closure."""
+    found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
     code = names(code_of("rank", BATCHES[approach], PARALLEL["ddp"], TOKENIZERS["bpe"]))
-    assert loaded and loaded - code <= {"errors.py", "settings/registry.py"}
+    assert found and found - code <= {"errors.py", "settings/registry.py"}
 
 
 def test_a_new_registry_entry_or_preset_is_nobodys_code():
