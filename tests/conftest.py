@@ -20,6 +20,7 @@ VERBS = [p.stem for p in PACKAGE.glob("verbs/*.py") if p.stem != "__init__"]
 #: test files whose names do not say it, by how their paths below tests/ begin
 ROOMS_OF = {
     "distributed/test_data_parallel.py": ["parallel"],
+    "distributed/test_memory.py": ["costs", "training", "parallel"],
     "distributed/test_sharded.py": ["parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],

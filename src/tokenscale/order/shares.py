@@ -1,4 +1,4 @@
-"""Who holds which slots of a global batch."""
+"""Who holds which slots of a global batch, and which rows of a weight."""
 
 
 def share(global_batch: int, rank: int, world_size: int) -> range:
@@ -22,3 +22,14 @@ def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
     """
     largest = -(-global_batch // world_size)
     return -(-largest // micro_batch)
+
+
+def rows_of(rows: int, index: int, count: int) -> range:
+    """The rows of number `index` of `count` ranks, as torch.chunk and FSDP2 share them out: equal numbers, and fewer or
+    none for the last where they do not divide.
+
+    >>> [len(rows_of(10, index, 4)) for index in range(4)]
+    [3, 3, 3, 1]
+    """
+    each = -(-rows // count)
+    return range(min(index * each, rows), min((index + 1) * each, rows))

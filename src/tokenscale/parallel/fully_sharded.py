@@ -7,8 +7,9 @@ from functools import partial
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from tokenscale.order.shares import rows_of
 from tokenscale.parallel.mesh import Mesh
-from tokenscale.parallel.parts import Held, Parts, held_of, rows_of
+from tokenscale.parallel.parts import Held, Parts, held_of
 
 
 def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:

@@ -58,17 +58,6 @@ def held_of(objective: nn.Module) -> Held:
     return objective.held
 
 
-def rows_of(rows: int, index: int, count: int) -> range:
-    """The rows of number `index` of `count` ranks, as torch.chunk and FSDP2 share them out: equal numbers, and fewer or
-    none for the last where they do not divide.
-
-    >>> [len(rows_of(10, index, 4)) for index in range(4)]
-    [3, 3, 3, 1]
-    """
-    each = -(-rows // count)
-    return range(min(index * each, rows), min((index + 1) * each, rows))
-
-
 class Parts:
     """One rank's parts by the parameters' names, for layouts that share out no rows: each is the module's parameter.
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from tokenscale.models.losses import linear_cross_entropy_sum
+from tokenscale.order.shares import rows_of
 from tokenscale.parallel.exchange import all_gather, reduce_scatter
 from tokenscale.parallel.mesh import Mesh
-from tokenscale.parallel.parts import Cut, Sum, held_of, rows_of
+from tokenscale.parallel.parts import Cut, Sum, held_of
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tokenscale.order.shares import rows_of
 from tokenscale.parallel import data
 from tokenscale.parallel.exchange import all_gather
 from tokenscale.parallel.mesh import Mesh
-from tokenscale.parallel.parts import Held, Parts, held_of, rows_of
+from tokenscale.parallel.parts import Held, Parts, held_of
 
 
 def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:

@@ -2,13 +2,18 @@
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tokenscale.parallel.parts import local
+from tokenscale.training.recomputation import KEPT
 
 
 def peak(device: torch.device) -> int:
@@ -21,7 +26,7 @@ def peak(device: torch.device) -> int:
 
 class Probe:
     """Measures one step, in bytes that this rank holds: parameters, gradients, optimizer state, and what backward needs
-    of one forward pass (activations)."""
+    of one forward pass (activations). `costs.memory` predicts the same."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool):
         self._model, self._device, self._compiled = model, device, compiled
@@ -32,27 +37,38 @@ class Probe:
         """Measure the activations of the forward pass in the block; `times` such are held at once.
 
         On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
-        autograd saves, each counted once, parameters left out; not under torch.compile, whose graph such hooks change.
+        autograd saves, and those of products that blocks keep when they are computed again, as far as they stand at its
+        end; not under torch.compile, whose graph such hooks change. Parameters are left out. Those that were gathered
+        for the pass and not given back count, but only once.
         """
         if self._device.type == "cuda":
-            before = torch.cuda.memory_allocated(self._device)
+            own, before = self._storages(), torch.cuda.memory_allocated(self._device)
             yield
-            self.bytes["activations_bytes"] = times * max(0, torch.cuda.memory_allocated(self._device) - before)
+            gathered = _sum(self._storages().keys() - own.keys(), self._storages())
+            held = max(0, torch.cuda.memory_allocated(self._device) - before - gathered)
+            self.bytes["activations_bytes"] = times * held + gathered
         elif self._compiled:
             yield
         else:
-            own = {local(p).untyped_storage().data_ptr() for p in self._model.parameters()}
-            saved: dict[int, int] = {}
+            own, saved = self._storages(), {}
 
             def pack(tensor: Tensor) -> Tensor:
                 storage = local(tensor).untyped_storage()
-                if storage.data_ptr() not in own:  # what is saved lives until backward: an address comes once
-                    saved[storage.data_ptr()] = storage.nbytes()
+                saved[storage._cdata] = storage
                 return tensor
 
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with _Products() as products, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 yield
-            self.bytes["activations_bytes"] = times * sum(saved.values())
+            whole = self._storages()
+            gathered = _sum(whole.keys() - own.keys(), whole)
+            found = {place: storage.nbytes() for place, storage in saved.items()} | products.kept()
+            held = sum(size for place, size in found.items() if place not in own and place not in whole)
+            self.bytes["activations_bytes"] = times * held + gathered
+
+    def _storages(self) -> dict[int, torch.UntypedStorage]:
+        """Of the parameters as they are now, each once."""
+        found = (local(weight).untyped_storage() for weight in self._model.parameters())
+        return {storage._cdata: storage for storage in found}
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """After the update, while gradients are there."""
@@ -68,3 +84,30 @@ class Probe:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _sum(places: Iterable[int], storages: dict[int, torch.UntypedStorage]) -> int:
+    return sum(storages[place].nbytes() for place in places)
+
+
+class _Products(TorchDispatchMode):
+    """Remembers what the operations gave that selective recomputation keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        found = function(*args, **(kwargs or {}))
+        if function in KEPT:
+            for tensor in tree_leaves(found):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    self._made.append((StorageWeakRef(storage), storage.nbytes()))
+        return found
+
+    def kept(self) -> dict[int, int]:
+        """Place → bytes of those that are still there."""
+        return {made.cdata: size for made, size in self._made if not made.expired()}

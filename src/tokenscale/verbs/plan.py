@@ -1,4 +1,4 @@
-"""What an experiment would run, and on what; or, with --output, its run table as a file."""
+"""What an experiment would run, on what, and the memory it needs; or, with --output, its run table as a file."""
 
 import argparse
 import json
@@ -61,6 +61,77 @@ def _lines(config, names):
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
                 f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
             )
+        yield from _memory([run.settings for run in runs])
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
+
+
+def _memory(runs):
+    """A line for each model, rows of a pass and precision; layouts that need the same stand together."""
+    found, unknown = {}, {}
+    for run in sorted(runs, key=_place):
+        held, reason = _held(run)
+        if reason:
+            unknown[f"    {run.model.name}: {reason}"] = None
+            continue
+        what = (run.model.name, f"{run.micro_batch} x {run.sequence_length}", run.precision, _options(run), *held)
+        found.setdefault(what, {})[_layout(run.layout)] = None
+    kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
+    yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
+    lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for *said, total, parts in lines:
+        *wide, room, _ = widths
+        columns = [text.ljust(width) for text, width in zip(said, wide, strict=True) if width]
+        yield f"    {'  '.join(columns)}  {total.rjust(room)} = {parts}"
+    yield from unknown
+
+
+def _place(run):
+    """Small layouts first, those of one kind together."""
+    layout = run.layout
+    return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _options(run)
+
+
+def _layout(layout):
+    """Degrees above 1 in words."""
+    names = {"shard": layout.sharding, "pipeline": layout.schedule}
+    degrees = ((degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline"))
+    return " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1) or "one rank"
+
+
+def _options(run):
+    """What else a run's memory depends on."""
+    again = run.activation_checkpointing
+    named = {
+        f"{again} checkpointing": again != "none",
+        f"loss_chunk {run.loss_chunk}": run.loss_chunk,
+        "document_mask": run.document_mask,
+        "compile": run.compile,
+        "float8": run.float8,
+    }
+    return ", ".join(name for name, said in named.items() if said)
+
+
+def _held(run):
+    """((sum, parts), None), or (None, why they are not known)."""
+    from dataclasses import asdict, replace
+
+    from tokenscale.costs.memory import largest
+    from tokenscale.errors import UserError
+
+    vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
+    if vocabulary is None:
+        return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
+    kernels = "cpu" if run.device == "cpu" else "cuda"
+    try:
+        held = largest(replace(run, model=run.model.with_vocabulary(vocabulary)), kernels)
+    except (ImportError, UserError):
+        return None, f"not known without the library transformers, which builds {run.model.transformers}"
+    unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")
+    parts = [
+        f"{part}, which are not predicted" if size is None else f"{size / unit:.2f} {part}"
+        for part, size in asdict(held).items()
+    ]
+    return (f"{held.total / unit:.2f} {name}", " + ".join(parts)), None

@@ -1,0 +1,96 @@
+"""What `costs.memory` predicts of a layout is what the probe measures in a step of it, rank by rank."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed.parity import LAYOUTS, SHAPE, engine_of, on_ranks, run_of
+from tokenscale.batches.batch import Batch
+from tokenscale.costs.memory import memory
+from tokenscale.order.shares import share
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.training.memory import Probe
+from tokenscale.training.timing import HostTimer
+
+pytestmark = pytest.mark.distributed
+PARTS = ("parameters", "gradients", "optimizer", "activations")
+GPT2 = replace(
+    SHAPE, norm="layer", positions="learned", maximum_positions=30, activation="gelu", biases=True, tied_embeddings=True
+)
+DROPPED = replace(SHAPE, dropout=0.1)
+FOUR = {"zero2": LayoutSettings(shard=4, sharding="zero2"), "1f1b": LayoutSettings(pipeline=4)}
+CASES = {
+    # one rank: every number format, and whatever else changes what is saved
+    **{precision: run_of(precision=precision) for precision in ("fp32", "bf16", "fp16", "bf16-true")},
+    "grouped queries": run_of(model=replace(SHAPE, key_value_heads=2)),
+    "biases": run_of(model=replace(SHAPE, biases=True)),
+    "loss in chunks": run_of(loss_chunk=5),
+    "loss in chunks, bf16": run_of(loss_chunk=5, precision="bf16"),
+    "blocks again, bf16": run_of(activation_checkpointing="block", precision="bf16"),
+    "products kept": run_of(activation_checkpointing="selective"),
+    "products kept, dropout, bf16": run_of(model=DROPPED, activation_checkpointing="selective", precision="bf16"),
+    "dropout": run_of(model=DROPPED, micro_batch=3),
+    "document mask, bf16": run_of(document_mask=True, precision="bf16"),
+    "GPT-2's parts": run_of(model=GPT2),
+    "GPT-2's parts, dropout, document mask": run_of(model=replace(GPT2, dropout=0.1), document_mask=True),
+    "GPT-2's parts, bf16-true": run_of(model=GPT2, precision="bf16-true"),
+    # two ranks
+    "data, bf16": run_of(LayoutSettings(data=2), precision="bf16"),
+    "zero1": run_of(LAYOUTS["zero1@2"]),
+    "zero2, bf16": run_of(LAYOUTS["zero2@2"], precision="bf16"),
+    "zero3": run_of(LAYOUTS["zero3@2"]),
+    "zero3, blocks again": run_of(LAYOUTS["zero3@2"], activation_checkpointing="block", model=GPT2),
+    "tensor": run_of(LAYOUTS["tp@2"]),
+    "tensor, GPT-2's parts, dropout, document mask, bf16": run_of(
+        LAYOUTS["tp@2"], model=replace(GPT2, dropout=0.1), document_mask=True, precision="bf16"
+    ),
+    "tensor, GPT-2's parts without biases, products kept, bf16": run_of(
+        LAYOUTS["tp@2"], model=replace(GPT2, biases=False), activation_checkpointing="selective", precision="bf16"
+    ),
+    "gpipe, bf16": run_of(LAYOUTS["gpipe@2"], precision="bf16"),
+    "1f1b of a tied embedding, bf16": run_of(LAYOUTS["1f1b@2"], model=GPT2, precision="bf16"),
+    "interleaved": run_of(LAYOUTS["interleaved@2"]),
+    "zero-bubble, bf16": run_of(LAYOUTS["zero-bubble@2"], precision="bf16"),
+    # four ranks
+    "zero2 of fewer rows than ranks": run_of(FOUR["zero2"], model=replace(GPT2, vocabulary_size=9, hidden=9)),
+    "hsdp, bf16-true": run_of(LAYOUTS["hsdp-zero3@2x2"], precision="bf16-true"),
+    "a head a rank, loss in chunks, document mask": run_of(LAYOUTS["tp@4"], loss_chunk=5, document_mask=True),
+    "1f1b of four": run_of(FOUR["1f1b"]),
+    "1f1b and tensor, dropout, products kept": run_of(
+        LAYOUTS["1f1b-tp@2x2"], model=DROPPED, activation_checkpointing="selective", precision="bf16"
+    ),
+    "1f1b and zero2": run_of(LAYOUTS["1f1b-zero2@2x2"]),
+}
+
+
+def measured(world, runs):
+    return [measured_in(world, run) for run in runs]
+
+
+def measured_in(world, run):
+    """Bytes by part, of one step on this rank's rows."""
+    place, layout = run.layout.place(world.rank), run.layout
+    rows = len(share(run.global_batch, place.reader, layout.readers))
+    tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
+    ids = np.broadcast_to(np.arange(run.sequence_length, dtype=np.int32) // 10, tokens.shape)
+    batch = replace(Batch.of(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)
+    engine = engine_of(run, world)
+    probe = Probe(engine.model, world.device, compiled=False)
+    engine.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
+    return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Case → what each of its ranks measured. Ranks are started once for all cases of a world size."""
+    return on_ranks(measured, CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_holds_what_is_predicted(found, case):
+    """To the byte: small shapes leave no room for a term that is forgotten."""
+    for rank, expected in enumerate(found[case]):
+        held = memory(CASES[case], rank)
+        assert {part: getattr(held, part) for part in PARTS} == expected, f"rank {rank}"
