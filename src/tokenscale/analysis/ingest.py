@@ -3,16 +3,19 @@
 import math
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import compliance, logs, tables
+from tokenscale.costs.flops import parameters
+from tokenscale.costs.memory import largest
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.records import provenance
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.layout import DEGREES, LayoutSettings
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
 from tokenscale.settings.run import APPROACHES, RunSettings
 
@@ -190,7 +193,7 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "versions": canonical_json(record.get("versions") or {}),
         "seal": record.get("seal"),
     }
-    row |= _settings(record.get("run"))
+    row |= _settings(record.get("run")) | _predicted(record.get("run"), row)
     if row.get("steps_asked") is not None:
         row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
@@ -212,13 +215,39 @@ def _steps_asked(stated: int, record: Row) -> int:
     return stated - (outcome.get("begins_at") or 0)
 
 
+def _run(values: Row | None) -> RunSettings | None:
+    """A run's settings; None where they cannot be read."""
+    try:
+        return None if values is None else from_dict(RunSettings, values)
+    except (UserError, TypeError, AttributeError, ValueError):
+        return None
+
+
+def _predicted(values: Row | None, row: Row) -> Row:
+    """Columns of the memory that a run should need; none where its settings cannot say."""
+    run = _run(values)
+    if run is None or run.problems() or (shape := _shape(run, row["parameters"])) is None:
+        return {}
+    held = largest(replace(run, model=shape), row["device_kind"])
+    return {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
+
+
+def _shape(run: RunSettings, count: int | None) -> ModelSettings | None:
+    """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters."""
+    model = run.model.with_positions(run.sequence_length)
+    if model.transformers is not None or not isinstance(count, int):
+        return None
+    if model.vocabulary_size is not None:
+        return model
+    none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
+    size, left = divmod(count - none, one - none)
+    return model.with_vocabulary(size) if size > 0 and not left else None
+
+
 def _settings(values: Row | None) -> Row:
     """Columns that follow from a run's settings; none where they cannot be read."""
-    if values is None:
-        return {}
-    try:
-        run = from_dict(RunSettings, values)
-    except (UserError, TypeError, AttributeError, ValueError):
+    run = _run(values)
+    if run is None:
         return {}
     return {
         "approach": run.approach,

@@ -19,6 +19,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "stalls": {"warmup_steps": 3},
     "benchmark": {},
     "scaling": {"warmup_steps": 3},
+    "memory": {},
     "order": {},
     "inventory": {},
 }

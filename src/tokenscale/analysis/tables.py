@@ -61,6 +61,10 @@ TABLES: dict[str, dict[str, str]] = {
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
         "parameters": "BIGINT",
+        "predicted_parameters_bytes": "BIGINT",  # of the rank with the most (costs/memory.py); so the three below
+        "predicted_gradients_bytes": "BIGINT",
+        "predicted_optimizer_bytes": "BIGINT",
+        "predicted_activations_bytes": "BIGINT",
         "code_digest": "VARCHAR",
         "git_commit": "VARCHAR",
         "git_dirty": "BOOLEAN",

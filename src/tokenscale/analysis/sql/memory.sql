@@ -1,0 +1,55 @@
+-- Memory of a run in bytes, as measured in the first step of its latest attempt by the rank that held the most, beside
+-- what its settings predict for the rank with the most: parameters, gradients, optimizer state, and what backward needs
+-- of the forward passes in flight (activations). A sum is null where a part was not measured or is not predicted.
+WITH measured AS (
+    SELECT
+        run_id,
+        rank,
+        parameters_bytes,
+        gradients_bytes,
+        optimizer_bytes,
+        activations_bytes,
+        parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes AS bytes
+    FROM events
+    WHERE event = 'memory'
+    QUALIFY row_number() OVER (
+        PARTITION BY run_id
+        ORDER BY attempt DESC,
+            parameters_bytes + gradients_bytes + optimizer_bytes + coalesce(activations_bytes, 0) DESC, rank
+    ) = 1
+),
+predicted AS (
+    SELECT
+        *,
+        predicted_parameters_bytes + predicted_gradients_bytes + predicted_optimizer_bytes
+            + predicted_activations_bytes AS predicted_bytes
+    FROM runs
+    WHERE validity IN ('valid', 'suspect')
+)
+SELECT
+    p.run_id,
+    p.approach,
+    p.series,
+    p.model,
+    p.method,
+    p.world_size,
+    p.repeat,
+    p.micro_batch,
+    p.sequence_length,
+    p.precision,
+    p.device_kind,
+    m.rank,
+    m.parameters_bytes,
+    p.predicted_parameters_bytes,
+    m.gradients_bytes,
+    p.predicted_gradients_bytes,
+    m.optimizer_bytes,
+    p.predicted_optimizer_bytes,
+    m.activations_bytes,
+    p.predicted_activations_bytes,
+    m.bytes,
+    p.predicted_bytes,
+    p.predicted_bytes / nullif(m.bytes, 0) AS predicted_per_measured
+FROM predicted AS p
+JOIN measured AS m USING (run_id)
+ORDER BY p.series, p.world_size, p.repeat, p.run_id;

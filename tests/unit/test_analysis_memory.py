@@ -1,0 +1,93 @@
+"""Predicted memory of runs, from their records, beside the measured."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import query
+from tokenscale.costs.flops import parameters
+from tokenscale.costs.memory import largest
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.presets import PRESETS
+
+SHAPE = PRESETS["llama-tiny"].with_vocabulary(513)
+PARTS = ("parameters", "gradients", "optimizer", "activations")
+
+
+def run_of(model="llama-tiny", **changes):
+    return logs.settings(world_size=2, model=PRESETS[model], **changes)
+
+
+def write(folder, run, measured=None, attempts=None, **fields):
+    """A run's logs, with the memory events (attempt, rank, bytes by part) of some ranks."""
+    directory = logs.write_run(folder / "runs", run, attempts=attempts, **fields)
+    for attempt, rank, sizes in measured or []:
+        line = {"schema": 2, "event": "memory", "t_unix_s": 1.7e9, "step": 0}
+        line |= {f"{part}_bytes": size for part, size in zip(PARTS, sizes, strict=True)}
+        path = directory / f"attempt={attempt:02d}" / f"rank={rank:05d}" / "events.jsonl"
+        path.write_text(path.read_text() + json.dumps(line) + "\n")
+
+
+def rows(folder, *runs):
+    table = logs.write_table(folder / "runs.json", list(runs), further=("seed",))
+    ingest(table, folder / "runs", folder / "tables")
+    return query("memory", folder / "tables").to_dict("records")
+
+
+def test_the_rank_that_held_the_most_stands_beside_what_the_settings_predict(tmp_path):
+    """The vocabulary is not in the settings: the count of parameters gives it away."""
+    run = run_of()
+    measured = [(0, 0, (10, 10, 20, 5)), (0, 1, (10, 10, 21, 7))]
+    write(tmp_path, run, measured, parameters=parameters(SHAPE))
+    (row,) = rows(tmp_path, run)
+    expected = largest(replace(run, model=SHAPE))
+    assert [row[f"{part}_bytes"] for part in PARTS] == [10, 10, 21, 7]
+    assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [getattr(expected, part) for part in PARTS]
+    assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.total)
+    assert row["predicted_per_measured"] == pytest.approx(expected.total / 48)
+
+
+def test_a_gpus_activations_are_predicted_for_a_gpu(tmp_path):
+    run = run_of()
+    hardware = {**logs.HARDWARE, "device": "A test GPU", "device_kind": "cuda"}
+    write(tmp_path, run, [(0, 0, (1, 1, 1, 1))], parameters=parameters(SHAPE), hardware=hardware)
+    (row,) = rows(tmp_path, run)
+    found = row["predicted_activations_bytes"]
+    assert (
+        found == largest(replace(run, model=SHAPE), "cuda").activations < largest(replace(run, model=SHAPE)).activations
+    )
+
+
+def test_the_latest_attempt_counts(tmp_path):
+    run = run_of()
+    measured = [(0, 0, (900, 1, 1, 1)), (1, 0, (10, 1, 1, 1))]
+    attempts = [{"stop": 2, "stopped": False}, {"start": 2}]
+    write(tmp_path, run, measured, attempts=attempts, parameters=parameters(SHAPE))
+    (row,) = rows(tmp_path, run)
+    assert row["parameters_bytes"] == 10
+
+
+def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
+    """Activations under torch.compile; a count that no vocabulary makes; a model of transformers; settings that no
+    training would take."""
+    cases = {
+        "compiled": (run_of(compile=True, seed=3), parameters(SHAPE)),
+        "odd count": (run_of(seed=1), parameters(SHAPE) + 1),
+        "transformers": (run_of("bert-tiny", seed=4), 5_000_000),
+        "too many stages": (
+            replace(run_of(seed=2), layout=LayoutSettings(pipeline=2, data=2, schedule="interleaved")),
+            1,
+        ),
+    }
+    for run, count in cases.values():
+        write(tmp_path, run, [(0, 0, (10, 10, 20, None))], parameters=count)
+    found = {row["run_id"]: row for row in rows(tmp_path, *(run for run, _ in cases.values()))}
+    for name, (run, _) in cases.items():
+        row = pd.Series(found[run.identity])
+        assert row["parameters_bytes"] == 10
+        assert row[["activations_bytes", "bytes", "predicted_activations_bytes", "predicted_bytes"]].isna().all(), name
+        assert pd.isna(row["predicted_parameters_bytes"]) == (name != "compiled"), name
