@@ -52,6 +52,48 @@ def test_approaches_of_one_repeat_share_their_seed(tmp_path):
         assert run.settings.effective_seed == run.repeat
 
 
+def test_a_level_that_is_a_mapping_is_merged_over_the_runs_and_stays_what_it_is(tmp_path):
+    levels = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
+    experiment = {
+        **with_run(optimizer={"beta1": 0.8}),
+        "factors": {"optimizer": levels, "optimizer.beta2": [0.5, 0.6]},
+        "repeats": 1,
+    }
+    config = project(tmp_path, experiment)
+    found = [r.settings.optimizer for r in config.runs("e")]
+    assert sorted((x.beta1, x.learning_rate, x.weight_decay, x.beta2) for x in found) == [
+        (0.8, 0.1, 0.1, 0.5), (0.8, 0.1, 0.1, 0.6), (0.8, 0.2, 0.3, 0.5), (0.8, 0.2, 0.3, 0.6)
+    ]  # fmt: skip
+    assert config.experiment("e").factors["optimizer"] == levels
+
+
+def test_cells_are_left_out_by_the_settings_of_a_mapping_with_the_reason(tmp_path):
+    left_out = [{"cells": {"layout.schedule": "gpipe", "micro_batch": 8}, "reason": "one is none"}]
+    layouts = [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}]
+    experiment = {**with_run(model="llama-tiny"), "factors": {"layout": layouts, "micro_batch": [8, 4]}, "repeats": 1}
+    config = project(tmp_path, {**experiment, "left_out": left_out})
+    found = [(r.settings.layout.method, r.settings.micro_batch) for r in config.runs("e")]
+    assert sorted(found) == [("ddp", 4), ("ddp", 8), ("gpipe", 4), ("tp", 4), ("tp", 8)]
+    assert config.table("e")["left_out"] == left_out
+
+
+def test_the_shipped_parallel_experiments_expand_to_what_they_say():
+    config = configuration.load("config/config.yaml", root=ROOT)
+    runs = [r.settings for r in config.runs("parallelism") if r.repeat == 0]
+    one = {"single"}
+    two = {"ddp", "zero1", "fsdp", "tp", "1f1b"}
+    assert {r.layout.method for r in runs if r.layout.world_size == 1} == one
+    assert {r.layout.method for r in runs if r.layout.world_size == 2} == two
+    assert {r.layout.method for r in runs if r.layout.world_size == 4} == two | {"hsdp", "tp-ddp", "1f1b-ddp"}
+    assert len(runs) == 16
+    assert len({(r.model, r.global_batch, r.micro_batch, r.optimizer, r.budget) for r in runs}) == 1
+    runs = [r.settings for r in config.runs("pipeline_vs_model_parallel") if r.repeat == 0]
+    found = {(r.layout.schedule, r.global_batch // r.micro_batch) for r in runs}
+    every = {(name, m) for name in ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble") for m in (1, 2, 4, 8)}
+    assert found == every - {("interleaved", 1)} and len(runs) == 19
+    assert {r.layout.world_size for r in runs} == {2}
+
+
 def test_a_scale_overlays_the_experiment(tmp_path):
     experiment = {
         **EXPERIMENT,
@@ -106,6 +148,15 @@ def with_run(**changes):
         ),
         ({**EXPERIMENT, "factors": {"layout.data": []}}, ["factors.layout.data", "no levels"]),
         ({**EXPERIMENT, "factors": {"seed": [0, 1]}}, ["factors.seed"]),
+        (
+            {**EXPERIMENT, "left_out": [{"cells": {"approach": "token-list"}, "reason": "-"}]},
+            ["left_out.0.cells", "no cell", "token-list"],
+        ),
+        ({**EXPERIMENT, "left_out": [{"cells": {"approach": "packed"}}]}, ["left_out", "reason"]),
+        (
+            {**EXPERIMENT, "left_out": [{"cells": {"layout.data": n}, "reason": "-"} for n in (1, 2)]},
+            ["left_out", "every cell"],
+        ),
         (with_run(model={"preset": ["a"]}), ["runs.model"]),
         (with_run(model={"preset": "llama-micro", "rope_theta": "many"}), ["runs.model.rope_theta"]),
         ({**EXPERIMENT, "scales": {"alpes": {}}}, ["'alpes'", "'alps'"]),

@@ -1,4 +1,7 @@
-"""The five figures: from tables with runs, without runs, with one cell gone; equal bytes."""
+"""The figures: from tables with runs, without runs, with one cell gone; equal bytes."""
+
+import json
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,6 +13,8 @@ from tokenscale.files import read_json, write_json
 from tokenscale.report import registry, save, summary
 from tokenscale.report.svg import inline
 from tokenscale.report.words import OVERSUBSCRIBED, SHARED_CORES
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.presets import PRESETS
 
 
 def made(folder, **options):
@@ -39,14 +44,44 @@ def texts(figure):
     return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
 
 
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory):
+    """One rank, DDP on two and tensor groups of two with two copies on four; pipelines of two, 1 to 4 micro-batches."""
+    folder = tmp_path_factory.mktemp("laid_out")
+    base = logs.settings(steps=6, model=PRESETS["llama-small"])
+    found = [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(data=2, tensor=2)]
+    runs = [replace(base, layout=layout, repeat=k) for layout in found for k in (0, 1)]
+    for name, chunks in (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)):
+        layout = LayoutSettings(pipeline=2, schedule=name, stages_per_rank=chunks)
+        runs += [replace(base, layout=layout, micro_batch=b) for b in (8, 4, 2) if (name, b) != ("interleaved", 8)]
+    for run in runs:
+        for path in logs.write_run(folder / "runs", run).glob("attempt=00/rank=*/steps.jsonl"):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            for step in steps:
+                step["micro_steps"] = run.global_batch // run.micro_batch
+                if run.layout.pipeline > 1:
+                    step["bubble_s"] = step["forward_s"] + step["backward_s"]
+            path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+            if run.layout.pipeline == 1:
+                kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+                held = {"event": "memory", "schema": 2, "step": 0} | dict(zip(kinds, (1e6, 2e6, 3e6, 4e6), strict=True))
+                path = path.with_name("events.jsonl")
+                path.write_text(path.read_text() + json.dumps(held) + "\n")
+    degrees = ("pipeline", "schedule", "stages_per_rank", "tensor")
+    table = logs.write_table(folder / "runs.json", runs, further=(*(f"layout.{d}" for d in degrees), "micro_batch"))
+    ingest(table, folder / "runs", folder / "tables")
+    return folder / "tables"
+
+
 @pytest.mark.parametrize("name", registry.FIGURES)
-def test_figures_have_units_words_and_data(tables, name):
-    module, rows = parts(name, tables)
+def test_figures_have_units_words_and_data(tables, laid_out, name):
+    module, rows = parts(name, laid_out if name == "pipeline_bubble" else tables)
     figure = module.draw(*rows)
     assert isinstance(figure, Figure)
     assert all(axes.get_xlabel() for axes in figure.axes)
     caption = module.caption(*rows)
-    assert "range, not an interval" in caption or name == "loss_over_time"
+    spread = "One run a cell" if name == "pipeline_bubble" else "range, not an interval"
+    assert spread in caption or name == "loss_over_time"
     assert "95 %" not in caption
     assert len(module.alt(*rows)) > 40
     assert len(module.data(*rows)) > 0
@@ -88,6 +123,60 @@ def test_legends_with_long_names_stay_inside_the_figure(tmp_path, name):
     figure = module.draw(*rows)
     figure.canvas.draw()
     assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out):
+    module, rows = parts("parallel_methods", laid_out)
+    found = module.data(*rows).set_index("method")
+    found = found.rename(index=lambda name: name.removesuffix(", micro_batch=8"))  # it varies, too
+    assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "gpus"].tolist() == [1, 2, 4]
+    assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "scaling_measurement"].tolist() == [
+        "reference", "yes", "no: oversubscribed CPU"
+    ]  # fmt: skip
+    assert found.loc["ddp", "memory_bytes"] == 10e6
+    assert found.loc["ddp", "efficiency"] == pytest.approx(0.5, rel=1e-3)
+    table = module.table(*rows)
+    named = [name for name, _ in table.columns]
+    (row,) = [dict(zip(named, row, strict=True)) for row in table.rows if row[1] == "ddp, micro_batch=8"]
+    assert (row["ranks"], row["runs"], row["memory per device (MB)"], row["same data"]) == ("2", "2", "10", "yes")
+    assert row["a scaling measurement?"] == "yes" and float(row["largest loss difference (nats)"]) == 0
+    assert "(" in row["useful tokens / s"]  # two repeats, their range
+    drawn = texts(module.draw(*rows))
+    assert "not measured" in drawn  # pipelines without a memory event
+    for told in (*drawn, module.caption(*rows), module.alt(*rows)):
+        if OVERSUBSCRIBED in told:
+            assert f"4 ranks, {OVERSUBSCRIBED}" in told
+    assert sum(OVERSUBSCRIBED in told for told in (*drawn, module.caption(*rows), module.alt(*rows))) == 3
+
+
+def test_a_method_without_a_run_on_one_rank_has_no_efficiency_to_show(tmp_path):
+    run = logs.settings(world_size=2)
+    logs.write_run(tmp_path / "runs", run)
+    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts("parallel_methods", tmp_path / "tables")
+    assert module.data(*rows)["scaling_measurement"].tolist() == ["no: no run on one rank"]
+    assert "–" in module.table(*rows).rows[0]
+
+
+def test_predicted_bubbles_are_lines_and_measured_ones_points(laid_out):
+    module, rows = parts("pipeline_bubble", laid_out)
+    found = module.data(*rows).set_index(["schedule", "micro_batches"])
+    assert found["bubble_measured"].tolist() == pytest.approx([0.5] * 14)
+    predicted = {"naive": 1 / 2, "gpipe": 1 / 5, "1f1b": 1 / 5, "interleaved": 1 / 9}
+    assert {name: found.loc[(name, 4), "bubble_predicted"] for name in predicted} == pytest.approx(predicted)
+    assert found.loc[("zero-bubble", 4), "bubble_predicted"] < 1 / 5
+    assert ("interleaved", 1) not in found.index
+    (axes,) = module.draw(*rows).axes
+    lines = [line for line in axes.lines if line.get_linestyle() != "None" and len(line.get_xdata())]
+    points = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert len(lines) == 5 and len({line.get_color() for line in lines}) == 5
+    (gpipe,) = (line for line in lines if line.get_color() == module._LOOKS["gpipe"][0])
+    assert list(gpipe.get_xdata()) == [1, 2, 4]
+    assert list(gpipe.get_ydata()) == pytest.approx([100 / 2, 100 / 3, 100 / 5])
+    assert sum(len(line.get_xdata()) for line in points) == 14
+    assert [y for line in points for y in line.get_ydata()] == pytest.approx([50] * 14)
+    assert len(module.table(*rows).rows) == 14
+    assert "(p − 1) / (m + p − 1)" in module.caption(*rows)
 
 
 def test_every_run_is_drawn(tables):

@@ -89,7 +89,7 @@ def test_what_users_write_is_text(site):
 
 
 def test_all_figures_and_parts_are_there(site):
-    assert Reader(site[1]).tags.count("svg") == 5
+    assert Reader(site[1]).tags.count("svg") == len(registry.FIGURES)
     for words in (
         "Run inventory",
         "Same data",
@@ -100,6 +100,18 @@ def test_all_figures_and_parts_are_there(site):
         "Definitions",
     ):
         assert words in site[1]
+
+
+def test_a_figures_table_is_read_without_opening_anything(site):
+    text = site[1]
+    drawn = text[text.index('id="demo-figure-parallel_methods"') :]
+    assert "memory per device (MB)" in drawn[: drawn.index("<details>")]
+
+
+def test_the_design_says_what_is_not_run_and_why(tmp_path):
+    left_out = [{"cells": {"layout": {"data": 2}, "approach": "padded"}, "reason": EVIL}]
+    text = build(tmp_path, drawn=False, world_sizes=(1,), repeats=1, left_out=left_out)
+    assert f"Not run: approach=padded, layout.data=2 ({EVIL})." in "".join(Reader(text).text)
 
 
 def test_few_runs_never_get_a_confident_word(site):
@@ -310,7 +322,7 @@ def test_page_and_pdf_are_rebuilt_with_equal_bytes(site):
         pdf.write(["demo"], folder / "tables", folder / name)
     assert (folder / "a.pdf").read_bytes() == (folder / "b.pdf").read_bytes()
     assert (folder / "a.pdf").read_bytes().startswith(b"%PDF")
-    assert (folder / "a.pdf").read_bytes().count(b"/Type /Page ") == 6
+    assert (folder / "a.pdf").read_bytes().count(b"/Type /Page ") == 1 + len(registry.FIGURES)
 
 
 @pytest.mark.parametrize("listed", [0, 4])

@@ -1,5 +1,9 @@
 """Definitions in SQL against numbers worked out by hand."""
 
+import json
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
 from tests import logs
@@ -7,6 +11,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import PARAMETERS, connect, definition, query
 from tokenscale.errors import UserError
 from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.layout import LayoutSettings
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,130 @@ def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs
     order = query("order", tmp_path / "tables")
     assert (order["kind"] == "world sizes").sum() == 3  # never one storage against the other
     assert (order["kind"] == "online and offline").sum() == 4
+
+
+LAYOUTS = ("layout.pipeline", "layout.schedule", "layout.stages_per_rank", "layout.shard", "layout.sharding")
+LAYOUTS += ("layout.tensor",)
+
+
+def laid_out(folder, runs, edit=None, further=()):
+    """Tables of runs in layouts of their own; `edit` gets (run, rank, a step's fields) and changes the fields."""
+    for run in runs:
+        for path in sorted(logs.write_run(folder / "runs", run).glob("attempt=00/rank=*/steps.jsonl")):
+            if edit:
+                steps = [json.loads(line) for line in path.read_text().splitlines()]
+                for step in steps:
+                    edit(run, int(path.parent.name.split("=")[1]), step)
+                path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    table = logs.write_table(folder / "runs.json", runs, further=LAYOUTS + further)
+    ingest(table, folder / "runs", folder / "tables")
+    return folder / "tables"
+
+
+def layout(steps=6, micro_batch=8, **degrees):
+    return replace(logs.settings(steps=steps), micro_batch=micro_batch, layout=LayoutSettings(**degrees))
+
+
+def add_memory(folder, run, attempt, by_rank):
+    """A `memory` event (parameters, gradients, optimizer, activations) for each rank."""
+    kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    for rank, sizes in enumerate(by_rank):
+        place = folder / "runs" / run.identity / f"attempt={attempt:02d}" / f"rank={rank:05d}" / "events.jsonl"
+        line = {"schema": 2, "event": "memory", "step": 0, **dict(zip(kinds, sizes, strict=True))}
+        place.write_text(place.read_text() + json.dumps(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("degrees", "name"),
+    [
+        ({}, "single"),
+        ({"data": 2}, "ddp"),
+        ({"shard": 2, "sharding": "zero2"}, "zero2"),
+        ({"shard": 2}, "zero3"),
+        ({"data": 2, "shard": 4}, "hsdp 2 × 4"),
+        ({"tensor": 4}, "tp"),
+        ({"pipeline": 2, "schedule": "gpipe"}, "gpipe"),
+        ({"data": 2, "tensor": 4}, "tp 4 + ddp 2"),
+        ({"pipeline": 2, "tensor": 2, "shard": 2, "sharding": "zero1"}, "1f1b 2 + tp 2 + zero1 2"),
+    ],
+)
+def test_methods_go_by_their_degrees(tmp_path, degrees, name):
+    tables = laid_out(tmp_path, [layout(**degrees)])
+    assert query("parallelism", tables)["method"].tolist() == [name]
+
+
+def test_methods_are_held_against_one_rank_of_the_same_micro_batch(tmp_path):
+    """Useful tokens: 8 × 1024 × 0.97 a step on one rank. Steps of 0.25 s, and of 0.2 and 0.1 s where edited."""
+    runs = [layout(), layout(tensor=2), layout(data=2), layout(micro_batch=4, pipeline=2)]
+
+    def edit(run, rank, step):
+        if run.layout.tensor == 2:
+            step["step_s"] = 0.2 if rank else 0.1
+            if step["step"] == 5 and rank == 0:
+                step["loss_sum"] += 0.5 * step["useful_tokens"]
+        if run.layout.pipeline == 2 and step["step"] == 1:
+            step["order_digest"] += 1
+
+    tables = laid_out(tmp_path, runs, edit, further=("micro_batch",))
+    ingest(logs.write_table(tmp_path / "runs.json", runs, further=LAYOUTS), tmp_path / "runs", tables)
+    found = query("parallelism", tables)
+    single, ddp = one(found, method="single"), one(found, method="ddp")
+    assert (single["efficiency"], single["largest_loss_difference"], single["same_data"]) == (1.0, 0.0, True)
+    useful = int(8 * 1024 * 0.97)
+    assert ddp["useful_tokens_per_s"] == pytest.approx(2 * int(4 * 1024 * 0.97) / 0.25)
+    assert ddp["efficiency"] == pytest.approx(0.5, rel=1e-3) and bool(ddp["same_data"])
+    tp = one(found, method="tp")  # the slower rank sets the time
+    assert tp["useful_tokens_per_s"] == pytest.approx(ddp["useful_tokens_per_s"] * 0.25 / 0.2)
+    assert tp["efficiency"] == pytest.approx(0.625, rel=1e-3)
+    assert tp["largest_loss_difference"] == pytest.approx(0.25, rel=1e-6)  # half of the tokens are that rank's
+    assert tp["final_loss"] == pytest.approx(single["final_loss"] + 0.25)
+    assert single["useful_tokens_per_s"] == pytest.approx(useful / 0.25)
+    other = one(found, method="1f1b")  # its micro-batch has no run on one rank
+    assert pd.isna(other["efficiency"]) and pd.isna(other["largest_loss_difference"])
+    pairs = [layout(), layout(pipeline=2)]
+    found = query("parallelism", laid_out(tmp_path / "digests", pairs, edit))
+    assert found["same_data"].tolist() == [True, False]
+
+
+def test_memory_is_that_of_the_fullest_rank_in_the_latest_attempt(tmp_path):
+    run, other = layout(12, shard=2), layout(12, data=2)
+    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 3, "stopped": False}, {"start": 3}])
+    logs.write_run(tmp_path / "runs", other)
+    add_memory(tmp_path, run, 0, [(900, 900, 900, 900), (900, 900, 900, 900)])
+    add_memory(tmp_path, run, 1, [(10, 20, 30, 5), (10, 20, 30, 40)])
+    add_memory(tmp_path, other, 0, [(10, 20, 30, None), (10, 20, 30, 40)])
+    ingest(logs.write_table(tmp_path / "runs.json", [run, other], further=LAYOUTS), tmp_path / "runs", tmp_path / "t")
+    found = query("parallelism", tmp_path / "t")
+    row = one(found, method="zero3")
+    assert [row[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer", "activations", "memory")] == [
+        10, 20, 30, 40, 100
+    ]  # fmt: skip
+    assert pd.isna(one(found, method="ddp")["memory_bytes"])  # one rank's activations were not measured
+
+
+def test_a_bubble_is_waiting_over_waiting_and_passes_of_all_ranks(tmp_path):
+    """Rank 0 waits 1 s of 4, rank 1 2 s of 8 but for its last step, 5 s of 11: 2 × 1 + 2 + 5 over 2 × 4 + 8 + 11."""
+    naive = layout(steps=5, pipeline=2, schedule="naive")
+    many = layout(steps=5, micro_batch=4, pipeline=2, schedule="naive")
+    gpipe = layout(steps=5, micro_batch=4, pipeline=2, schedule="gpipe")
+
+    def edit(run, rank, step):
+        step["micro_steps"] = run.global_batch // run.micro_batch
+        waits = (5.0 if step["step"] == 4 else 2.0) if rank else 1.0
+        step |= {"bubble_s": 99.0 if step["step"] < 3 else waits}  # the first three are warm-up
+        step |= {"forward_s": 1.0 + rank, "backward_s": 2.0 + 2 * rank}
+        step["step_s"] = 0.5 if run.layout.schedule == "gpipe" else 0.6 if run.micro_batch == 4 else 0.8
+        if run is many and step["step"] == 0:
+            step["loss_sum"] += 0.25 * step["useful_tokens"]
+
+    tables = laid_out(tmp_path, [naive, many, gpipe, layout(steps=5)], edit, further=("micro_batch",))
+    found = query("pipeline", tables)
+    assert found["schedule"].tolist() == ["gpipe", "naive", "naive"]
+    assert found["bubble_share"].tolist() == pytest.approx([9 / 27] * 3)
+    assert found["micro_batches"].tolist() == [2, 1, 2]
+    assert found["speed_up"].tolist() == pytest.approx([0.6 / 0.5, 1.0, 1.0])
+    assert found["largest_loss_difference"].tolist() == pytest.approx([0, 0, 0.25])
+    assert found["same_data"].tolist() == [True] * 3
 
 
 def test_a_run_without_a_partner_at_world_size_one_has_no_efficiency(tmp_path):

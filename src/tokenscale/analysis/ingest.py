@@ -14,6 +14,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.records import provenance
 from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.experiments import dotted
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
@@ -50,8 +51,8 @@ def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = 
                 counts[name] += len(values)
         add["benchmarks"](benchmark_rows)
     counts["benchmarks"] = len(benchmark_rows)
-    head = {key: table.get(key) for key in ("experiment", "question", "scale", "factors", "repeats", "note", "figures")}
-    write_json(output / "experiment.json", {"schema": 1, **head})
+    said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "figures")
+    write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in said}})
     return {name: counts[name] for name in tables.TABLES}
 
 
@@ -165,7 +166,7 @@ def _changed_logs(directory: Path, record: Row) -> list[str]:
 
 
 def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
-    cell = entry.get("cell") or {}
+    cell = dotted(entry.get("cell") or {})
     row: Row = {
         "experiment": experiment,
         "run_id": entry["run_id"],
@@ -254,6 +255,7 @@ def _settings(values: Row | None) -> Row:
         "model": run.model.name,
         "world_size": run.layout.world_size,
         "method": run.layout.method,
+        **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "schedule", "stages_per_rank")},
         "sequence_length": run.sequence_length,
         "global_batch": run.global_batch,
         "micro_batch": run.micro_batch,
@@ -278,7 +280,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
     {'series': 'padding-free, sequence_length=512', 'factors': 'sequence_length=512', 'storage': '', 'layout': ''}
     """
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
-    for key, value in cell.items():
+    for key, value in dotted(cell).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
             parts[part].append(f"{key}={_text(value)}")

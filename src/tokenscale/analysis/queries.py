@@ -19,6 +19,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "stalls": {"warmup_steps": 3},
     "benchmark": {},
     "scaling": {"warmup_steps": 3},
+    "parallelism": {"warmup_steps": 3},
+    "pipeline": {"warmup_steps": 3},
     "memory": {},
     "order": {},
     "inventory": {},

@@ -36,6 +36,13 @@ TABLES: dict[str, dict[str, str]] = {
         "model": "VARCHAR",
         "world_size": "INTEGER",
         "method": "VARCHAR",
+        "pipeline": "INTEGER",  # the degrees, whose product is the world size
+        "data": "INTEGER",
+        "shard": "INTEGER",
+        "tensor": "INTEGER",
+        "sharding": "VARCHAR",  # where shard is above 1: zero1, zero2, zero3
+        "schedule": "VARCHAR",  # where pipeline is above 1
+        "stages_per_rank": "INTEGER",
         "sequence_length": "INTEGER",
         "global_batch": "INTEGER",
         "micro_batch": "INTEGER",

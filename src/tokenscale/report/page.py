@@ -22,6 +22,8 @@ QUERIES = (
     "stalls",
     "benchmark",
     "scaling",
+    "parallelism",
+    "pipeline",
     "order",
     "inventory",
 )
@@ -74,6 +76,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     return {
         "name": name,
         **words,
+        "table": summary.Table(**words["table"]) if "table" in words else None,
         "svg": Markup(drawing),
         "data": shown,
         "rows": len(rows),

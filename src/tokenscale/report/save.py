@@ -1,5 +1,6 @@
 """A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, and its words."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import duckdb
@@ -34,6 +35,8 @@ def save(name: str, connection: duckdb.DuckDBPyConnection, output: Path) -> list
         _save(figure, path, kind, metadata)
     write_text(paths[3], csv(made.data(*rows)))
     words = {"title": made.TITLE, "caption": made.caption(*rows), "alt": made.alt(*rows), "queries": list(made.QUERIES)}
+    if hasattr(made, "table"):
+        words["table"] = asdict(made.table(*rows))
     write_json(paths[4], {"schema": 1, "figure": name, **words})
     return paths
 

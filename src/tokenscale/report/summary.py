@@ -17,6 +17,7 @@ from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.words import caution, kinds, left_out, spread
+from tokenscale.settings.experiments import dotted
 
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation")
@@ -64,7 +65,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "digest": digest(folder),
             "caution": caution(query("scaling", connection)),
             "answers": answers(compared),
-            "design": design(runs, head.get("repeats")),
+            "design": design(runs, head.get("repeats"), head.get("left_out") or []),
             "throughput": throughput_table(throughput, query("stalls", connection), runs),
             "comparisons": comparison_table(compared),
             "validation": validation_table(query("validation", connection)),
@@ -387,8 +388,11 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
     )
 
 
-def design(runs: pd.DataFrame, repeats: Any) -> Table:
-    """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so."""
+def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ()) -> Table:
+    """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
+
+    The caption names the combinations that are not run, and why.
+    """
     columns = [
         ("cell", False),
         *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())),
@@ -400,7 +404,11 @@ def design(runs: pd.DataFrame, repeats: Any) -> Table:
         done = int(group["validity"].isin(["valid", "suspect"]).sum())
         marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
         rows.append([cell or "(one cell)", *marks, f"{done} of {repeats or len(group)}"])
-    return Table(columns, rows)
+    without = [
+        f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
+        for left in not_run
+    ]
+    return Table(columns, rows, f"Not run: {'; '.join(without)}." if without else "")
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:

@@ -10,9 +10,10 @@ import pydantic
 import yaml
 
 from tokenscale.errors import UserError, unknown
+from tokenscale.files import canonical_json
 from tokenscale.settings import validate
 from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.experiments import Experiment, Run, cells, merge, order, set_dotted
+from tokenscale.settings.experiments import Experiment, Run, cells, matches, merge, order, set_dotted
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
@@ -148,6 +149,7 @@ class Config:
                 key="factors.seed",
                 next="use repeats alone",
             )
+        self._check_left_out(experiment, file)
         for figure in experiment.figures:
             if figure not in FIGURES:
                 raise unknown("figure", figure, FIGURES, file=file, key="figures")
@@ -156,6 +158,21 @@ class Config:
                 value = getattr(experiment.data_benchmark, key)
                 if value not in known:
                     raise unknown(key, value, known, file=file, key=f"data_benchmark.{key}")
+
+    def _check_left_out(self, experiment: Experiment, file: str) -> None:
+        """What is left out must be there, and something must be left."""
+        every = cells(replace(experiment, left_out=()))
+        for number, left in enumerate(experiment.left_out):
+            if not left.cells or not any(matches(cell, left.cells) for cell in every):
+                raise UserError(
+                    "no cell of the experiment is left out by this.",
+                    file=file,
+                    key=f"left_out.{number}.cells",
+                    found=canonical_json(left.cells),
+                    next="name levels of the factors, or remove it",
+                )
+        if not cells(experiment):
+            raise UserError("every cell is left out.", file=file, key="left_out", next="leave less out")
 
     def runs(self, name: str) -> list[Run]:
         """The run table of an experiment, in the randomised order of starting."""
@@ -268,6 +285,7 @@ class Config:
             "note": experiment.note,
             "scale": self.settings.scale,
             "factors": experiment.factors,
+            "left_out": [to_dict(left) for left in experiment.left_out],
             "repeats": experiment.repeats,
             "cells": cells(experiment),
             "figures": list(experiment.figures),

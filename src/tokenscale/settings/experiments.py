@@ -24,6 +24,16 @@ class DataBenchmark:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Combinations of levels that an experiment does not run, and why."""
+
+    __pydantic_config__ = STRICT
+
+    cells: dict[str, Any] = option(description="dotted key → level; cells that have all of these are left out")
+    reason: str = option(description="why, for the report")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One file in config/experiments, after its scale's overlay."""
 
@@ -32,7 +42,12 @@ class Experiment:
     question: str = option(description="what the experiment answers, one sentence")
     note: str = option("", "what a reader must know before trusting it")
     runs: dict[str, Any] = option(dict, "settings that all runs share (see RunSettings)")
-    factors: dict[str, list[Any]] = option(dict, "dotted key of a run's setting → its levels")
+    factors: dict[str, list[Any]] = option(
+        dict, "dotted key of a run's setting → its levels; a level that is a mapping is merged over `runs`"
+    )
+    left_out: tuple[LeftOut, ...] = option(
+        tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
+    )
     repeats: int = option(1, "runs a cell; each has its own seed", ge=1, strict=True)
     order_seed: int = option(0, "of the randomised order in which runs are started", ge=0, strict=True)
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
@@ -69,19 +84,46 @@ def merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `a.b.c` in nested mappings; a level that names something (`model: llama-tiny`) becomes `{"preset": …}`."""
+    """Set `a.b.c` in nested mappings; a level that names something (`model: llama-tiny`) becomes `{"preset": …}`.
+
+    A mapping is merged over the mapping that is there.
+    """
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent, {})
         values[parent] = inner if isinstance(inner, dict) else {"preset": inner}
         values = values[parent]
-    values[last] = value
+    values[last] = merge({last: values.get(last)}, {last: value})[last]
+
+
+def dotted(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A cell with the settings of its mappings spelled out: what it is compared and named by.
+
+    >>> dotted({"layout": {"data": 2, "tensor": 2}, "micro_batch": 4})
+    {'layout.data': 2, 'layout.tensor': 2, 'micro_batch': 4}
+    """
+    result: dict[str, Any] = {}
+    for key, value in cell.items():
+        inner = isinstance(value, dict) and value
+        result |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return result
+
+
+def matches(cell: dict[str, Any], levels: dict[str, Any]) -> bool:
+    """Whether a cell has all of these levels.
+
+    >>> matches({"layout": {"pipeline": 2, "schedule": "gpipe"}}, {"layout.schedule": "gpipe"})
+    True
+    """
+    found = dotted(cell)
+    return all(key in found and found[key] == value for key, value in dotted(levels).items())
 
 
 def cells(experiment: Experiment) -> list[dict[str, Any]]:
-    """Every combination of the factors' levels, in the order they are written."""
+    """Every combination of the factors' levels but those left out, in the order they are written."""
     names = list(experiment.factors)
-    return [dict(zip(names, levels, strict=True)) for levels in itertools.product(*experiment.factors.values())]
+    product = [dict(zip(names, levels, strict=True)) for levels in itertools.product(*experiment.factors.values())]
+    return [cell for cell in product if not any(matches(cell, left.cells) for left in experiment.left_out)]
 
 
 def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:

@@ -66,4 +66,6 @@ FIGURES = {
     "tokenization_benchmark": "tokenscale.report.figures.tokenization_benchmark",
     "loss_over_time": "tokenscale.report.figures.loss_over_time",
     "scaling_throughput": "tokenscale.report.figures.scaling_throughput",
+    "parallel_methods": "tokenscale.report.figures.parallel_methods",
+    "pipeline_bubble": "tokenscale.report.figures.pipeline_bubble",
 }

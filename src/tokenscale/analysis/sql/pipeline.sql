@@ -1,0 +1,82 @@
+-- Waiting in a pipeline: `bubble_share` is the time that ranks waited for other stages, transfers included, over that time
+-- and the time of their forward and backward passes; sums over all ranks and steps after warm-up ($warmup_steps steps an
+-- attempt). `speed_up` is useful tokens per second over those of schedule naive with as many micro-batches, all else equal.
+-- `largest_loss_difference` is over all steps, against schedule naive with the fewest micro-batches of the same repeat.
+WITH waited AS (
+    SELECT
+        s.run_id,
+        max(s.micro_steps) AS micro_batches,
+        sum(s.bubble_s) AS bubble_s,
+        sum(s.forward_s + s.backward_s) AS passes_s,
+        count(DISTINCT s.step) AS steps
+    FROM steps AS s
+    JOIN steps_global AS g USING (run_id, step)        -- steps of all ranks, of runs that count
+    JOIN runs AS r USING (run_id)
+    WHERE s.attempt_step >= $warmup_steps AND r.pipeline > 1 AND s.bubble_s IS NOT NULL
+    GROUP BY s.run_id
+),
+throughput AS (
+    SELECT run_id, sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s
+    FROM steps_global
+    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
+    GROUP BY run_id
+    HAVING sum(step_s) > 0
+),
+measured AS (
+    SELECT r.*, w.micro_batches, w.bubble_s, w.passes_s, w.steps, t.useful_tokens_per_s
+    FROM waited AS w
+    JOIN runs AS r USING (run_id)
+    JOIN throughput AS t USING (run_id)
+    WHERE w.bubble_s + w.passes_s > 0
+),
+pairs AS (
+    SELECT m.run_id, n.run_id AS naive, n.micro_batches = m.micro_batches AS as_many, n.micro_batches
+    FROM measured AS m
+    JOIN measured AS n
+        ON n.schedule = 'naive' AND n.approach = m.approach AND n.storage = m.storage AND n.science = m.science
+        AND n.repeat = m.repeat AND n.pipeline = m.pipeline AND n.data = m.data AND n.shard = m.shard
+        AND n.sharding = m.sharding AND n.tensor = m.tensor
+),
+reference AS (
+    SELECT run_id, naive FROM pairs
+    QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY micro_batches, naive) = 1
+),
+speed AS (
+    SELECT run_id, naive FROM pairs WHERE as_many
+    QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY naive) = 1
+),
+agreed AS (
+    SELECT
+        p.run_id,
+        max(abs(a.loss_sum / nullif(a.useful_tokens, 0) - b.loss_sum / nullif(b.useful_tokens, 0)))
+            AS largest_loss_difference,
+        count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
+    FROM reference AS p
+    JOIN steps_global AS a ON a.run_id = p.run_id
+    JOIN steps_global AS b ON b.run_id = p.naive AND b.step = a.step
+    GROUP BY p.run_id
+)
+SELECT
+    m.run_id,
+    m.schedule,
+    m.pipeline,
+    m.stages_per_rank,
+    m.world_size,
+    m.micro_batches,
+    m.micro_batch,
+    m.repeat,
+    m.device_kind,
+    m.oversubscribed,
+    m.steps,
+    m.bubble_s,
+    m.passes_s,
+    m.bubble_s / (m.bubble_s + m.passes_s) AS bubble_share,
+    m.useful_tokens_per_s,
+    m.useful_tokens_per_s / n.useful_tokens_per_s AS speed_up,
+    a.largest_loss_difference,
+    a.same_data
+FROM measured AS m
+LEFT JOIN speed AS p ON p.run_id = m.run_id
+LEFT JOIN measured AS n ON n.run_id = p.naive
+LEFT JOIN agreed AS a ON a.run_id = m.run_id
+ORDER BY m.pipeline, m.schedule, m.stages_per_rank, m.micro_batches, m.world_size, m.repeat, m.run_id;
