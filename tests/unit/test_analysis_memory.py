@@ -77,11 +77,8 @@ def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
     cases = {
         "compiled": (run_of(compile=True, seed=3), parameters(SHAPE)),
         "odd count": (run_of(seed=1), parameters(SHAPE) + 1),
-        "transformers": (run_of("bert-tiny", seed=4), 5_000_000),
-        "too many stages": (
-            replace(run_of(seed=2), layout=LayoutSettings(pipeline=2, data=2, schedule="interleaved")),
-            1,
-        ),
+        "transformers": (run_of("bert-base", seed=4, sequence_length=512), 5_000_000),
+        "too many stages": (replace(run_of(seed=2), layout=LayoutSettings(pipeline=4)), parameters(SHAPE)),
     }
     for run, count in cases.values():
         write(tmp_path, run, [(0, 0, (10, 10, 20, None))], parameters=count)

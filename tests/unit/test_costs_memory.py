@@ -156,6 +156,12 @@ def test_no_rank_holds_more_than_the_one_with_the_most(layout):
     assert largest(run).total == max(memory(run, rank).total for rank in range(layout.world_size))
 
 
+def test_the_last_stage_may_be_the_one_with_the_most():
+    """It keeps log-probabilities of a large vocabulary for each pass in flight."""
+    run = run_of(LayoutSettings(pipeline=2, schedule="gpipe"), replace(SMALL, vocabulary_size=4096))
+    assert largest(run) == memory(run, 1) != memory(run, 0)
+
+
 def test_what_is_not_predicted_is_none_and_not_a_number():
     for changes in ({"compile": True}, {"float8": True}):
         held = memory(run_of(**changes), 0)
