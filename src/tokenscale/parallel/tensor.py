@@ -110,50 +110,51 @@ def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
     model, held = objective.model, held_of(objective)
-    whole = {name for name, _ in model.named_parameters()}
-
-    def cut(prefix: str, module: nn.Module, dim: int, names: tuple[str, ...] = ("weight", "bias")) -> None:
-        for name in names:
-            weight = getattr(module, name, None)
-            if weight is None:
-                continue
-            mine = ranks.mine(weight.shape[dim])
-            kept = weight.detach().narrow(dim, mine.start, len(mine)).clone()
-            setattr(module, name, nn.Parameter(kept))
-            held.cuts[f"{prefix}.{name}"] = Cut(dim, mine.start, tuple(weight.shape))
-            whole.discard(f"{prefix}.{name}")
-
+    cuts: dict[str, Cut] = {}
     for number, block in enumerate(model.blocks):
-        if block is None:  # another stage's
-            continue
-        for part, inner in ((block.attention, ("query", "key", "value")), (block.feed_forward, ("gate", "up"))):
-            prefix = f"blocks.{number}.{'attention' if part is block.attention else 'feed_forward'}"
-            for name in inner:
-                if hasattr(part, name):
-                    cut(f"{prefix}.{name}", getattr(part, name), 0)
-            last = "output" if part is block.attention else "down"
-            cut(f"{prefix}.{last}", getattr(part, last), 1, ("weight",))
-            getattr(part, last).forward = partial(_rows, getattr(part, last), ranks)
-            part.register_forward_pre_hook(partial(_collect, ranks))
+        if block is not None:  # else another stage's
+            _cut_part(block.attention, f"blocks.{number}.attention", ranks, cuts, "output")
+            _cut_part(block.feed_forward, f"blocks.{number}.feed_forward", ranks, cuts, "down")
+    vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
+    tied = model.settings.tied_embeddings
     if model.embedding is not None:
-        tied = model.head is not None and model.head.weight is model.embedding.weight
-        vocabulary = Vocabulary(ranks.mine(len(model.embedding.weight)).start, ranks)
-        cut("embedding", model.embedding, 0)
+        _cut(model.embedding, "embedding", "weight", 0, ranks, cuts)
         model.embedding.forward = partial(_look_up, model.embedding, vocabulary)
+    if model.head is not None:
         if tied:
             model.head.weight = model.embedding.weight
+        else:
+            _cut(model.head, "head", "weight", 0, ranks, cuts)
+        objective.loss = partial(_loss, objective, vocabulary)
     if getattr(model, "positions", None) is not None:
         model.positions.register_forward_hook(partial(_own_positions, ranks))
-    if model.head is not None:
-        if "head.weight" in whole:
-            cut("head", model.head, 0)
-        size = model.settings.vocabulary_size
-        objective.loss = partial(_loss, objective, Vocabulary(ranks.mine(size).start, ranks))
-    if whole:
-        held.sums.append(Sum(tuple(sorted(whole)), ranks.group))
+    repeated = tuple(name for name, _ in model.named_parameters() if name not in cuts)
+    held.cuts |= cuts
+    if repeated:
+        held.sums.append(Sum(repeated, ranks.group))
     if ranks.index:
-        held.repeated |= whole
+        held.repeated.update(repeated)
     return objective
+
+
+def _cut_part(part: nn.Module, name: str, ranks: Ranks, cuts: dict[str, Cut], last: str) -> None:
+    """Attention or feed-forward: its layers by outputs (whole heads, hidden units), the `last` one by inputs."""
+    for child, linear in part.named_children():
+        if child == last:
+            _cut(linear, f"{name}.{child}", "weight", 1, ranks, cuts)
+            linear.forward = partial(_rows, linear, ranks)
+            continue
+        _cut(linear, f"{name}.{child}", "weight", 0, ranks, cuts)
+        if linear.bias is not None:
+            _cut(linear, f"{name}.{child}", "bias", 0, ranks, cuts)
+    part.register_forward_pre_hook(partial(_collect, ranks))
+
+
+def _cut(module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, cuts: dict[str, Cut]) -> None:
+    weight = getattr(module, kind)
+    mine = ranks.mine(weight.shape[dim])
+    setattr(module, kind, nn.Parameter(weight.detach().narrow(dim, mine.start, len(mine)).clone()))
+    cuts[f"{name}.{kind}"] = Cut(dim, mine.start, tuple(weight.shape))
 
 
 def _collect(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:
