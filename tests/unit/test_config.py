@@ -249,6 +249,14 @@ def test_world_sizes_are_held_against_the_nodes_of_the_machine(tmp_path):
         project(tmp_path / "b", experiment, gpus_per_node=4).runs("e")
 
 
+def test_tensor_groups_stay_inside_a_node(tmp_path):
+    shape = {"layers": 2, "heads": 4, "key_value_heads": 4}
+    experiment = {**with_run(global_batch=12, model=shape), "factors": {"layout.tensor": [4]}}
+    assert project(tmp_path / "a", experiment, gpus_per_node=4).runs("e")
+    with pytest.raises(UserError, match="reach over nodes of 2 ranks: tensor 2 stays inside"):
+        project(tmp_path / "b", experiment, gpus_per_node=2).runs("e")
+
+
 def test_one_corpus_for_all_experiments_leaves_tokenizers_as_they_are(tmp_path):
     values = configuration.read_yaml(ROOT / "config/config.yaml") | {"corpus": "dummy"}
     config = Config(values, root=ROOT)

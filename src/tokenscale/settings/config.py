@@ -213,7 +213,10 @@ class Config:
         values["model"] = self._model(values.get("model", "llama-tiny"), file)
         run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
         validate.check_problems(run.problems(), file=file, key="runs")
-        geometry(run.layout.world_size, self.settings.gpus_per_node)  # refuses what fits no nodes, before anything runs
+        # refuses what fits no nodes, before anything runs
+        shape = geometry(run.layout.world_size, self.settings.gpus_per_node)
+        if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
+            validate.check_problems([("layout.tensor", problem)], file=file, key="runs")
         return run
 
     def _model(self, value: Any, file: str) -> ModelSettings:
