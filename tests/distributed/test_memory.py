@@ -61,7 +61,7 @@ CASES = {
     "1f1b and tensor, dropout, products kept": run_of(
         LAYOUTS["1f1b-tp@2x2"], model=DROPPED, activation_checkpointing="selective", precision="bf16"
     ),
-    "1f1b and zero2": run_of(LAYOUTS["1f1b-zero2@2x2"]),
+    "interleaved and zero2": run_of(LAYOUTS["interleaved-zero2@2x2"]),
 }
 
 
@@ -77,6 +77,9 @@ def measured_in(world, run):
     ids = np.broadcast_to(np.arange(run.sequence_length, dtype=np.int32) // 10, tokens.shape)
     batch = replace(Batch.of(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)
     engine = engine_of(run, world)
+    if layout.shard > 1:  # as validation does, which leaves weights gathered
+        with torch.no_grad():
+            getattr(engine.objective, "pipeline", engine.objective)(*map(torch.from_numpy, (tokens, tokens)))
     probe = Probe(engine.model, world.device, compiled=False)
     engine.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}

@@ -50,8 +50,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     """What a rank holds in a step of a run whose model has its vocabulary (`with_vocabulary`).
 
     Parameters, gradients, and AdamW's two moments with its count of steps (4 bytes a tensor). Activations are what
-    backward needs of one forward pass on full rows, with weights that FSDP gathers and keeps; times the passes in
-    flight. Of a rank with several stages (interleaved) it is the first one's, as it is for the probe.
+    backward needs of one forward pass on full rows, times the passes in flight, and weights that FSDP gathers and
+    keeps. Of a rank with several stages (interleaved) it is the first one's pass, as it is for the probe.
 
     `device` says whose kernels. `cpu`: torch's own, eager, to the byte (tests/distributed/test_memory.py). `cuda`: what
     they leave out on a GPU is left out, and was not measured so far: RMSNorm's normalised copy; of dropout all but a
@@ -212,7 +212,7 @@ class _Forward:
         if self.model.positions == "rotary" and self.again == "none":
             saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
         saved += (self.embedding() if first else 0) + (self.loss() if last else 0)
-        return passes * saved + self.gathered([w for w in weights if w.layer is None or w.layer in layers])
+        return passes * saved + self.gathered(weights)
 
     def gathered(self, weights: list[Weight]) -> int:
         """Weights that are whole between forward and backward, in equal shares: the last ones are filled up."""

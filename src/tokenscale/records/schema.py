@@ -61,7 +61,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "parameters_bytes": "BIGINT",  # memory: held by this rank; so the three below
         "gradients_bytes": "BIGINT",
         "optimizer_bytes": "BIGINT",
-        "activations_bytes": "BIGINT",  # of one forward pass; null where it was not measured
+        "activations_bytes": "BIGINT",  # of the forward passes in flight; null where it was not measured
         "energy_j": "DOUBLE",  # run_stop: of this rank's board, over all steps; null where nothing counts it
     },
 }

@@ -2,12 +2,14 @@
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,33 +44,40 @@ class Probe:
         for the pass and not given back count, but only once.
         """
         if self._device.type == "cuda":
-            own, before = self._storages(), torch.cuda.memory_allocated(self._device)
+            before = torch.cuda.memory_allocated(self._device) - sum(self._gathered().values())
             yield
-            gathered = _sum(self._storages().keys() - own.keys(), self._storages())
+            gathered = sum(self._gathered().values())
             held = max(0, torch.cuda.memory_allocated(self._device) - before - gathered)
             self.bytes["activations_bytes"] = times * held + gathered
         elif self._compiled:
             yield
         else:
-            own, saved = self._storages(), {}
+            saved: dict[int, torch.UntypedStorage] = {}
 
             def pack(tensor: Tensor) -> Tensor:
                 storage = local(tensor).untyped_storage()
                 saved[storage._cdata] = storage
                 return tensor
 
+            own = self._weights()
             with _Products() as products, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 yield
-            whole = self._storages()
-            gathered = _sum(whole.keys() - own.keys(), whole)
+            own |= self._weights()
             found = {place: storage.nbytes() for place, storage in saved.items()} | products.kept()
-            held = sum(size for place, size in found.items() if place not in own and place not in whole)
-            self.bytes["activations_bytes"] = times * held + gathered
+            held = sum(size for place, size in found.items() if place not in own)
+            self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
-    def _storages(self) -> dict[int, torch.UntypedStorage]:
-        """Of the parameters as they are now, each once."""
-        found = (local(weight).untyped_storage() for weight in self._model.parameters())
-        return {storage._cdata: storage for storage in found}
+    def _weights(self) -> set[int]:
+        """Places of the parameters' storages as they are now."""
+        return {local(weight).untyped_storage()._cdata for weight in self._model.parameters()}
+
+    def _gathered(self) -> dict[int, int]:
+        """Place → bytes of weights that FSDP has put together from all ranks: those that are no DTensors now. They may
+        be there before a pass, since validation gives nothing back."""
+        if not any(isinstance(module, FSDPModule) for module in self._model.modules()):
+            return {}
+        storages = [w.untyped_storage() for w in self._model.parameters() if not isinstance(w, DTensor)]
+        return {storage._cdata: storage.nbytes() for storage in storages}
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """After the update, while gradients are there."""
@@ -84,10 +93,6 @@ class Probe:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _sum(places: Iterable[int], storages: dict[int, torch.UntypedStorage]) -> int:
-    return sum(storages[place].nbytes() for place in places)
 
 
 class _Products(TorchDispatchMode):
