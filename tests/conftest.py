@@ -5,11 +5,15 @@ the room `verbs`), or to those that `ROOMS_OF` names. An example in a docstring 
 Rooms are markers in pyproject.toml.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.once import once
+
+# before torch is there. Two workers on two cores: a thread that has no core keeps the others waiting, at full speed.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/tokenscale"
@@ -50,13 +54,24 @@ ROOMS_OF = {
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
     "workflow/test_reruns.py",
-    "distributed/test_training.py",
-    "workflow/test_sources.py",
     "distributed/test_study_commands.py",
     "workflow/test_reruns_carried_out.py",
+    "distributed/test_training.py",
+    "unit/test_packaging.py",
+    "workflow/test_objectives.py",
+    "unit/test_report.py",
+    "unit/test_training_loop.py",
+    "unit/test_batches.py",
+    "unit/test_advise.py",
+    "unit/test_benchmark_peers.py",
+    "unit/test_doctor_command.py",
+    "unit/test_figures.py",
     "workflow/test_workflow.py",
-    "workflow/test_status.py",
     "workflow/test_benchmark_workflow.py",
+    "unit/test_export.py",
+    "unit/test_formats_memory.py",
+    "workflow/test_sources.py",
+    "workflow/test_status.py",
     "workflow/test_archive.py",
 ]
 
