@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -74,9 +72,9 @@ class Probe:
     def _gathered(self) -> dict[int, int]:
         """Place → bytes of weights that FSDP has put together from all ranks: those that are no DTensors now. They may
         be there before a pass, since validation gives nothing back."""
-        if not any(isinstance(module, FSDPModule) for module in self._model.modules()):
+        if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
             return {}
-        storages = [w.untyped_storage() for w in self._model.parameters() if not isinstance(w, DTensor)]
+        storages = [w.untyped_storage() for w in self._model.parameters() if not hasattr(w, "to_local")]
         return {storage._cdata: storage.nbytes() for storage in storages}
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
