@@ -111,6 +111,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             no_data(panels[0], f"no data: {words.counted(0, inventory)}")
             return made
         shown, labels = cells(pipeline), []
+        highest = [max(predicted(*key), group["bubble_share"].max()) for key, group in shown]
         series = list(dict.fromkeys((name, chunks) for (_, name, chunks, _), _ in shown))
         for axes, ranks in zip(panels, sizes, strict=True):
             here = [(key, group) for key, group in shown if key[0] == ranks]
@@ -136,7 +137,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             axes.set_xticks(counts, [str(c) for c in counts])
             axes.minorticks_off()
             axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-            axes.set_ylim(0, 100)
+            axes.set_ylim(0, min(100.0, 115 * max(highest)))
             plain(axes.yaxis)
             if len(sizes) > 1:
                 axes.set_title(f"{ranks} ranks in the pipeline")
