@@ -24,6 +24,7 @@ QUERIES = (
     "scaling",
     "parallelism",
     "pipeline",
+    "memory",
     "order",
     "inventory",
 )
