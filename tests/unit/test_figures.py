@@ -131,7 +131,7 @@ def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out)
     found = found.rename(index=lambda name: name.removesuffix(", micro_batch=8"))  # it varies, too
     assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "gpus"].tolist() == [1, 2, 4]
     assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "scaling_measurement"].tolist() == [
-        "reference", "yes, of an idle machine", "no: oversubscribed CPU"
+        "reference", "yes, if idle", "no: oversubscribed CPU"
     ]  # fmt: skip
     assert found.loc["ddp", "memory_bytes"] == 10e6
     assert found.loc["ddp", "efficiency"] == pytest.approx(0.5, rel=1e-3)

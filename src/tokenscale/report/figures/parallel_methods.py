@@ -93,7 +93,7 @@ def _measure(world: int, group: pd.DataFrame) -> str:
     if group["efficiency"].isna().all():
         return "no: no run on one rank"
     if (reason := words.caution(group)) == "" and (group["device_kind"] == "cpu").all():
-        return "yes, of an idle machine"  # nobody records what else ran
+        return "yes, if idle"  # nobody records what else ran
     return _MEASURES[reason]
 
 
