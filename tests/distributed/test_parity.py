@@ -51,7 +51,7 @@ VARIANTS = {
 
 
 PRECISIONS = ("bf16", "bf16-true")
-FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2")
+FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2", "1f1b@4")
 COMPRESSED = {
     "ddp@2": LayoutSettings(data=2, compression="bf16"),
     "zero1@2": LayoutSettings(shard=2, sharding="zero1", compression="bf16"),

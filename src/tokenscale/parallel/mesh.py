@@ -10,7 +10,7 @@ from tokenscale.settings.layout import DEGREES, LayoutSettings, Place
 
 
 class Mesh:
-    """One rank's view of [pipeline, data, shard, tensor]. To make it is a collective.
+    """One rank's view of [pipeline, data, shard, tensor]. To make it, or a group of `group_by`, is a collective.
 
     Ranks with neighbouring numbers are those of one node: tensor groups, which exchange in every block, lie closest
     together, then the shards of a copy, then copies; stages, which exchange least, lie furthest apart.
@@ -48,9 +48,12 @@ class Mesh:
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[Place], object | None]) -> dist.ProcessGroup | None:
-        """The ranks with the same key as this one's; None for a key of None. Those ranks must all ask."""
-        mine = key(self.place)
-        if mine is None:
-            return None
-        ranks = [rank for rank in range(self.world.size) if key(self.layout.place(rank)) == mine]
-        return dist.new_group(ranks, use_local_synchronization=True)  # the others have groups of their own to make
+        """The ranks with the same key as this one's; None for a key of None. All ranks must ask, with one function."""
+        found: dict[object, list[int]] = {}
+        for rank in range(self.world.size):
+            if (value := key(self.layout.place(rank))) is not None:
+                found.setdefault(value, []).append(rank)
+        # Every rank makes every group. Among its members alone (`use_local_synchronization`) torch names a group by how
+        # many each of them has, and ranks that have made unequal numbers of groups wait for each other for ever.
+        groups = {value: dist.new_group(ranks) for value, ranks in found.items()}
+        return groups.get(key(self.place))
