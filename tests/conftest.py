@@ -24,8 +24,11 @@ VERBS = [p.stem for p in PACKAGE.glob("verbs/*.py") if p.stem != "__init__"]
 #: test files whose names do not say it, by how their paths below tests/ begin
 ROOMS_OF = {
     "distributed/test_data_parallel.py": ["parallel"],
+    "distributed/test_communication.py": ["parallel"],
+    "distributed/test_ending.py": ["parallel", "launch"],
+    "distributed/test_layout_checkpoints.py": ["parallel", "training"],
     "distributed/test_memory.py": ["costs", "training", "parallel"],
-    "distributed/test_sharded.py": ["parallel"],
+    "distributed/test_parity.py": ["parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
     "faults/": ["training", "launch"],
@@ -54,6 +57,7 @@ ROOMS_OF = {
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
     "workflow/test_reruns.py",
+    "distributed/test_parity.py",
     "distributed/test_study_commands.py",
     "workflow/test_reruns_carried_out.py",
     "distributed/test_training.py",
@@ -73,6 +77,9 @@ LONGEST = [
     "workflow/test_sources.py",
     "workflow/test_status.py",
     "workflow/test_archive.py",
+    "distributed/test_layout_checkpoints.py",
+    "distributed/test_memory.py",
+    "distributed/test_communication.py",
 ]
 
 
