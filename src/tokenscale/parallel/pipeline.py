@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank has some of the layers, and micro-batches go through the ranks one behind the other.
 
-What one rank does in which order is in `schedules`; here it is carried out. A stage is the plain model without the
-layers of other ranks: what is left keeps its names, and tensor and sharded layouts go on from it.
+What one rank does in which order is in `costs.schedules`; here it is carried out. A stage is the plain model without
+the layers of other ranks: what is left keeps its names, and tensor and sharded layouts go on from it.
 """
 
 from collections import Counter
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokenscale.costs.partition import stages_of
+from tokenscale.costs.schedules import in_flight, schedule
 from tokenscale.models.attention import Bounds
 from tokenscale.parallel.deferred import Deferred
 from tokenscale.parallel.mesh import Mesh
 from tokenscale.parallel.parts import Sum, held_of
-from tokenscale.parallel.schedules import in_flight, schedule
 
 #: (tokens, labels, bounds) of one micro-batch on the device
 Micro = tuple[Tensor, Tensor, Bounds | None]

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.parallel.schedules import bubble
+from tokenscale.costs.schedules import bubble
 from tokenscale.report import words
 from tokenscale.report.style import (
     BLUE,

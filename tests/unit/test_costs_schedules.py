@@ -2,9 +2,9 @@
 
 import pytest
 
+from tokenscale.costs import schedules
 from tokenscale.costs.partition import balanced, stages_of
-from tokenscale.parallel import schedules
-from tokenscale.parallel.schedules import Action, bubble, in_flight, schedule
+from tokenscale.costs.schedules import Action, bubble, in_flight, schedule
 from tokenscale.settings.presets import PRESETS
 
 NAMES = ("naive", "gpipe", "1f1b", "zero-bubble")
