@@ -32,8 +32,9 @@ from tokenscale.training.memory import Probe
 from tokenscale.training.timing import HostTimer
 
 pytestmark = pytest.mark.distributed
+TIED = "GPT-2's parts, its tied embedding among them"
 VARIANTS = {
-    "GPT-2's parts": {
+    TIED: {
         "model": replace(
             SHAPE, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True
         ).with_positions(LENGTH)
@@ -51,7 +52,7 @@ VARIANTS = {
 
 
 PRECISIONS = ("bf16", "bf16-true")
-FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2", "1f1b@4")
+FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2")
 COMPRESSED = {
     "ddp@2": LayoutSettings(data=2, compression="bf16"),
     "zero1@2": LayoutSettings(shard=2, sharding="zero1", compression="bf16"),
@@ -59,6 +60,7 @@ COMPRESSED = {
 CASES = (
     {(name, "plain"): run_of(layout) for name, layout in {"single": ONE, **LAYOUTS}.items()}
     | {(n, v): run_of(LAYOUTS.get(n, ONE), **VARIANTS[v]) for v in VARIANTS for n in ("single", *FEW)}
+    | {("1f1b@4", TIED): run_of(LAYOUTS["1f1b@4"], **VARIANTS[TIED])}
     | {
         (n, p): run_of(LAYOUTS.get(n, ONE), precision=p)
         for p in PRECISIONS
@@ -86,6 +88,10 @@ def after():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_losses_and_norms_after_five_steps_are_those_of_one_process(after, name):
     compare(after[name, "plain"], after["single", "plain"])
+
+
+def test_stages_in_the_middle_have_no_part_in_a_tied_embedding(after):
+    compare(after["1f1b@4", TIED], after["single", TIED])
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -148,13 +148,16 @@ def test_two_ranks_are_one_run_whoever_starts_them(place):
 
 
 def test_shards_are_one_run_whoever_starts_them(place):
-    """Weights in shards, by our own launcher and by torchrun: the samples of plain data parallelism, and its losses."""
+    """Weights in shards by our own launcher, and by torchrun in a pipeline of two, too: the samples of plain data
+    parallelism, and its losses."""
     words = f"{STEP_2} --model llama-micro --layout.shard 2"
     run, losses, digests = trained(place, tokenscale(place, "train", f"{words} --output-dir shards"))
     assert (run.layout.method, run.layout.world_size, run.global_batch) == ("fsdp", 2, 4)
-    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *address(), "-m", "tokenscale", "train"]
-    torchrun = trained(place, call(place, [*start, "--distributed", *words.split(), "--output-dir", "shards-2"]))
-    assert torchrun == (run, losses, digests)
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "4", *address(), "-m", "tokenscale", "train"]
+    more = ["--distributed", *words.split(), "--layout.pipeline", "2", "--output-dir", "shards-2"]
+    four, in_stages, as_well = trained(place, call(place, [*start, *more]))
+    assert (four.layout.method, four.layout.world_size, four.global_batch) == ("1f1b-fsdp", 4, 4)
+    assert as_well == digests and in_stages == pytest.approx(losses, abs=1e-6)
     words = f"{STEP_2} --model llama-micro --world-size 2 --output-dir copies"
     _, expected, same = trained(place, tokenscale(place, "train", words))
     assert digests == same and losses == pytest.approx(expected, abs=1e-6)

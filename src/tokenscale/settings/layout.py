@@ -167,7 +167,7 @@ class LayoutSettings:
         Exchanges of a tensor group are in every block, and must not leave a node.
 
         >>> LayoutSettings(tensor=4, data=2).node_problem(6)
-        'tensor groups of 4 would reach over nodes of 6 ranks: tensor 2 stays inside'
+        'tensor groups of 4 would reach over nodes of 6 ranks: tensor 3 stays inside'
         """
         if ranks_per_node % self.tensor == 0:
             return None
