@@ -121,7 +121,8 @@ def test_compressed_gradients_are_near_those_of_one_process(after, name):
     """Of a gradient two or three digits are left, whatever the ranks' rows."""
     found, expected = after[name, "compressed"], after["single", "plain"]
     compare(found, expected, losses=3e-4, norms=2e-3, weights={"atol": 1e-2, "rtol": 0})
-    assert 0 < distance(found, expected) < 1.5 * distance(after["single", "bf16"], expected)
+    # uncompressed, sums in another order alone come to 3e-10
+    assert 1e-7 < distance(found, expected) < 1.5 * distance(after["single", "bf16"], expected)
 
 
 def distance(found, expected) -> float:

@@ -15,11 +15,11 @@ from tokenscale.formats.manifest import open_store
 from tokenscale.formats.packed import PackedStore
 from tokenscale.order.digest import MODULUS
 from tokenscale.records.provenance import sealed
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     APPROACHES,
     BudgetSettings,
-    LayoutSettings,
     OptimizerSettings,
     ScheduleSettings,
     ValidationSettings,

@@ -22,11 +22,11 @@ from tokenscale.files import read_json, write_json
 from tokenscale.order.digest import MODULUS
 from tokenscale.parallel.world import World
 from tokenscale.records.provenance import sealed
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
     CheckpointSettings,
-    LayoutSettings,
     OptimizerSettings,
     RunSettings,
     ScheduleSettings,
