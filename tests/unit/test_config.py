@@ -242,19 +242,26 @@ def test_an_experiment_cannot_take_the_name_of_a_target(tmp_path, name):
         Config(BASE, root=tmp_path)
 
 
+def nodes_of(tmp_path, ranks) -> str:
+    """The file of a machine whose nodes hold so many ranks."""
+    path = tmp_path / f"{ranks}.toml"
+    path.write_text(f"gpus_per_node = {ranks}\n")
+    return str(path)
+
+
 def test_world_sizes_are_held_against_the_nodes_of_the_machine(tmp_path):
     experiment = {**with_run(global_batch=12), "factors": {"layout.data": [6, 5]}}
     assert project(tmp_path / "a", experiment).runs("e")
     with pytest.raises(UserError, match="use 4 or 6"):
-        project(tmp_path / "b", experiment, gpus_per_node=4).runs("e")
+        project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 4)).runs("e")
 
 
 def test_tensor_groups_stay_inside_a_node(tmp_path):
     shape = {"layers": 2, "heads": 4, "key_value_heads": 4}
     experiment = {**with_run(global_batch=12, model=shape), "factors": {"layout.tensor": [4]}}
-    assert project(tmp_path / "a", experiment, gpus_per_node=4).runs("e")
+    assert project(tmp_path / "a", experiment, machine=nodes_of(tmp_path, 4)).runs("e")
     with pytest.raises(UserError, match="reach over nodes of 2 ranks: tensor 2 stays inside"):
-        project(tmp_path / "b", experiment, gpus_per_node=2).runs("e")
+        project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 2)).runs("e")
 
 
 def test_one_corpus_for_all_experiments_leaves_tokenizers_as_they_are(tmp_path):

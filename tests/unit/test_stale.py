@@ -134,7 +134,7 @@ def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
 
 def test_an_edit_of_a_trainings_code_can_be_accepted():
     text = told(HEAD + train(f"Updated input files: {DECODER}") + TAIL, targets=["ways"])
-    assert "snakemake --cores 1 ways --consider-ancient train_one=code train_many=code" in text
+    assert "snakemake --cores 1 ways --consider-ancient train=code" in text
     assert "snakemake --cores 1 ways --touch" in text
     assert "only because data is rebuilt" not in text
 

@@ -14,13 +14,13 @@ REPORT = {"build_page": 1, "build_pdf": 1}
 WAYS = {"ingest": 1, "draw_figure": 3} | REPORT
 RANKS = {"ingest": 1, "draw_figure": 1} | REPORT
 BOTH = {"ingest": 2, "draw_figure": 4} | REPORT
-RUNS = {"train_one": 3, "train_many": 1} | BOTH
+RUNS = {"train": 4} | BOTH
 BENCHMARK = {"benchmark_data": 1}
 STORES = {"pretokenize": 6} | BENCHMARK | RUNS
 TOKENIZER = {"build_tokenizer": 1} | STORES
 CORPUS = {"build_corpus": 1} | TOKENIZER
 #: accepts an edit of a training's code that cannot change its result
-ACCEPTED = ("all", "--consider-ancient", "train_one=code", "train_many=code")
+ACCEPTED = ("all", "--consider-ancient", "train=code")
 APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]
 
 

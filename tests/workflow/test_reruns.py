@@ -55,7 +55,7 @@ def test_touching_every_file_reruns_nothing(copy):
 
 def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(built):
     """Snakemake judges larger files by their time. Data enters as a manifest, so its size does not matter."""
-    rules = {"build_tokenizer", "pretokenize", "benchmark_data", "train_one", "train_many"}
+    rules = {"build_tokenizer", "pretokenize", "benchmark_data", "train"}
     found = set()
     for record in map(json.loads, (p.read_text() for p in (built.root / ".snakemake/metadata").iterdir())):
         if record["rule"] in rules:
@@ -104,13 +104,14 @@ def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
         return text
 
     with changed(shared.root / "workflow/rules/train.smk", other):
-        options = ("--set-resources", "train_many:mem_mb=7", "--set-threads", "train_many=2", "pretokenize=2")
+        options = ("--set-resources", "train:mem_mb=7", "--set-threads", "train=2", "pretokenize=2")
         assert shared.planned("all", *options) == {}
 
 
 @pytest.mark.parametrize(
     "profile, configuration",
-    [("profiles/local", []), ("alps", ["gpus_per_node=4"])],  # what the profile says about the machine stays
+    # what the profile says about the machine stays
+    [("profiles/local", []), ("alps", ["machine=profiles/alps/machine.toml"])],
 )
 def test_another_profile_reruns_nothing(shared, monkeypatch, profile, configuration):
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
@@ -140,16 +141,16 @@ ROOMS = [
     ("tokenizer/engines/tiktoken.py", {}),
     ("formats/archive.py", {}),
     ("batches/torch_data.py", BENCHMARK | WAYS),
-    ("formats/token_list.py", {"pretokenize": 2, "train_one": 1} | BENCHMARK | WAYS),
+    ("formats/token_list.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
     ("formats/padded.py", {"pretokenize": 2} | BENCHMARK | WAYS),
-    ("batches/padding_free.py", {"train_one": 1} | BENCHMARK | WAYS),
+    ("batches/padding_free.py", {"train": 1} | BENCHMARK | WAYS),
     ("batches/padded.py", BENCHMARK | WAYS),
     ("models/decoder.py", RUNS),
     ("models/build.py", RUNS),
     ("models/library.py", {}),  # no run of the copy trains a model of transformers
     ("models/convert_hf.py", {}),
-    ("parallel/data.py", {"train_many": 1} | RANKS),
-    ("parallel/single.py", {"train_one": 3} | BOTH),
+    ("parallel/data.py", {"train": 1} | RANKS),
+    ("parallel/single.py", {"train": 3} | BOTH),
     ("evaluation/validation.py", RUNS),
     ("training/loop.py", RUNS),
     ("commands/prepare.py", {}),
@@ -223,13 +224,13 @@ CORPORA, TOKENIZERS = CONFIG["corpora"], CONFIG["tokenizers"]
 SETTINGS = {
     "a learning rate trains the runs of its experiment": (
         in_experiment(runs=EXPERIMENTS["ways"]["runs"] | {"optimizer": {"learning_rate": 0.01}}),
-        {"run_table": 1, "train_one": 3} | WAYS,
+        {"run_table": 1, "train": 3} | WAYS,
     ),
     "one more level trains the new run": (
         in_experiment(factors={"approach": [*APPROACHES, "padded"]}),
-        {"run_table": 1, "train_one": 1} | WAYS,
+        {"run_table": 1, "train": 1} | WAYS,
     ),
-    "one more repeat trains the new runs": (in_experiment(repeats=2), {"run_table": 1, "train_one": 3} | WAYS),
+    "one more repeat trains the new runs": (in_experiment(repeats=2), {"run_table": 1, "train": 3} | WAYS),
     "one level less trains nothing": (in_experiment(factors={"approach": APPROACHES[:2]}), {"run_table": 1} | WAYS),
     "another order of starting trains nothing": (in_experiment(order_seed=1), {"run_table": 1} | WAYS),
     "a question's wording trains nothing": (in_experiment(question="Do they?"), {"run_table": 1} | WAYS),

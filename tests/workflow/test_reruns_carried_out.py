@@ -20,13 +20,13 @@ def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path,
     shutil.rmtree(project.root / ".snakemake")
     for path in source_files(project) if newer == "sources" else project.root.glob("results/**/*.*"):
         path.touch()
-    assert newer == "results" or project.planned()["train_one"] == 3
+    assert newer == "results" or project.planned()["train"] == 4
     project.snakemake("--cores", "1", "--touch", "--forceall")
     for path in source_files(project):
         path.touch()
     assert project.planned() == {}, "contents are known again"
     with changed(project.root / "src/tokenscale/parallel/data.py"):
-        assert project.planned() == {"train_many": 1} | RANKS
+        assert project.planned() == {"train": 1} | RANKS
 
 
 def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
@@ -54,7 +54,7 @@ def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
     assert copy.planned("tokens") == {"pretokenize": 2} and "/ token-list" in copy.dry_run("tokens")
     copy.snakemake("--cores", "2", "tokens")
     # the store came out equal: the run follows because its own code reads that format, and so does the benchmark
-    assert copy.planned() == {"train_one": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
+    assert copy.planned() == {"train": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
 
 
 def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
@@ -96,10 +96,10 @@ def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy)
     shutil.rmtree(manifest.parent)
     path = copy.root / "config/experiments/ranks.yaml"
     path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
-    assert copy.planned()["train_many"] == 2
+    assert copy.planned()["train"] == 5
     copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
     assert manifest.read_bytes() == before
-    assert copy.planned() == {"run_table": 1, "train_many": 1} | RANKS
+    assert copy.planned() == {"run_table": 1, "train": 1} | RANKS
 
 
 # What is carried out

@@ -22,17 +22,17 @@ def write(project, name, **changes):
 def test_every_target_has_its_stage(fresh):
     assert fresh.planned("corpus") == {"build_corpus": 1}
     assert fresh.planned("tokens") == {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 6}
-    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train_one": 3, "train_many": 1}
+    runs = {"build_corpus": 1, "build_tokenizer": 1, "pretokenize": 3, "train": 4}
     assert fresh.planned("runs") == runs
     tables = runs | {"pretokenize": 6, "run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
     assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 4, "build_page": 1, "build_pdf": 1}
-    assert fresh.planned("ranks")["train_one"] == 1
+    assert fresh.planned("ranks")["train"] == 2
 
 
 def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
-    """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4; one rank takes the path without `mpi`."""
+    """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
     write(fresh, "ranks", runs=runs, factors={"layout.data": [1, 2, 4, 8, 12, 16]})
     rules = fresh.root / "workflow/rules/train.smk"  # a rule with a message does not list its resources
@@ -68,11 +68,11 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
         if size and resources:
             found[int(size[1])] = dict(r.split("=", 1) for r in resources[1].split(", ") if "=" in r)
     assert sorted(found) == [1, 2, 4, 8, 12, 16], text[-4000:]
-    for size, nodes, ranks in [(1, 1, None), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]:
+    for size, nodes, tasks in [(1, 1, 2), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]:
         resources = found[size]
         assert resources["nodes"] == str(nodes) and resources["gpu"] == str(size)
-        assert resources.get("tasks_per_node") == (str(ranks) if ranks else None)
-        assert resources.get("mpi") == ("srun" if ranks else None)
+        assert resources["tasks_per_node"] == str(tasks) and resources["mpi"] == "srun"
+        assert resources["cpus_per_task"] == ("36" if size == 1 else "72")
         assert resources["mem_mb"] == "450000" and resources["slurm_account"] == "g1"
     # Snakemake itself makes the empty folders of its cache
     assert [p for p in (fresh.root.parent / "home").rglob("*") if not p.is_dir()] == []

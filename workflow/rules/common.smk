@@ -198,7 +198,7 @@ def world_size(w):
 
 
 def nodes_of(w):
-    return geometry(world_size(w), settings.settings.gpus_per_node)
+    return geometry(world_size(w), settings.machine.gpus_per_node)
 
 
 def data_benchmark(w):

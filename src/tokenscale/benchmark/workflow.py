@@ -126,7 +126,7 @@ def _projects(folder: Path, size: int) -> dict[str, Path]:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text("{}")
     # Snakemake records what it touches; on one thread each, jobs are touched side by side
-    threads = ["--set-threads", "train_one=1", "train_many=1"]
+    threads = ["--set-threads", "train=1"]
     _snakemake(complete, "--cores", "256", "--touch", "--forceall", *threads)
     shutil.copytree(complete, checkout)
     for path in (checkout / "src").rglob("*.py"):

@@ -18,7 +18,7 @@ LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished"
 #: what is built before the runs
 DATA = ("download", "corpus", "tokenizer", "store")
 #: accepts edits of a training's code for one call
-ANCIENT = "--consider-ancient train_one=code train_many=code"
+ANCIENT = "--consider-ancient train=code"
 
 
 @dataclass(frozen=True)

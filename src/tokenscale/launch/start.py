@@ -36,18 +36,12 @@ def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterat
         yield identity, attempt
 
 
-def start(run: RunSettings, output: Path, manifests: dict[str, Path], *, nodes: int = 1) -> int:
+def start(run: RunSettings, output: Path, manifests: dict[str, Path], *, share: int = 1) -> int:
     """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
 
     `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). Raises UserError as `opened`
     does, and for several nodes, which are not started yet.
     """
-    if nodes > 1:
-        raise UserError(
-            "a run over several nodes cannot be started yet.",
-            run=f"{run.identity} needs {nodes} nodes",
-            next="use layouts that fit one node",
-        )
     directory = output.parent
     with opened(run, output, manifests) as (identity, attempt):
         if attempt is None:

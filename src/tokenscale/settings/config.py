@@ -11,7 +11,7 @@ import yaml
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
-from tokenscale.settings import validate
+from tokenscale.settings import machine, validate
 from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment, Run, cells, matches, merge, order, set_dotted
 from tokenscale.settings.geometry import geometry
@@ -35,7 +35,7 @@ class ConfigFile:
     scale: str = option("demo", "which overlay of the experiments applies: demo, workstation, alps")
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
-    gpus_per_node: int | None = option(None, "said by cluster profiles; by default one machine holds a whole run", ge=1)
+    machine: str | None = option(None, "file of the machine, said by cluster profiles; by default this one")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto", "what makes the ids of token stores; auto: the fastest that is here and exact. The ids are the same"
     )
@@ -63,6 +63,7 @@ class Config:
         }
         for name, corpus in self.corpora.items():
             validate.check_problems(corpus.source.problems(), file=file, key=f"corpora.{name}.source")
+        self.machine = machine.load(self.settings.machine, root)
         self.tokenizers = {
             name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
         }
@@ -214,7 +215,7 @@ class Config:
         run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
         validate.check_problems(run.problems(), file=file, key="runs")
         # refuses what fits no nodes, before anything runs
-        shape = geometry(run.layout.world_size, self.settings.gpus_per_node)
+        shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
         if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
             validate.check_problems([("layout.tensor", problem)], file=file, key="runs")
         return run
@@ -259,7 +260,7 @@ class Config:
     def relevant(self, name: str) -> dict[str, Any]:
         """The configuration's values that an experiment's run table depends on, and no others.
 
-        GPUs of a node are not among them: another machine's profile must not rewrite the table.
+        The machine is not among them: another machine's profile must not rewrite the table.
         """
         used = [(r.settings.corpus.name, r.settings.tokenizer) for r in self.runs(name)]
         benchmark = self.experiment(name).data_benchmark

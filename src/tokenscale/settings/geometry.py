@@ -13,6 +13,15 @@ class Geometry:
     nodes: int
     ranks_per_node: int
 
+    @property
+    def tasks_per_node(self) -> int:
+        """What a SLURM job asks for: its plugin for Snakemake takes two tasks or more where we call srun ourselves."""
+        return max(2, self.ranks_per_node)
+
+    def cores_per_task(self, cores_per_rank: int | None) -> int:
+        """Cores for each of these tasks, so that all of a node hold its ranks' cores; 1 where nobody says."""
+        return -(-(cores_per_rank or 1) * self.ranks_per_node // self.tasks_per_node)
+
 
 def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
     """The fewest nodes that hold the ranks, filled evenly; one node for any number where nodes are not counted.

@@ -13,7 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for role in ROLES:
         option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
-    parser.add_argument("--nodes", type=int, default=1, help="nodes of the job that this runs in")
+    parser.add_argument(
+        "--site", nargs="?", help="file of the machine (config/README.md); by default this one as it is"
+    )
+    parser.add_argument("--share", type=int, default=1, help="runs that have this run's nodes at the same time")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,4 +26,4 @@ def run(arguments: argparse.Namespace) -> int:
 
     manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     settings = RunSettings.from_json(arguments.run)
-    return start(settings, arguments.output, manifests, nodes=arguments.nodes)
+    return start(settings, arguments.output, manifests, share=arguments.share)

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
-    parser.add_argument("--gpus-per-node", type=int, help="count nodes of so many GPUs")
+    parser.add_argument("--machine", help="file of the machine to count nodes of, such as profiles/alps/machine.toml")
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
 
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.files import write_json
     from tokenscale.settings import config as configuration
 
-    stated = {"scale": arguments.scale, "gpus_per_node": arguments.gpus_per_node}
+    stated = {"scale": arguments.scale, "machine": arguments.machine}
     overrides = {key: value for key, value in stated.items() if value is not None}
     if arguments.config_json is not None:
         config = configuration.Config({**arguments.config_json, **overrides})
@@ -52,7 +52,7 @@ def _lines(config, names):
         sizes = sorted({run.settings.layout.world_size for run in runs})
         for size in sizes:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
-            shape = geometry(size, config.settings.gpus_per_node)
+            shape = geometry(size, config.machine.gpus_per_node)
             counted = [run for run in of_size if run.budget.kind == "steps"]
             steps = sum(run.budget.steps for run in counted)
             tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in counted)
