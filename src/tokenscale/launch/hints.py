@@ -1,0 +1,202 @@
+"""Why a job failed, and what to do next: a pure function of what it wrote and what SLURM says of it.
+
+For launchers and for `status`; trainings never import it. Wording comes from SLURM 22.05's and torch's own programs and
+from public reports of them; none has been seen on Alps.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What happened, and the next step. `line` is what said so."""
+
+    what: str
+    next: str
+    line: str = ""
+
+
+#: exceptions that tell of another process's end
+ECHOES = (
+    "[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken pipe|ConnectionRefused"
+    "|ChildFailedError|CalledProcessError|WorkflowError|SignalException"
+)
+#: (pattern, what happened, next step), causes before their echoes: the first that matches anywhere is told. Where one
+#: rank runs out of memory, the others lose their peer, srun cancels the step, and the batch script is killed: four
+#: messages, one cause. To teach a new message, add a row above everything that its cause brings along.
+CAUSES: tuple[tuple[str, str, str], ...] = (
+    # -- sbatch refused it: nothing has run
+    (
+        r"[Ii]nvalid account|InvalidAccount|given account \S+ appears to be invalid",
+        "SLURM does not know the account, or does not let it use this partition",
+        "export ALPS_ACCOUNT=<project>, or slurm_account in the profile; `sacctmgr show associations user=$USER` lists"
+        " yours",
+    ),
+    (
+        r"[Ii]nvalid partition|partition \S+ is (?:invalid|not valid)",
+        "there is no such partition here",
+        "slurm_partition in the profile; `sinfo -s` lists partitions",
+    ),
+    (
+        r"[Ii]nvalid qos|InvalidQOS|QOSNotAllowed",
+        "SLURM does not know the QOS, or does not let this account use it",
+        "qos in the profile; `sacctmgr show associations user=$USER format=account,qos` lists yours",
+    ),
+    (
+        r"Requested time limit is invalid|Time limit specification required",
+        "the job asks for more time than its partition allows",
+        "a shorter `runtime` (minutes) in the profile's set-resources; `sinfo -o '%P %l'` shows the limits",
+    ),
+    (
+        r"Requested node configuration is not available|Memory specification can not be satisfied"
+        r"|More processors requested than permitted|Node count specification invalid|BadConstraints"
+        r"|Requested partition configuration not available",
+        "no node of this partition has what the job asks for",
+        "compare its resources (mem_mb, gpu, nodes, threads) with `sinfo -o '%P %D %c %m %G'`",
+    ),
+    (
+        r"Job violates accounting/QOS policy",
+        "SLURM refused it: a limit on jobs, nodes or time of this account or QOS",
+        "fewer jobs at a time (`jobs` in the profile), or smaller ones; `sacctmgr show qos` lists limits",
+    ),
+    (
+        r"Unable to contact slurm controller|Socket timed out on send/recv operation|slurm_load_jobs error",
+        "SLURM's controller did not answer",
+        "`scontrol ping`; start Snakemake again when it answers",
+    ),
+    # -- it never came to the training
+    (
+        r"pyxis: (?:couldn't start container|container start failed|failed to import|.*[Nn]o such file)"
+        r"|enroot.*(?:\[ERROR\]|[Nn]o such file)|(?:EDF|environment definition).*(?:not found|[Nn]o such file|invalid)"
+        r"|unrecognized option '--(?:environment|container-image)",
+        "the container did not start",
+        "check `image` and `mounts` in the environment definition file that the machine's file names as `container`",
+    ),
+    (
+        r"ModuleNotFoundError: No module named|python\S*: No module named|ImportError: lib\S+: cannot open shared",
+        "Python did not find a module where the ranks run, which may be inside a container",
+        "install it there (`pip install --no-deps .` for this package), or correct `python` in the machine's file",
+    ),
+    # -- memory and disk
+    (
+        r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure \S*'out of memory'",
+        "a GPU's memory was full",
+        "a smaller micro_batch, activation_checkpointing, or a layout that shards the model",
+    ),
+    (
+        r"oom[-_]kill|OOM[- ]Kill|Out Of Memory|^state OUT_OF_MEMORY|[Ee]xceeded (?:job |step |virtual )?memory limit"
+        r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory",
+        "the node's main memory, or the job's share of it, was full",
+        "a larger mem_mb in the profile's set-resources, or fewer runs on one node",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",
+        "the disk, or your quota on it, is full",
+        "`df -h results` and `df -i results`, then make room, or put results on another file system",
+    ),
+    # -- SLURM ended it
+    (
+        r"DUE TO NODE FAILURE|[Nn]ode failure on|^state (?:NODE_FAIL|BOOT_FAIL)|failed due to a node failure",
+        "a node failed; the job did nothing wrong",
+        "start Snakemake again: the training goes on from its last checkpoint",
+    ),
+    (
+        r"DUE TO PREEMPTION|^state PREEMPTED",
+        "a job of higher priority took its nodes",
+        "start Snakemake again: the training goes on from its last checkpoint",
+    ),
+    (
+        r"DUE TO TIME LIMIT|^state (?:TIMEOUT|DEADLINE)",
+        "its time limit was over",
+        "start Snakemake again: the training goes on from its last checkpoint; or ask for a longer `runtime`",
+    ),
+    # -- ranks among themselves
+    (
+        r"EADDRINUSE|[Aa]ddress already in use",
+        "the port on which ranks meet was taken by another process",
+        "start it again; if it stays, look for a process that an earlier job left on the first node",
+    ),
+    (
+        # "No plugin found" alone is no failure: NCCL says it wherever it takes its own sockets
+        r"Failed to initialize any NET plugin|[Nn]etwork \S.* not found|NET/OFI.*No eligible providers",
+        "NCCL did not find the network plugin that this machine needs",
+        "check the plugin's path or hook in the container, and `network` in the machine's file; NCCL_DEBUG=INFO tells",
+    ),
+    (
+        r"PermissionError|\[Errno 13\]|: Permission denied$",
+        "a file or folder may not be read or written",
+        "`ls -ld` on what the message names; inside a container, is it mounted for writing?",
+    ),
+    # A batch script that is cancelled, by hand as a rule. A step (`STEP 7.0 … CANCELLED`) is cancelled by srun itself
+    # whenever one of its tasks fails, and says nothing.
+    (
+        r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*|^state CANCELLED|CANCELLED by \d+",
+        "somebody cancelled the job",
+        "start Snakemake again if that was not meant: the training goes on from its last checkpoint",
+    ),
+    (
+        r"caught collective operation timeout|Watchdog.*(?:timeout|hang)|DistBackendError.*[Tt]imeout"
+        r"|wait timeout after \d+ms|[Tt]imed out waiting \d+ms for (?:recv|send) operation",
+        "a collective timed out: some rank came late, stopped, or took another way",
+        "look at the rank whose log stops first; a slow first step may need a longer timeout",
+    ),
+    (
+        r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|NCCL WARN|ncclRemoteError",
+        "NCCL failed",
+        "the first NCCL WARN line says where; NCCL_DEBUG=INFO says more",
+    ),
+    (
+        rf"^(?:\[rank\d+\]: *)?(?!.*(?:{ECHOES}))(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+",
+        "Python raised an exception",
+        "its traceback is in the log",
+    ),
+    # -- echoes: told only where nothing says more
+    (
+        r"The client socket has (?:timed out|failed to connect)|connectFullMesh failed|ConnectionRefusedError",
+        "a rank did not reach the first one",
+        "look at the log of rank 0; between nodes, MASTER_ADDR must be a name that every node resolves",
+    ),
+    (
+        r"[Cc]onnection closed by peer|[Cc]onnection reset by peer|Broken pipe",
+        "a rank lost its peer: another one had failed before",
+        "look at the rank that failed first, which the launcher names",
+    ),
+    (
+        r"exit ?code *:? (?:137|-9)\b|SIGKILL|: Killed$|^Killed$|died from signal 9",
+        "a process was killed without a word, most often because main memory was full",
+        "`dmesg` on that node, if you may; a larger mem_mb, or fewer runs on one node",
+    ),
+    (
+        r"exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$",
+        "it was told to end, by a scheduler or by hand",
+        "start Snakemake again: the training goes on from its last checkpoint",
+    ),
+)
+_COMPILED = [(re.compile(pattern, re.MULTILINE), what, next) for pattern, what, next in CAUSES]
+#: a message of our own: a sentence, then facts by label, of which `next` says what to do
+_OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?P<next>.+)", re.MULTILINE)
+
+
+def hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hint | None:
+    """What happened, from a job's texts (logs of ranks, srun's messages), SLURM's state and reason; None if unknown.
+
+    This project's own message where one of the texts has it, else the first cause of `CAUSES` that is in any of them.
+
+    >>> hint("RuntimeError: [..] Connection closed by peer [127.0.0.1]:3", "CUDA out of memory. Tried ..").what
+    "a GPU's memory was full"
+    """
+    known = [f"state {state}"] if state else []
+    known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []
+    said = "\n".join([*known, *texts])
+    own = _OWN.search(said)
+    if own:  # it names both values and the file: better than what a pattern can say
+        return Hint(own["what"].rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
+    for pattern, what, next in _COMPILED:
+        found = pattern.search(said)
+        if found:
+            start, end = said.rfind("\n", 0, found.start()) + 1, said.find("\n", found.end())
+            line = said[start : end if end >= 0 else None].strip()
+            return Hint(what, next, "" if line in known else line)
+    return None

@@ -1,0 +1,143 @@
+"""What a failed job is told to have died of, by messages as SLURM, torch and NCCL write them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tokenscale.errors import UserError
+from tokenscale.launch.hints import CAUSES, hint
+
+PEER = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
+    "srun: error: nid000002: task 1: Exited with exit code 1\n"
+    "slurmstepd: error: *** STEP 7.0 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***\n"
+    "W1121 16:12:12.120000 31 torch/distributed/elastic/multiprocessing/api.py:908] Sending process 42 closing signal"
+    " SIGTERM\n"
+)
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.50 GiB"
+WATCHDOG = (
+    "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060 "
+    "milliseconds before timing out."
+)
+REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: {}'."
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("the account", REFUSED.format("Invalid account or account/partition combination specified")),
+        ("no such partition", REFUSED.format("Invalid partition name specified")),
+        ("the QOS", REFUSED.format("Invalid qos specification")),
+        ("more time than", REFUSED.format("Requested time limit is invalid (missing or exceeds some limit)")),
+        ("no node of this partition", REFUSED.format("Requested node configuration is not available")),
+        ("no node of this partition", "sbatch: error: Memory specification can not be satisfied"),
+        ("a limit on jobs", REFUSED.format("Job violates accounting/QOS policy (job submit limit, user's size …)")),
+        ("controller did not answer", "sbatch: error: Batch job submission failed: Unable to contact slurm controller"),
+        ("the container", "slurmstepd: error: pyxis: couldn't start container"),
+        ("the container", "slurmstepd: error: pyxis: container start failed with error code: 1"),
+        ("the container", "slurmstepd: error: pyxis: failed to import docker image"),
+        ("did not find a module", "ModuleNotFoundError: No module named 'tokenscale'"),
+        ("did not find a module", "/usr/bin/python: No module named tokenscale"),
+        ("GPU's memory", CUDA),
+        ("GPU's memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ("main memory", "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks have"),
+        ("main memory", "slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup."),
+        ("main memory", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
+        ("main memory", "slurmstepd: error: StepId=7.0 exceeded memory limit (943718400 > 314572800), being killed"),
+        ("disk", "OSError: [Errno 28] No space left on device"),
+        ("disk", "OSError: [Errno 122] Disk quota exceeded: 'results/runs/x/checkpoints'"),
+        ("a node failed", "srun: error: Node failure on nid000003"),
+        ("a node failed", "*** JOB 6 ON nid000002 CANCELLED AT 2026-11-21T16:12:12 DUE TO NODE FAILURE, SEE SLURMCTLD"),
+        ("higher priority", "*** STEP 6.0 ON nid000002 CANCELLED AT 2026-11-21T16:12:12 DUE TO PREEMPTION ***"),
+        ("time limit", "slurmstepd: error: *** JOB 6 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"),
+        ("port", "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, "),
+        ("network plugin", "nid001:31:31 [0] init.cc:1 NCCL WARN Error: network AWS Libfabric not found."),
+        ("may not be read", "PermissionError: [Errno 13] Permission denied: 'results/runs'"),
+        (
+            "cancelled the job",
+            "slurmstepd-nid000001: error: *** JOB 1 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***",
+        ),
+        ("timed out", WATCHDOG),
+        ("timed out", "RuntimeError: [..] Timed out waiting 1800000ms for recv operation to complete"),
+        ("NCCL failed", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed"),
+        ("exception", "ValueError: the row has no tokens"),
+        ("exception", "[rank1]: KeyError: 'loss'"),
+        (
+            "did not reach",
+            "The client socket has timed out after 60000ms while trying to connect to (nid000001, 29500).",
+        ),
+        ("lost its peer", PEER),
+        ("killed without a word", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
+        ("killed without a word", "srun: error: nid000001: task 0: Killed"),
+        ("killed without a word", "  exitcode  : -9 (pid: 4242)"),
+    ],
+)
+def test_a_message_is_told_by_its_cause(words, text):
+    if words == "port":
+        text += "code: -98, name: EADDRINUSE, message: address already in use"
+    found = hint("step 1/24  loss 8.3  16,991 useful tokens/s  6 s left", text)
+    assert found and words in found.what, found
+    assert found.next and found.line in text
+
+
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        ("TIMEOUT", "time limit"),
+        ("OUT_OF_MEMORY", "main memory"),
+        ("NODE_FAIL", "a node failed"),
+        ("PREEMPTED", "higher priority"),
+        ("CANCELLED by 1000", "cancelled the job"),
+    ],
+)
+def test_the_state_of_a_silent_job_is_enough(state, words):
+    assert words in hint("", state=state).what
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "cause, words",
+    [
+        (CUDA, "GPU's memory"),
+        ("srun: error: nid001277: tasks 1-3: Out Of Memory", "main memory"),
+        ("srun: error: Node failure on nid000003", "a node failed"),
+        (WATCHDOG, "timed out"),
+        ("ValueError: the row has no tokens", "exception"),
+    ],
+)
+def test_an_echo_never_hides_the_cause(cause, words, first):
+    """Wherever it stands: ranks write at the same time."""
+    texts = [f"{cause}\n", PEER] if first else [PEER, f"{cause}\n"]
+    assert words in hint(*texts, state="FAILED").what
+
+
+def test_a_dead_peer_brings_the_watchdog_of_the_others_along():
+    assert "GPU's memory" in hint(WATCHDOG, CUDA).what
+
+
+def test_our_own_message_says_it_best():
+    error = UserError("the token store does not match this run.", run="x wants 2048", next="snakemake -f x")
+    found = hint(PEER, f"step 1\n{error.render()}\n")
+    assert (found.what, found.next) == ("the token store does not match this run", "snakemake -f x")
+
+
+def test_what_nobody_knows_is_not_guessed():
+    assert hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED", reason="None") is None
+    assert hint() is None
+    # what NCCL says at any start
+    assert hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None
+    assert hint("NCCL_TIMEOUT=600 is set") is None
+
+
+def test_every_row_can_be_read():
+    for pattern, what, next in CAUSES:
+        re.compile(pattern)
+        assert what and next and not what.endswith(".")
+
+
+def test_hints_need_no_torch():
+    code = "import sys, tokenscale.launch.hints; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
