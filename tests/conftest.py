@@ -32,6 +32,7 @@ ROOMS_OF = {
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
     "faults/": ["training", "launch"],
+    "slurm/": ["launch", "workflow"],
     "unit/convert/": ["commands", "formats"],
     "unit/study_train/": ["commands", "settings"],
     "unit/test_attention.py": ["models"],

@@ -1,0 +1,412 @@
+"""A SLURM cluster on this machine: four nodes of four GPUs each, which live in one folder and end with it.
+
+Real daemons of SLURM, on the loopback interface, under the user who starts them. What the nodes have is made up: CPUs
+and memory are only counted, GPUs are links to /dev/null, so that a job is told which of them are its own. Nobody is
+authenticated: any process of this machine can give these daemons orders. There is no accounting, so `sacct` knows
+nothing; finished jobs stay in `squeue --states=all`.
+"""
+
+import contextlib
+import os
+import pwd
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from tests.slurm.missing import found
+
+NODES = [f"nid{number:06}" for number in range(1, 5)]
+GPUS = 4
+CPUS = 64
+MEMORY_MB = 256_000
+#: in the environment of every process of a cluster: its folder
+MARK = "TOKENSCALE_SLURM_CLUSTER"
+#: put into the cluster's `bin` where this machine has them
+CLIENTS = "sacct sacctmgr salloc sbatch scancel scontrol sinfo sprio squeue srun sshare sstat".split()
+#: variables that change what a client does, or make it believe that it is in a job
+OUTSIDE = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SPRIO_", "SACCT_")
+#: states that a job does not leave
+ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+
+CONFIGURATION = """
+ClusterName=tokenscale
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+# loopback only
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/%n.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/%n.log
+
+# no cgroups: a job's processes are its process groups, its memory is what a sample of each second finds
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+KillWait=5
+
+# a node has what stands here, whatever this machine has
+SlurmdParameters=config_overrides
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=512
+ReturnToService=2
+
+# a job that cannot run is refused, one whose node is lost has failed, and a finished one is still shown
+EnforcePartLimits=ALL
+JobRequeue=0
+MinJobAge=3600
+
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+EpilogMsgTime=1
+SlurmctldTimeout=30
+SlurmdTimeout=30
+InactiveLimit=0
+
+{nodes}
+PartitionName=normal Nodes=ALL Default=YES MaxTime=24:00:00 DefaultTime=00:10:00 State=UP
+PartitionName=debug Nodes={debug} MaxTime=00:30:00 DefaultTime=00:05:00 State=UP
+"""
+
+
+class Cluster:
+    """`with Cluster(folder) as cluster:` — the nodes are idle at its first line, and everything is gone after its last.
+
+    `folder` must be short, as sockets lie in it, and without spaces. It is made, and its logs stay there.
+    """
+
+    def __init__(self, folder: Path):
+        self.root = Path(folder).resolve()
+        if len(str(self.root)) > 64 or " " in str(self.root):
+            raise ValueError(f"the folder of a cluster is too long, or has spaces in its name: {self.root}")
+        #: the controller's and each node's, below one that this object holds, so that no second cluster takes them
+        self.ports: list[int] = []
+        self.daemons: dict[str, subprocess.Popen] = {}
+        self._ending = contextlib.ExitStack()
+
+    def __enter__(self) -> "Cluster":
+        with contextlib.ExitStack() as stack:
+            for name in ("state", "spool", "run", "log", "gpu", "bin"):
+                (self.root / name).mkdir(parents=True)  # empty: an old state brings old jobs back
+            first, holder = _free_ports(1 + len(NODES))
+            stack.enter_context(holder)
+            self.ports = [*range(first, first + 1 + len(NODES))]
+            self._configure()
+            self._watch(stack)
+            stack.callback(self._end)
+            self._start("slurmctld")
+            for node in NODES:
+                self._start("slurmd", "-N", node)
+            self.wait_for_nodes()
+            self._ending = stack.pop_all()
+        return self
+
+    def __exit__(self, *reason) -> None:
+        self._ending.close()
+
+    # -- what a test does with it
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """This process's environment with the cluster's clients first in PATH, and without traces of other clusters."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OUTSIDE)}
+        return inherited | {"PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}", MARK: str(self.root)}
+
+    def run(
+        self,
+        *argv: str | Path,
+        timeout: float = 60,
+        check: bool = True,
+        cwd: Path | None = None,
+        variables: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess:
+        """What a command says that sees this cluster; stdout and stderr apart. It is killed after `timeout` seconds.
+
+        The clients of SLURM wait for ever where something is not there; so nothing is called without a timeout.
+        """
+        with subprocess.Popen(
+            [str(word) for word in argv],
+            cwd=cwd or self.root,
+            env=self.environment | (variables or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:  # an interrupted test leaves nothing behind, either
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        done = subprocess.CompletedProcess(argv, process.returncode, out, err)
+        if check and done.returncode:
+            raise RuntimeError(f"{shlex.join(map(str, argv))} ended with {done.returncode}.\n{out}{err}")
+        return done
+
+    def jobs(self) -> list[dict[str, str]]:
+        """Every job since the start, by id, in SLURM's words; `nodes` as in `nid[000001-000002]`."""
+        fields = {
+            "id": "%i",
+            "state": "%T",
+            "reason": "%r",
+            "name": "%j",
+            "comment": "%k",
+            "nodes": "%N",
+            "workdir": "%Z",
+        }
+        separator = "\x1f"  # a name or a comment may hold any character that one can type
+        said = self.run(
+            "squeue", "--states=all", "--noheader", "--sort=i", "--format=" + separator.join(fields.values())
+        )
+        return [dict(zip(fields, line.split(separator), strict=True)) for line in said.stdout.splitlines()]
+
+    def wait_for(self, job: str | int, states: str | set[str], timeout: float = 60) -> dict[str, str]:
+        """The job, as soon as it is in one of these states. One that ended in another state is not waited for."""
+        states = {states} if isinstance(states, str) else set(states)
+        end = time.monotonic() + timeout
+        while True:
+            found_job = next((entry for entry in self.jobs() if entry["id"] == str(job)), None)
+            state = found_job["state"] if found_job else "unknown"
+            if state in states:
+                return found_job
+            if state in ENDED or time.monotonic() > end:
+                raise TimeoutError(
+                    f"job {job} is {state}, not {' or '.join(sorted(states))}: {found_job}\n{self.logs()}"
+                )
+            time.sleep(0.1)
+
+    def nodes(self) -> dict[str, str]:
+        """Node → its state, in SLURM's words."""
+        said = self.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%N %T", timeout=20).stdout
+        return dict(line.split() for line in said.splitlines())
+
+    def set_node(self, name: str, state: str, reason: str = "test") -> None:
+        """As an administrator does it. A node set `down` loses its jobs, and is back at once, as its daemon lives."""
+        self.run("scontrol", "update", f"NodeName={name}", f"State={state}", f"Reason={reason}")
+
+    def wait_for_nodes(self, states: str | set[str] = "idle", timeout: float = 60) -> None:
+        """Until every node is in one of these states."""
+        states = {states} if isinstance(states, str) else set(states)
+        end = time.monotonic() + timeout
+        seen: object = {}
+        while not isinstance(seen, dict) or set(seen) != {*NODES} or not {*seen.values()} <= states:
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:
+                    raise RuntimeError(f"{name} ended with {daemon.returncode}.\n{self.logs()}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"the nodes are not {' or '.join(sorted(states))}: {seen}\n{self.logs()}")
+            time.sleep(0.1)
+            try:
+                seen = self.nodes()
+            except (RuntimeError, subprocess.TimeoutExpired) as error:  # nobody listens yet
+                seen = error
+
+    def log(self, name: str) -> str:
+        """What the daemon of this node wrote, or `slurmctld`."""
+        path = self.root / "log" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def logs(self) -> str:
+        """The last lines of every daemon."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in ("slurmctld", *NODES))
+
+    def processes(self) -> dict[int, str]:
+        """What lives of this cluster: process → its command line."""
+        return {process: _read(process, "cmdline").replace("\0", " ").strip() for process in marked(self.root)}
+
+    # -- start
+
+    def _configure(self) -> None:
+        nodes = [
+            f"NodeName={node} NodeHostname={_host()} NodeAddr=127.0.0.1 Port={port}"
+            f" CPUs={CPUS} RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
+            for node, port in zip(NODES, self.ports[1:], strict=True)
+        ]
+        text = CONFIGURATION.format(
+            root=self.root,
+            host=_host(),
+            user=pwd.getpwuid(os.getuid()).pw_name,
+            controller_port=self.ports[0],
+            nodes="\n".join(nodes),
+            debug=NODES[0],
+        )
+        (self.root / "slurm.conf").write_text(text)
+        for number in range(GPUS):
+            (self.root / f"gpu/gpu{number}").symlink_to("/dev/null")  # a regular file would be counted, and not shown
+        (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu/gpu[0-{GPUS - 1}]\n")
+        # newer daemons want one of these even where nothing uses it: this one asks nothing of the machine
+        (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        for command in CLIENTS:
+            if path := found(command):
+                self._wrap(command, path)
+
+    def _wrap(self, command: str, path: str) -> None:
+        """A script before the client, as Snakemake's executor takes SLURM_CONF from the environment of its jobs."""
+        variables = shlex.join([f"SLURM_CONF={self.root}/slurm.conf", f"{MARK}={self.root}"])
+        script = self.root / "bin" / command
+        script.write_text(f'#!/bin/sh\nexec env {variables} {shlex.quote(path)} "$@"\n')
+        script.chmod(0o755)
+
+    def _start(self, daemon: str, *options: str) -> None:
+        """A daemon in the foreground, as a child of this process that no Ctrl-C reaches."""
+        name = options[-1] if options else daemon
+        with (self.root / f"log/{name}.out").open("w") as out:
+            self.daemons[name] = subprocess.Popen(
+                [found(daemon), "-D", *options],
+                env=self.environment | {"SLURM_CONF": f"{self.root}/slurm.conf"},
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _watch(self, stack: contextlib.ExitStack) -> None:
+        """A process that ends the cluster if this one is killed: then nobody holds the other end of its stdin."""
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "tests.slurm.cluster", str(self.root)],
+            cwd=Path(__file__).parents[2],
+            env={name: value for name, value in os.environ.items() if name != MARK},
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        stack.callback(watch.wait)
+        stack.callback(watch.stdin.close)
+
+    # -- end
+
+    def _end(self) -> None:
+        """Jobs first, as SLURM ends them; then what is left of them, daemons, and what is left of those."""
+        try:
+            self._cancel_all()
+        except (RuntimeError, subprocess.TimeoutExpired, OSError):
+            pass  # no controller, or one that does not answer: its jobs are killed below
+        finally:
+            kill_marked(self.root, spared={daemon.pid for daemon in self.daemons.values()})  # they lead their groups
+            for daemon in self.daemons.values():
+                daemon.terminate()
+            for daemon in self.daemons.values():
+                try:
+                    daemon.wait(timeout=5)
+                except subprocess.TimeoutExpired:
+                    daemon.kill()
+                    daemon.wait()
+            kill_marked(self.root)
+
+    def _cancel_all(self) -> None:
+        if "slurmctld" not in self.daemons or self.daemons["slurmctld"].poll() is not None:
+            return
+        self.run("scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", timeout=10)
+        end = time.monotonic() + 5
+        while self.run("squeue", "--noheader", timeout=10).stdout and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+# -- processes and ports
+
+
+def marked(root: Path) -> list[int]:
+    """Processes of the cluster in this folder, without this one: known by the mark, or by an open file of `log`.
+
+    SLURM's helpers write their title over their environment. A zombie has neither that nor open files, and is gone.
+    """
+    line = f"{MARK}={root}"
+    logs = f"{root}/log/"
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return sorted(
+        number
+        for number in numbers
+        if number != os.getpid()
+        and (line in _read(number, "environ").split("\0") or any(name.startswith(logs) for name in _open(number)))
+    )
+
+
+def kill_marked(root: Path, spared: Collection[int] = ()) -> None:
+    """Kills them, and what they start meanwhile, until none is left outside of the groups of processes to be spared."""
+    end = time.monotonic() + 20
+    while processes := [process for process in marked(root) if _group(process) not in spared]:
+        if time.monotonic() > end:
+            raise RuntimeError(f"processes of {root} do not end: {processes}")
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _group(process: int) -> int | None:
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return None
+
+
+def _read(process: int, name: str) -> str:
+    """A file of /proc; empty for a process that is gone, or another user's."""
+    try:
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _open(process: int) -> list[str]:
+    """Names of a process's open files, as far as this user may know them."""
+    names = []
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{process}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                names.append(os.readlink(entry.path))
+    return names
+
+
+def _host() -> str:
+    """This machine's name as `hostname -s` has it: what the daemons compare with."""
+    return socket.gethostname().partition(".")[0]
+
+
+def free(port: int) -> bool:
+    """Whether nobody listens there."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_ports(count: int) -> tuple[int, socket.socket]:
+    """The first of so many free ports in a row, and the socket that holds them: it listens on the one below.
+
+    They lie below those that the system gives to outgoing connections, one of which might be there first.
+    """
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for holding in range(10_000, low if low > 11_000 else 32_000, count + 1):
+        try:
+            holder = socket.create_server(("127.0.0.1", holding))
+        except OSError:
+            continue
+        if all(free(holding + 1 + number) for number in range(count)):
+            return holding + 1, holder
+        holder.close()
+    raise RuntimeError(f"no {count} free ports in a row on 127.0.0.1")
+
+
+if __name__ == "__main__":  # the watch: its stdin ends with the process that started it
+    sys.stdin.read()
+    kill_marked(Path(sys.argv[1]))
