@@ -1,0 +1,48 @@
+"""A job through Snakemake's executor for SLURM, looked after every second."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import polled
+
+#: settings of the executor that this cluster needs: it has no accounting, so any account will do
+SETTINGS = ["--executor", "slurm", "--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2"]
+SETTINGS += ["--default-resources", "slurm_account=test", "slurm_partition=normal", "runtime=5", "mem_mb=500"]
+
+
+@pytest.mark.parametrize("own, waited", [(180, 1.0), (0.5, 0.5)])
+def test_no_wait_is_longer_than_the_cap(own, waited):
+    class Executor:
+        @property
+        def next_seconds_between_status_checks(self):
+            return self.kept
+
+        @next_seconds_between_status_checks.setter
+        def next_seconds_between_status_checks(self, value):
+            self.kept = value
+
+    polled.cap(Executor, 1.0)
+    executor = Executor()
+    executor.next_seconds_between_status_checks = own
+    assert executor.next_seconds_between_status_checks == waited
+    assert executor.kept == own
+
+
+def test_the_executor_has_what_is_capped():
+    from snakemake_executor_plugin_slurm import Executor
+
+    assert isinstance(Executor.next_seconds_between_status_checks, property)
+
+
+def test_a_rule_runs_as_a_job(cluster, tmp_path):
+    (tmp_path / "Snakefile").write_text(
+        "rule hello:\n    output: 'hello.txt'\n    shell: 'echo $SLURM_JOB_ID > {output}'\n"
+    )
+    before = {job["id"] for job in cluster.jobs()}
+    program = [sys.executable, Path(polled.__file__)]
+    said = cluster.run(*program, "--jobs", "1", *SETTINGS, cwd=tmp_path, timeout=300).stderr
+    (job,) = [job for job in cluster.jobs() if job["id"] not in before]
+    assert (job["state"], job["comment"], job["workdir"]) == ("COMPLETED", "rule_hello", str(tmp_path)), said
+    assert (tmp_path / "hello.txt").read_text() == f"{job['id']}\n"
