@@ -1,4 +1,5 @@
 # make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.   make faults-test: kills.
+# make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run test faults-test setup lint clean
+.PHONY: run test faults-test slurm-test setup lint clean
 
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
@@ -20,12 +21,18 @@ run: $(READY)
 	@echo "report: $(REPORT)"
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults
+	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/slurm
+	@echo "tests/faults and tests/slurm are left out: make faults-test, make slurm-test"
 	@$(MAKE) --no-print-directory lint
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)
 	$(VENV)/bin/python -m pytest --quiet tests/faults
+
+# jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
+slurm-test: $(READY)
+	@$(VENV)/bin/python -m tests.slurm.missing
+	$(VENV)/bin/python -m pytest --quiet tests/slurm
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
