@@ -27,6 +27,17 @@ TARGETS = ("all", "corpus", "tokens", "runs", "tables", "figures", "report")
 
 
 @dataclass(frozen=True)
+class SubmissionBudget:
+    """What the jobs of one call may take where they are submitted to a cluster."""
+
+    __pydantic_config__ = STRICT
+
+    node_hours: float = option(
+        50.0, "runs that need more, as `plan` estimates them, are refused before the first one is submitted", ge=0
+    )
+
+
+@dataclass(frozen=True)
 class ConfigFile:
     """config/config.yaml."""
 
@@ -36,6 +47,7 @@ class ConfigFile:
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
     machine: str | None = option(None, "file of the machine, said by cluster profiles; by default this one")
+    budget: SubmissionBudget = option(SubmissionBudget, "what submitted jobs may take")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto", "what makes the ids of token stores; auto: the fastest that is here and exact. The ids are the same"
     )

@@ -1,0 +1,240 @@
+"""What a run will take before it has run: time on nodes, bytes and files. Pure functions of the settings.
+
+Hours decide whether to submit, and are no measurement: floating-point operations over an assumed share of the device's
+peak (`UTILISATION`), and an allowance for starting (`STARTING_S`). Whoever prints them prints both beside.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
+from tokenscale.costs.peaks import peak_flops
+from tokenscale.costs.schedules import bubble
+from tokenscale.errors import UserError
+from tokenscale.order.shares import micro_steps
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.geometry import geometry
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.run import RunSettings
+
+#: assumed share of the peak that a step's products reach while they run, waiting in pipelines left out. The source
+#: studies' DDP runs on GH200 (1.4 G weights, bf16) reached 27 to 32 %, their 8 G weights on one GPU 31 to 38 %.
+UTILISATION = 0.3
+#: assumed seconds from a job's start to its first step: container, imports from a parallel file system, NCCL, weights
+STARTING_S = 120.0
+#: bytes of a line of steps.jsonl (measured: 590 to 600), of the rest of a rank's logs, and of a run's records and log
+LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
+#: done.json, run.json, status.json, .lock, attempt.json and the rule's log; of a rank steps, spans and events
+RUN_FILES, RANK_FILES = 6, 3
+#: tokenizer.json or its like, and its manifest, which lie in every checkpoint
+TOKENIZER_FILES = 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a token store holds: rows of an epoch (a stream's: tokens over the sequence length), and useful tokens."""
+
+    per_epoch: float
+    useful_tokens: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one run takes. `unknown` says why its time or its logs are not known."""
+
+    ranks: int
+    nodes: int
+    seconds: float | None
+    steps: int | None
+    bytes: int
+    #: of resume states, which are deleted when the run has ended
+    passing_bytes: int
+    files: int
+    unknown: str | None = None
+
+    @property
+    def node_hours(self) -> float | None:
+        """Whole nodes are charged: those that the run's ranks lie on."""
+        return None if self.seconds is None else self.nodes * self.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """GPUs that compute: where a node is not filled, less than what is charged."""
+        return None if self.seconds is None else self.ranks * self.seconds / 3600
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum over runs. Hours are those of the runs whose time is known; `unknown` has the others: why, and how many.
+
+    `unlogged` runs have a number of steps that is not known, and their logs' bytes are missing. `passing_bytes` are
+    those of the run with the most: not all runs are there at once.
+    """
+
+    runs: int
+    node_hours: float
+    gpu_hours: float
+    bytes: int
+    passing_bytes: int
+    files: int
+    unlogged: int
+    unknown: dict[str, int]
+
+    @property
+    def timed(self) -> int:
+        """Runs whose time is known."""
+        return self.runs - sum(self.unknown.values())
+
+
+def total(prices: Iterable[Price]) -> Total:
+    """Of several runs; who calls sees to it that each is there once."""
+    prices = list(prices)
+    unknown = Counter(p.unknown or "" for p in prices if p.seconds is None)
+    return Total(
+        runs=len(prices),
+        node_hours=sum(p.node_hours or 0 for p in prices),
+        gpu_hours=sum(p.gpu_hours or 0 for p in prices),
+        bytes=sum(p.bytes for p in prices),
+        passing_bytes=max((p.passing_bytes for p in prices), default=0),
+        files=sum(p.files for p in prices),
+        unlogged=sum(p.steps is None for p in prices),
+        unknown=dict(unknown),
+    )
+
+
+def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: Rows | None = None) -> Price:
+    """What a run takes on a machine: `vocabulary_size` is the tokenizer's, `rows` what its store holds, where known.
+
+    What is not known is not guessed: `unknown` names it. Bytes are then those that do not depend on it.
+    """
+    layout = run.layout
+    nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
+    vocabulary_size = run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary_size
+    steps = seconds = unknown = None
+    weighs = 0
+    if vocabulary_size is None:
+        unknown = f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
+        steps, _ = _steps(run, None, rows)
+    else:
+        model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
+        try:
+            weighs = weights(model).total
+            steps, unknown = _steps(run, model, rows)
+            seconds, slow = _seconds(run, model, machine, steps)
+            unknown = None if seconds is not None else slow or unknown
+        except (ImportError, UserError):
+            unknown = f"the library transformers, which builds {run.model.transformers}, is not here"
+    if run.budget.kind == "wall_s" and seconds is None:
+        seconds, unknown = STARTING_S + run.budget.wall_s, None
+    kept, passing, files = _checkpoints(run, weighs)
+    logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
+    submitted = machine.starter == "srun"  # SLURM's own log is kept, too
+    files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
+    return Price(layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown)
+
+
+def _steps(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
+    """(optimizer steps, None), or (None, what they depend on); as `training.budget` counts them."""
+    budget = run.budget
+    if budget.kind == "steps":
+        return budget.steps, None
+    if budget.kind == "wall_s":
+        return None, None
+    if budget.kind == "flops":
+        if model is None:
+            return None, None
+        row = run.sequence_length * flops_per_token(model, run.sequence_length, Convention.FULL)
+        return max(1, math.ceil(budget.flops / (row * run.global_batch))), None
+    if rows is None:
+        what = "an epoch's rows" if budget.kind == "epochs" else "a row's useful tokens"
+        return None, f"{what} are not known: no token store says them yet"
+    if budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
+        return None, "how many tokens are predicted is known only where all are"
+    asked = budget.epochs or budget.useful_tokens / rows.useful_tokens  # epochs
+    return max(1, math.ceil(asked * rows.per_epoch / run.global_batch)), None
+
+
+def _seconds(
+    run: RunSettings, model: ModelSettings, machine: Machine, steps: int | None
+) -> tuple[float | None, str | None]:
+    """(seconds from a job's start to its end, None), or (None, why they are not known).
+
+    Steps: FLOPs that are really computed (`hardware_flops_per_token`, full convention) of rows as long as the sequence,
+    over ranks × peak × UTILISATION × (1 - the pipeline's bubble). Each validation costs a third of that for its rows:
+    a forward pass. Those after epochs are left out, and so are writing checkpoints and waiting for data.
+    """
+    if machine.device is None:
+        return None, f"the machine ({machine.name}) states no device"
+    if run.device == "cpu":
+        return None, "they keep to the CPU (device: cpu)"
+    number = number_format(run)
+    peak = peak_flops(machine.device, number)
+    if peak is None:
+        return None, f"no peak of {machine.device} in {number} is known"
+    speed = run.layout.world_size * peak * UTILISATION * (1 - waiting(run))  # FLOP/s of all ranks
+    row = run.sequence_length * hardware_flops_per_token(
+        model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
+    )
+    if run.budget.kind == "wall_s":
+        training, between = run.budget.wall_s, 0
+    elif steps is None:
+        return None, None
+    else:
+        training = steps * run.global_batch * row / speed
+        between = (steps - 1) // run.validation.every if run.validation.every else 0
+    passes = run.validation.at_start + run.validation.at_end + between
+    return STARTING_S + training + passes * run.validation.rows * row / 3 / speed, None
+
+
+def number_format(run: RunSettings) -> str:
+    """The number format of most products, as run.json has it (`training.record.costs`)."""
+    return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
+
+
+def waiting(run: RunSettings) -> float:
+    """Share of the ranks' time that a pipeline spends waiting; 0 without one.
+
+    >>> from tokenscale.settings.layout import LayoutSettings
+    >>> layout = LayoutSettings(pipeline=4, schedule="naive")
+    >>> waiting(RunSettings(layout=layout))
+    0.75
+    """
+    layout = run.layout
+    if layout.pipeline == 1:
+        return 0.0
+    passes = micro_steps(run.global_batch, layout.readers, run.micro_batch)
+    return _bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
+
+
+_bubble = cache(bubble)
+
+
+def _checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
+    """(bytes kept, bytes of states that are deleted at the end, files kept) of a run with so many weights.
+
+    Weights in the format they are trained in; a resume state has AdamW's two moments beside them, in the same.
+    """
+    asked = run.checkpoints
+    size = (2 if run.precision == "bf16-true" else 4) * weighs
+    models = asked.final + asked.best
+    writes = bool(asked.every or asked.each_epoch or asked.at_start)
+    states = asked.keep_last if asked.keep_resume_state else 0
+    folder = 1 + 2 * run.layout.world_size + TOKENIZER_FILES
+    # the next state is complete before the oldest is deleted
+    passing = (asked.keep_last + 1 if writes else 0) - states
+    return size * (models + 3 * states), max(0, 3 * size * passing), (models + states) * folder
+
+
+def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
+    """Bytes of a token store, roughly and before compression: `tokens` ids of all documents, as wide as they lie there.
+
+    Padding is counted where nothing compresses it.
+    """
+    width = 2 if store.format == "packed" and vocabulary_size <= 1 << 16 else 8 if store.dtype == "int64" else 4
+    if store.format == "padded" and store.codec == "none":
+        return documents * (store.sequence_length + 1) * width
+    return tokens * width

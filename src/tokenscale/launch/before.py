@@ -1,0 +1,72 @@
+"""Before the first job is submitted: is the budget kept, and has every name that stands for an account a value?"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from tokenscale.errors import UserError
+
+#: a resource that the environment should have filled in: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
+VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+#: experiments that a refusal names
+LARGEST = 5
+
+
+def without_a_value(resources: Iterable[Mapping[str, object]]) -> UserError | None:
+    """The error for resources of jobs whose value still begins with `$`; None where there are none.
+
+    Snakemake leaves a variable that is not set as it is, and SLURM would be given its name for a value.
+    """
+    found = {
+        (name, match[1])
+        for of_job in resources
+        for name, value in of_job.items()
+        if isinstance(value, str) and (match := VARIABLE.match(value))
+    }
+    if not found:
+        return None
+    variables = sorted({variable for _, variable in found})
+    said = "a variable" if len(variables) == 1 else "variables"
+    return UserError(
+        f"{said} of the profile {'has' if len(variables) == 1 else 'have'} no value: {', '.join(variables)}.",
+        used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
+        next="\n".join(f"export {variable}=<{_meaning(variable)}>" for variable in variables),
+    )
+
+
+def _meaning(variable: str) -> str:
+    return "project" if variable.endswith("ACCOUNT") else "value"
+
+
+def over_budget(hours: Mapping[str, float], node_hours: float, unknown: int = 0) -> UserError | None:
+    """The error for runs that need more node-hours than the budget; None where they keep to it.
+
+    `hours` are those of the runs that are to be submitted, by experiment; of `unknown` more runs nobody knows them.
+    """
+    needed = sum(hours.values())
+    if needed <= node_hours:
+        return None
+    largest = sorted(hours.items(), key=lambda item: -item[1])
+    width = max(len(name) for name, _ in largest[:LARGEST])
+    lines = [f"{name:<{width}}  {spent:8,.1f}" for name, spent in largest[:LARGEST]]
+    if rest := largest[LARGEST:]:
+        lines.append(f"and {len(rest)} more experiments: {sum(spent for _, spent in rest):,.1f}")
+    return UserError(
+        "the runs need more node-hours than the budget allows.",
+        needed=f"{needed:,.1f} node-hours (estimated)" + (f", and {unknown} runs of unknown hours" if unknown else ""),
+        budget=f"{node_hours:,.1f}  (budget.node_hours)",
+        largest="\n".join(lines),
+        next=f"{larger(needed)}   in config.yaml, or in a file of its own: --configfile FILE\n"
+        "or run fewer: `python -m tokenscale plan` prints what each experiment takes",
+    )
+
+
+def larger(needed: float) -> str:
+    """The key for config.yaml, or a file of one's own, that allows so many node-hours.
+
+    Not `--config`: on the command line it replaces a profile's `config:`, and with it the scale and the machine.
+
+    >>> larger(123.4)
+    'budget: {node_hours: 130}'
+    """
+    return f"budget: {{node_hours: {-(-math.ceil(needed) // 10) * 10}}}"

@@ -1,0 +1,149 @@
+"""What runs take, against numbers computed by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tokenscale.costs.prices import Rows, price, store_bytes, total
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, ValidationSettings
+
+CLUSTER = Machine(name="cluster", starter="srun", gpus_per_node=4, device="NVIDIA GH200 120GB")
+RUN = RunSettings(
+    model=PRESETS["llama-1.4b-nemo"],  # 7.65 GFLOP a token at 2048 positions (costs/flops)
+    sequence_length=2048,
+    global_batch=96,
+    micro_batch=4,
+    precision="bf16",
+    budget=BudgetSettings(steps=500),
+    validation=ValidationSettings(rows=0),
+)
+#: 500 x 96 x 2048 x 7.65e9 FLOP over 0.3 x 989.4e12 FLOP/s: seconds of one GPU
+ONE_GPU_S = 2533.5
+
+
+def on(world_size, **changes):
+    return replace(RUN, layout=LayoutSettings(data=world_size), **changes)
+
+
+def seconds(run, **facts):
+    return price(run, CLUSTER, **facts).seconds
+
+
+def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak():
+    assert seconds(on(1)) == pytest.approx(120 + ONE_GPU_S, rel=1e-3)
+    assert seconds(on(16)) == pytest.approx(120 + ONE_GPU_S / 16, rel=1e-3)
+
+
+def test_whole_nodes_are_charged():
+    one, sixteen = price(on(1), CLUSTER), price(on(16), CLUSTER)
+    assert (one.nodes, sixteen.nodes) == (1, 4)
+    assert one.node_hours == one.gpu_hours == pytest.approx(2653.5 / 3600, rel=1e-3)
+    assert sixteen.node_hours == pytest.approx(4 * 278.3 / 3600, rel=1e-3)
+    assert sixteen.gpu_hours == pytest.approx(16 * 278.3 / 3600, rel=1e-3)
+
+
+def test_validation_costs_a_forward_pass():
+    """6 passes (before, after, at 100, 200, 300 and 400) of 64 rows x 2048 positions, a third of 7.65 GFLOP each."""
+    validation = ValidationSettings(rows=64, every=100)
+    assert seconds(on(1, validation=validation)) - seconds(on(1)) == pytest.approx(6.757, rel=1e-3)
+
+
+def test_the_peak_is_that_of_the_number_format():
+    def training(**changes):
+        return seconds(on(1, **changes)) - 120
+
+    assert training(precision="fp32") / training() == pytest.approx(989.4 / 66.9)
+    assert training(precision="bf16-true") == training(precision="fp16") == training()
+    assert training(float8=True) / training() == pytest.approx(989.4 / 1978.9)
+    # blocks are run forward again: 6 + 2 of 8 passes' parts, but for the head
+    assert 1.2 < training(activation_checkpointing="block") / training() < 4 / 3
+
+
+def test_a_pipeline_that_waits_takes_longer():
+    naive = replace(RUN, layout=LayoutSettings(pipeline=16, schedule="naive"))
+    assert seconds(naive) - 120 == pytest.approx(ONE_GPU_S, rel=1e-3), "one of 16 ranks works at a time"
+    flushed = replace(RUN, layout=LayoutSettings(pipeline=4, schedule="gpipe"))  # 24 micro-batches: 3 of 27 waiting
+    assert seconds(flushed) - 120 == pytest.approx(ONE_GPU_S / 4 * 27 / 24, rel=1e-3)
+
+
+def test_every_budget_is_priced_where_it_can_be():
+    def of(**budget):
+        return on(1, budget=BudgetSettings(**budget))
+
+    rows = Rows(per_epoch=4800, useful_tokens=4800 * 1024)
+    assert price(of(epochs=10), CLUSTER, rows=rows).steps == 500
+    assert price(of(useful_tokens=500 * 96 * 1024), CLUSTER, rows=rows).steps == 500
+    assert price(of(flops=500 * 96 * 2048 * 7.65e9), CLUSTER).steps in (500, 501)
+    assert seconds(of(wall_s=3600)) == 3720
+    assert seconds(of(epochs=10), rows=rows) == seconds(on(1))
+    for budget, what in (({"epochs": 10}, "epoch"), ({"useful_tokens": 10**6}, "useful tokens")):
+        unknown = price(of(**budget), CLUSTER)
+        assert unknown.seconds is unknown.node_hours is unknown.gpu_hours is None and what in unknown.unknown
+    masked = replace(of(useful_tokens=10**6), objective="masked")
+    assert price(masked, CLUSTER, rows=rows).seconds is None, "15 % of the stored tokens are predicted, at random"
+
+
+@pytest.mark.parametrize(
+    ("run", "machine", "reason"),
+    [
+        (on(1), Machine(), "no device"),
+        (on(1), replace(CLUSTER, device="NVIDIA Unheard 1"), "no peak of NVIDIA Unheard 1 in bf16"),
+        (on(1, device="cpu"), CLUSTER, "CPU"),
+        (on(1, model=PRESETS["llama-150m"]), CLUSTER, "tokenizer tekken"),
+    ],
+)
+def test_what_is_not_known_is_said_and_files_are_counted_all_the_same(run, machine, reason):
+    found = price(run, machine)
+    assert found.seconds is None and reason in found.unknown
+    assert found.steps == 500 and found.bytes == pytest.approx(25_000 + 1_000 + 500 * 600) and found.files >= 9
+    assert total([found, price(on(1), CLUSTER)]).unknown == {found.unknown: 1}
+
+
+def test_a_vocabulary_that_the_built_tokenizer_says_is_enough():
+    small = on(1, model=PRESETS["llama-150m"])
+    assert seconds(small, vocabulary_size=131072) is not None
+
+
+def test_logs_grow_with_ranks_and_steps():
+    """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
+    found = price(on(16), CLUSTER)
+    assert found.bytes == 25_000 + 16 * (1_000 + 600 * 500)
+    assert found.files == 6 + 1 + 16 * 3
+
+
+def test_checkpoints_are_weights_and_moments():
+    """1.41 G weights in fp32: 5.64 GB a model, three times that with two moments."""
+    # 2 x 131072 x 2048 + 16 x (2 x 2048**2 + 2 x 2048 x 512 + 3 x 2048 x 7168 + 2 x 2048) + 2048
+    count = 1_409_353_728
+    logs = price(on(4), CLUSTER)
+
+    def beside(**settings):
+        found = price(on(4, checkpoints=CheckpointSettings(**settings)), CLUSTER)
+        return found.bytes - logs.bytes, found.passing_bytes, found.files - logs.files
+
+    assert beside() == (0, 0, 0)
+    assert beside(final=True) == (4 * count, 0, 1 + 2 * 4 + 2)
+    assert beside(every=100) == (0, 2 * 12 * count, 0), "the next is written before the last is deleted"
+    assert beside(every=100, keep_last=2, keep_resume_state=True) == (2 * 12 * count, 12 * count, 2 * 11)
+    half = price(on(4, precision="bf16-true", checkpoints=CheckpointSettings(final=True)), CLUSTER)
+    assert half.bytes - logs.bytes == 2 * count
+
+
+def test_a_total_adds_up():
+    prices = [price(on(1), CLUSTER), price(on(16), CLUSTER), price(on(1, budget=BudgetSettings(epochs=1)), CLUSTER)]
+    found = total(prices)
+    assert (found.runs, found.timed, found.unlogged) == (3, 2, 1)
+    assert found.node_hours == pytest.approx(2653.5 / 3600 + 4 * 278.3 / 3600, rel=1e-3)
+    assert found.files == 10 + 55 + 10 and total([]).node_hours == 0
+
+
+def test_ids_are_as_wide_as_the_format_stores_them():
+    assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=4096) == 2000
+    assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=131072) == 4000
+    assert store_bytes(StoreSettings("token-list", dtype="int64"), 10, 1000, vocabulary_size=4096) == 8000
+    padded = StoreSettings("padded", sequence_length=256, codec="none")
+    assert store_bytes(padded, 10, 1000, vocabulary_size=4096) == 10 * 257 * 4
