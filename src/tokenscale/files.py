@@ -44,25 +44,27 @@ def locked(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        except OSError as error:
             file.seek(0)
-            raise UserError(
-                f"{what} is being written by another process.",
-                lock=path,
-                owner=file.read().strip() or "unknown",
-                next="wait for it, or end it",
-            ) from None
-        except OSError as error:  # Lustre mounted without -o flock, for one
-            raise UserError(
-                f"{what} cannot be locked here.",
-                lock=path,
-                reason=error.strerror,
-                next="use a file system with locks (`python -m tokenscale doctor` tries them)",
-            ) from None
+            raise lock_failed(error, what, path, file.read().strip() or "unknown") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
+
+
+def lock_failed(error: OSError, what: str, path: Path, owner: str) -> UserError:
+    """What `flock` said, for people: another process has the lock, or the file system knows none."""
+    if isinstance(error, BlockingIOError):
+        return UserError(
+            f"{what} is being written by another process.", lock=path, owner=owner, next="wait for it, or end it"
+        )
+    return UserError(  # Lustre mounted without -o flock, for one
+        f"{what} cannot be locked here.",
+        lock=path,
+        reason=error.strerror,
+        next="use a file system with locks (`python -m tokenscale doctor` tries them)",
+    )
 
 
 class HashedFile:

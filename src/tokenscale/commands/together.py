@@ -19,12 +19,13 @@ import torch.distributed as dist
 from tokenscale.commands.prepare import prepare
 from tokenscale.commands.request import request
 from tokenscale.errors import UserError
-from tokenscale.launch.attempts import finish
+from tokenscale.launch.attempts import AGAIN, finish
 from tokenscale.launch.start import opened
 from tokenscale.parallel.world import World, join, part
 from tokenscale.records.outcome import told
 from tokenscale.settings.run import RunSettings
 from tokenscale.training.loop import Inputs, train
+from tokenscale.training.stopping import Interrupted
 
 #: preparing may download and tokenize for hours; the default of a process group is minutes
 PATIENCE = datetime.timedelta(days=2)
@@ -53,10 +54,13 @@ def train_together(arguments: argparse.Namespace) -> int:
         if "exit" not in plan:
             run = RunSettings.from_json(plan["run"])
             inputs = {role: Path(path) for role, path in plan["inputs"].items()}
-            train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
-            plan["exit"] = 0
-            if world.rank == 0 and not finish(*finishing):
-                plan["exit"] = 1
+            try:
+                train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
+                plan["exit"] = 0
+                if world.rank == 0 and not finish(*finishing):
+                    plan["exit"] = 1
+            except Interrupted:
+                plan["exit"] = AGAIN
         part(world)
     if world.rank == 0 and plan["exit"] == 0:
         print("\n".join(told(finishing[0])), flush=True)

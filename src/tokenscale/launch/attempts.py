@@ -1,5 +1,6 @@
 """Attempts of a run: which one comes next, which ones belong to other code or data, when nothing is left to do."""
 
+import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from tokenscale.settings.run import RunSettings
 
 #: outcomes that are results: a run that diverged is one, and the report shows it
 ENDED = ("complete", "nonfinite")
+#: exit code of what was stopped in time to go on from where it was (EX_TEMPFAIL of sysexits.h)
+AGAIN = 75
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ def _hashes(code: list[Path]) -> dict[str, str]:
     return hashes
 
 
-def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None:
+def prepare(directory: Path, run: RunSettings, identity: Identity, launch: dict[str, Any] | None = None) -> int | None:
     """Make room for the next attempt and return its number; None when the run is sealed already, with this
-    identity.
+    identity. `launch` is what its record says of the machine and the job.
 
     Attempts of other code or inputs move to `superseded/`, with the record that belongs to them.
     """
@@ -84,8 +87,16 @@ def prepare(directory: Path, run: RunSettings, identity: Identity) -> int | None
     number = 1 + max((int(a.name.split("=")[1]) for a in directory.glob("attempt=*")), default=-1)
     attempt = directory / f"attempt={number:02d}"
     attempt.mkdir(parents=True)
-    write_json(attempt / "attempt.json", identity.record())
+    write_json(attempt / "attempt.json", identity.record() | ({"launch": launch} if launch else {}))
     return number
+
+
+def interrupted(directory: Path, attempt: int) -> int | None:
+    """The step after which an attempt was stopped in time to go on; None for one that ended otherwise."""
+    path = directory / f"attempt={attempt:02d}" / "rank=00000" / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    last = json.loads(lines[-1]) if lines and lines[-1].endswith("}") else {}
+    return last.get("step") if last.get("event") == "run_stop" and last.get("status") == "interrupted" else None
 
 
 def drop_states(directory: Path, run: RunSettings) -> None:

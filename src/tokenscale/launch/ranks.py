@@ -6,55 +6,86 @@ import socket
 import subprocess
 import sys
 import time
+from typing import IO
 
 from tokenscale.errors import UserError
 from tokenscale.records.hardware import cores
 
-#: what ends a launcher: a terminal, a scheduler, a closed session
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: what ends a launcher: a terminal, a scheduler, a closed session, a time limit that comes
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+#: seconds that ranks get to write a state to go on from, once a launcher has been told to end
+GRACE_S = 30.0
 #: what says to a process which rank of which world it is
 WORLD = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
-def run_ranks(argv: list[str], world_size: int, *, poll_s: float = 0.05, grace_s: float = 5.0) -> int:
-    """Run `argv` once a rank, with the environment torchrun would set. Returns 0, or the code of the first that failed.
+def run_ranks(
+    argv: list[str],
+    world_size: int,
+    *,
+    variables: dict[str, str] | None = None,
+    poll_s: float = 0.05,
+    grace_s: float = GRACE_S,
+) -> int:
+    """Run `argv` once a rank, with the environment torchrun would set, and `variables` over it.
 
-    When a rank fails, the others are ended within `grace_s` seconds and the first one's number and exit code are
-    printed: what the others say afterwards is only its echo.
+    Returns 0, or the code of the first that failed. When a rank fails, the others are ended at once and the first
+    one's number and exit code are printed: what the others say afterwards is only its echo. When this process is told
+    to end, ranks are told so, and have `grace_s` seconds for a state to go on from.
     """
-    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
-    # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
-    told: list[int] = []
-    before = {name: signal.signal(name, lambda number, frame: told.append(number)) for name in SIGNALS}
+    base = environment(threads_per_rank(world_size)) | (variables or {})
+    if world_size == 1:
+        return run([(argv, base)], poll_s=poll_s, grace_s=grace_s)
+    base |= one_machine(base) | {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    places = [{"RANK": str(r), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(world_size)} for r in range(world_size)]
+    return run([(argv, base | place) for place in places], poll_s=poll_s, grace_s=grace_s)
+
+
+def one_machine(base: dict[str, str]) -> dict[str, str]:
+    """Where ranks of one machine meet: the loopback interface always works, whatever the host name resolves to."""
+    interface = {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")} if sys.platform == "linux" else {}
+    return {"MASTER_ADDR": "127.0.0.1", **interface}
+
+
+def environment(threads: int) -> dict[str, str]:
+    """This process' variables as ranks get them, with so many threads for each."""
     # what a launcher around this one may have left: these ranks are a world of their own
     base = {name: value for name, value in os.environ.items() if name not in WORLD}
     # torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
     # encode while training count by the last
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
-        base[variable] = str(threads_per_rank(world_size))
+        base[variable] = str(threads)
     # glibc hands large freed blocks back at once and faults them in again each step: 0.16 against 0.09 s a step of the
     # demo's model here. Ignored by other C libraries.
     base = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)} | base
     base["PYTHONUNBUFFERED"] = "1"
-    if world_size == 1:
-        ranks = [subprocess.Popen(argv, env=base)]
-    else:
-        # One machine: the loopback interface always works, whatever the host name resolves to.
-        base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(world_size)}
-        if sys.platform == "linux":
-            base.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ranks = [
-            subprocess.Popen(
-                argv, env=base | {"RANK": str(r), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(world_size)}
-            )
-            for r in range(world_size)
-        ]
+    return base
+
+
+def run(
+    commands: list[tuple[list[str], dict[str, str]]],
+    *,
+    poll_s: float = 0.05,
+    grace_s: float = GRACE_S,
+    stderr: IO[str] | None = None,
+) -> int:
+    """Start these (argv, environment) and wait for all of them; they end together. Returns as `run_ranks` does."""
+    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
+    # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
+    told: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: told.append(number)) for number in SIGNALS}
+    processes: list[subprocess.Popen] = []
     try:
-        return _wait(ranks, told, poll_s, grace_s)
+        for argv, variables in commands:
+            processes.append(subprocess.Popen(argv, env=variables, stderr=stderr))
+        return _wait(processes, told, poll_s, grace_s)
     finally:
-        _end(ranks, grace_s)
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def threads_per_rank(world_size: int) -> int:
@@ -67,17 +98,15 @@ def threads_per_rank(world_size: int) -> int:
     return max(1, job // world_size)
 
 
-def _wait(ranks: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> int:
-    while True:
-        if told:
-            return 128 + told[0]
-        codes = [r.poll() for r in ranks]
+def _wait(processes: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> int:
+    while not told:
+        codes = [r.poll() for r in processes]
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
             number, code = failed[0]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             others = sum(c is None for c in codes)
-            if len(ranks) > 1:
+            if len(processes) > 1:
                 print(
                     f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s).", file=sys.stderr
                 )
@@ -85,22 +114,25 @@ def _wait(ranks: list[subprocess.Popen], told: list[int], poll_s: float, grace_s
         if all(code == 0 for code in codes):
             return 0
         time.sleep(poll_s)
+    _tell(processes, told, poll_s, grace_s)
+    return 128 + told[0]
 
 
-def _end(ranks: list[subprocess.Popen], grace_s: float) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.terminate()
-    deadline = time.monotonic() + grace_s
-    for rank in ranks:
-        try:
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+def _tell(processes: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> None:
+    """Pass the word on, once, and wait: for as long as a time limit leaves, or the grace; a second SIGINT cuts it."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGUSR1 if told[0] == signal.SIGUSR1 else signal.SIGTERM)
+    began = time.monotonic()
+    while any(process.poll() is None for process in processes):
+        late = told[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s
+        if late or told.count(signal.SIGINT) > 1:
+            return
+        time.sleep(poll_s)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody has at this moment."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))

@@ -4,31 +4,41 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenscale.errors import UserError
-from tokenscale.files import locked
-from tokenscale.launch.attempts import Identity, drop_states, finish, identity_of, prepare
-from tokenscale.launch.ranks import run_ranks
+from tokenscale.launch import failure, lock
+from tokenscale.launch.attempts import AGAIN, Identity, drop_states, finish, identity_of, interrupted, prepare
+from tokenscale.launch.command import Launch, job_of
 from tokenscale.settings.closure import layout_code, training_code
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
 
 @contextmanager
-def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterator[tuple[Identity, int | None]]:
+def opened(
+    run: RunSettings,
+    output: Path,
+    manifests: dict[str, Path],
+    *,
+    launch: dict[str, Any] | None = None,
+    wait: bool = False,
+) -> Iterator[tuple[Identity, int | None]]:
     """Hold the folder of `output` for a run: (its identity, the number of the attempt to make).
 
     The number is None where the run is sealed there with this identity; `output` is then there, too. Raises UserError
-    for a missing manifest and for a folder that another process writes.
+    for a missing manifest and for a folder that another process writes; with `wait`, it waits for that one's end.
     """
     for role, path in manifests.items():
         if not path.is_file():
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
-    identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)))
     directory = output.parent
-    with locked(directory, run.identity):
-        attempt = prepare(directory, run, identity)
+    with lock.held(directory, run.identity, wait=wait):
+        # read once the folder is ours: waiting may have taken hours
+        identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)))
+        attempt = prepare(directory, run, identity, launch)
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             finish(directory, output, identity, run)
@@ -36,26 +46,39 @@ def opened(run: RunSettings, output: Path, manifests: dict[str, Path]) -> Iterat
         yield identity, attempt
 
 
-def start(run: RunSettings, output: Path, manifests: dict[str, Path], *, share: int = 1) -> int:
+def start(
+    run: RunSettings,
+    output: Path,
+    manifests: dict[str, Path],
+    *,
+    machine: Machine | None = None,
+    share: int = 1,
+    wait: bool = False,
+) -> int:
     """Train the run in `output`'s folder unless it is sealed there already; write `output`. Returns the exit code.
 
-    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). Raises UserError as `opened`
-    does, and for several nodes, which are not started yet.
+    `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store); `share` is how many runs have
+    its nodes at the same time. The code is 75 where the run was stopped in time to go on (a time limit, preemption):
+    to be started again. Raises UserError as `opened` does, and where the job has other nodes than the run needs.
     """
-    directory = output.parent
-    with opened(run, output, manifests) as (identity, attempt):
+    machine = machine or Machine()
+    launched = Launch(run, machine, output.parent, share, job=job_of(machine))
+    with opened(run, output, manifests, launch=launched.record(), wait=wait) as (identity, attempt):
         if attempt is None:
             return 0
-        argv = [sys.executable, "-m", "tokenscale", "rank", "--run", run.to_json(), "--directory", str(directory)]
-        argv += ["--attempt", str(attempt)]
-        for role, path in manifests.items():
-            argv += [f"--{role.replace('_', '-')}", str(path)]
-        exit_code = run_ranks(argv, run.layout.world_size)
-        if not finish(directory, output, identity, run):
-            return exit_code or 1
-        if exit_code:  # what counts was on disk before the processes were torn down
-            print(f"tokenscale: {run.identity} is sealed; its processes then ended with {exit_code}.", file=sys.stderr)
-        return 0
+        exit_code = launched.go(attempt, manifests)
+        if finish(output.parent, output, identity, run):
+            if exit_code:  # what counts was on disk before the processes were torn down
+                text = f"{run.identity} is sealed; its processes then ended with {exit_code}."
+                print(f"tokenscale: {text}", file=sys.stderr)
+            return 0
+        step = interrupted(output.parent, attempt)
+        if step is not None:
+            print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
+            return AGAIN
+        if machine.starter == "srun":
+            print(failure.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
+        return exit_code or 1
 
 
 def _paths(files: list[str]) -> list[Path]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tokenscale.errors import UserError
+from tokenscale.parallel import places
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    nodes: tuple[str, ...] = ()  # their names, in the order of ranks
+    network: str | None = None  # what NCCL says it talks over between nodes
 
     def sum(self, *values: float, integer: bool = False) -> list:
         """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
@@ -36,12 +39,13 @@ class World:
             dist.barrier()
 
 
-def join(expected_size: int, device: str = "auto") -> World:
-    """Join the run's process group, from the environment that torchrun, srun or our own launcher sets.
+def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, network: str | None = None) -> World:
+    """Join the run's process group, from the environment that torchrun or our own launcher sets.
 
     `device` is the run's: "auto" takes a GPU a rank where there are GPUs, "cpu" never one.
     Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
-    are one N-rank run would give plausible, wrong figures.
+    are one N-rank run would give plausible, wrong figures, and so would two ranks on one GPU, another number of
+    `nodes`, or GPUs that talk over another `network` between them.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -65,9 +69,20 @@ def join(expected_size: int, device: str = "auto") -> World:
     mine = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(mine)
+    spots = [places.spot_of(mine)]
     if size > 1:
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=mine if cuda else None)
-    return World(rank, size, local_rank, mine)
+        store, rank, size = next(dist.rendezvous("env://"))
+        spots = places.told(spots[0], rank, size, store)
+    places.check(spots, nodes)
+    found = None
+    if size > 1:
+        group = dist.PrefixStore("group", store)
+        backend, bound = ("nccl", mine) if cuda else ("gloo", None)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
+        found = places.network_said() if cuda else None
+        if network is not None and cuda and (nodes or 1) > 1:
+            places.check_network(network, found)
+    return World(rank, size, local_rank, mine, tuple(dict.fromkeys(spot.node for spot in spots)), found)
 
 
 #: how long a rank keeps to itself that another one is gone: whoever started the ranks ends it in the meantime

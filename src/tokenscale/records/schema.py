@@ -51,7 +51,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
         "step": "BIGINT",
-        "status": "VARCHAR",  # run_stop: complete, nonfinite; checkpoint, resume: its folder
+        "status": "VARCHAR",  # run_stop: complete, nonfinite, interrupted; checkpoint, resume: its folder
         "world_size": "INTEGER",  # run_start: as observed by this rank
         "loss_sum": "DOUBLE",  # validation: over the whole slice
         "useful_tokens": "BIGINT",  # validation: of the whole slice

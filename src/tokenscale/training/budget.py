@@ -54,6 +54,8 @@ class Budget:
         self._done = self._seconds = 0.0
         self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._told: tuple[Tensor, torch.cuda.Event | None] | None = None  # of the step before
+        self.stop = False  # some rank has been told to stop; all ranks say so after the same step
 
     def share(self, step: int) -> float:
         """Share of the budget that is behind us before step `step`, 0 to 1; one number on all ranks."""
@@ -66,23 +68,25 @@ class Budget:
             self._warm = share
         return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
 
-    def exchange(self, useful_tokens: int) -> Tensor:
+    def exchange(self, useful_tokens: int, told: bool = False) -> Tensor:
         """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective.
 
-        Ranks that train on the same rows tell them once (`counts`)."""
+        Ranks that train on the same rows tell them once (`counts`). `told`: this rank is to stop. Where there are
+        several, all learn of it one step later: a sum that is a step old costs no wait.
+        """
         device = self._world.device
         useful_tokens = useful_tokens if self._counts else 0
         if self._world.size == 1 and self.steps is not None:
             self._alone += useful_tokens
+            self.stop = told
             return torch.scalar_tensor(useful_tokens, device=device)
-        useful = torch.scalar_tensor(useful_tokens, dtype=torch.float64, device=device)
         clock = self._seconds if self._world.rank == 0 else 0.0
-        sums = torch.stack([useful, torch.scalar_tensor(clock, dtype=torch.float64, device=device)])
+        own = (useful_tokens, clock, told)
+        sums = torch.stack([torch.scalar_tensor(number, dtype=torch.float64, device=device) for number in own])
         if self._world.size > 1:
             torch.distributed.all_reduce(sums)
         self._tokens += sums[0]
-        if self.steps is None:
-            self._exchanged = sums.to("cpu", non_blocking=True), _event(device)
+        self._told, self._exchanged = self._exchanged, (sums.to("cpu", non_blocking=True), _event(device))
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
@@ -90,11 +94,10 @@ class Budget:
         is the last."""
         self._seconds += seconds
         if self.steps is None:
-            sums, event = self._exchanged
-            if event is not None:
-                event.synchronize()
-            useful, clock = sums.tolist()
+            useful, clock, _ = _read(*self._exchanged)
             self._done = self._done + useful if self._counts_tokens else clock
+        if self._told is not None:
+            self.stop = _read(*self._told)[2] > 0
         return self.ended(step + 1)
 
     def ended(self, done: int) -> bool:
@@ -110,6 +113,12 @@ class Budget:
         self._tokens.fill_(state["useful_tokens"])
         self._seconds, self._warm = state["seconds"], state["warm"]
         self._done = state["useful_tokens"] if self._counts_tokens else state["seconds"]
+
+
+def _read(sums: Tensor, event: torch.cuda.Event | None) -> list[float]:
+    if event is not None:
+        event.synchronize()
+    return sums.tolist()
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:

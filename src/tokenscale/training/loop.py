@@ -33,6 +33,7 @@ from tokenscale.training.log import StepLog
 from tokenscale.training.profiling import Garbage, Trace
 from tokenscale.training.progress import Progress
 from tokenscale.training.schedule import learning_rate
+from tokenscale.training.stopping import Interrupted, Signals
 from tokenscale.training.timing import timer_of
 
 
@@ -51,7 +52,8 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
 
     Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
     Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
-    sealed with that outcome, and the batch is named.
+    sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`stopping.py`), with a
+    resume state on disk and the record not sealed.
     """
     return Training(run, inputs, directory, world, attempt).run()
 
@@ -70,6 +72,7 @@ class Training:
     ):
         started = time.monotonic()
         self.settings, self.world, self.directory = run, world, directory
+        self.signals = Signals()
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.writer.event("run_start", world_size=world.size)
@@ -119,11 +122,16 @@ class Training:
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one
+        self._state_after: int | None = None  # the step of the newest state to go on from
         self._resume()
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
     def run(self) -> torch.nn.Module:
         """The loop, and the end."""
+        with self.signals:
+            return self._run()
+
+    def _run(self) -> torch.nn.Module:
         run, joules = self.settings, self.energy.joules()
         ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
         if self.done == 0:
@@ -131,7 +139,7 @@ class Training:
         garbage = Garbage(run.garbage_every)
         try:
             self.timer.restart()
-            while not ended:
+            while not (ended or self.budget.stop):
                 ended = self.step()
                 garbage.after(self.done)
         finally:
@@ -141,6 +149,8 @@ class Training:
             self.batches.close()
         if joules is not None:
             joules = self.energy.joules() - joules
+        if not ended:
+            self._interrupt(joules)
         self._end(joules)
         return self.engine.model
 
@@ -151,7 +161,7 @@ class Training:
         began = time.monotonic()
         batch = self.batches.next()
         waited = time.monotonic() - began
-        useful = self.budget.exchange(batch.useful_tokens)
+        useful = self.budget.exchange(batch.useful_tokens, told=self.signals.told is not None)
         since = self.budget.since_warmup(step) if self.steps is None else 0.0
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
@@ -168,7 +178,7 @@ class Training:
         self.trace.after(self.done)
         validating = self._validates(epoch_ended, last)
         saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
-        if last or validating or saving or len(self.log) >= run.log_every or first:
+        if last or validating or saving or len(self.log) >= run.log_every or first or self.budget.stop:
             self._read()
         self._carried = time.monotonic() - handed - self.log.waited_s
         if probe is not None:
@@ -243,6 +253,7 @@ class Training:
         self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
         state = State(self.engine.pieces(resume=resume))
         if resume:
+            self._state_after = self.done
             state.rank_record = {"data": self.batches.state(), "random": self.engine.random_state()}
         facts = {
             "step": self.done,
@@ -283,6 +294,22 @@ class Training:
         self.done = found.record["step"]
         if len(found.ranks) == self.world.size:
             self.engine.load_random_state(found.ranks[self.world.rank]["random"])
+
+    def _interrupt(self, joules: float | None) -> None:
+        """A state to go on from, the logs, no seal. Raises Interrupted once all ranks have theirs on disk."""
+        if self._state_after != self.done:
+            self._save(f"step={self.done:08d}", "resume")
+        self.checkpoints.wait()
+        reported(self.writer.event, self.checkpoints)
+        self.writer.event("run_stop", status="interrupted", step=self.done, energy_j=joules)
+        self.writer.close()
+        self.world.barrier()
+        if self.world.rank == 0:
+            self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
+            told = self.signals.told or "a signal to another rank"
+            self.progress.say(f"interrupted by {told} after step {self.done}; the next attempt goes on from there")
+        self.world.barrier()
+        raise Interrupted(self.done)
 
     def _end(self, joules: float | None) -> None:
         """Results first: weights, logs, the sealed record; then what is no longer needed."""

@@ -30,6 +30,8 @@ def start(
         "device_kind": world.device.type,
         "threads_per_rank": torch.get_num_threads(),
         "world_size": world.size,
+        "nodes": list(world.nodes),
+        "network": world.network,
     }
     return provenance.start(
         directory,

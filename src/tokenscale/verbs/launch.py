@@ -22,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Hand over to `launch.start`."""
     from tokenscale.launch.start import start
+    from tokenscale.settings import machine
     from tokenscale.settings.run import RunSettings
 
     manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     settings = RunSettings.from_json(arguments.run)
-    return start(settings, arguments.output, manifests, share=arguments.share)
+    where = machine.load(arguments.site)
+    return start(settings, arguments.output, manifests, machine=where, share=arguments.share, wait=True)

@@ -1,7 +1,12 @@
 """One rank of a run, as torchrun, srun or our own launcher starts it. What this imports is a training's code."""
 
 import argparse
+import json
+import os
 from pathlib import Path
+
+#: what srun says to a task, and what ranks read
+SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,13 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
+    parser.add_argument("--srun", action="store_true", help="started by srun: ranks are numbered as its tasks are")
+    parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
+    parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
+    parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by place on the node, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Join the other ranks, train, part."""
+    if arguments.srun:
+        os.environ.update({ours: os.environ[theirs] for theirs, ours in SRUN.items()})
+    place = int(os.environ.get("LOCAL_RANK", 0))
+    os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
+
     from tokenscale.parallel.world import heard_last, join, part
     from tokenscale.settings.run import RunSettings
     from tokenscale.training.loop import Inputs, train
+    from tokenscale.training.stopping import Interrupted
 
     def folder(manifest: Path | None) -> Path | None:
         return manifest.parent if manifest else None
@@ -33,8 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         store=arguments.store,  # the manifest: a store may be one file among others of its folder
         validation_store=arguments.validation_store,
     )
-    world = join(settings.layout.world_size, settings.device)
+    world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
     with heard_last(world):
-        train(settings, inputs, arguments.directory, world, arguments.attempt)
+        try:
+            train(settings, inputs, arguments.directory, world, arguments.attempt)
+        except Interrupted:
+            pass  # not a failure, for which the others would be killed; the launcher reads it from the log
     part(world)
     return 0

@@ -1,0 +1,123 @@
+"""A run on a machine: the command that starts its ranks, what it says, and the going."""
+
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenscale.errors import UserError
+from tokenscale.launch import failure, processes, ranks
+from tokenscale.launch.job import Job, job_id, this_job
+from tokenscale.settings.geometry import Geometry, geometry
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.run import RunSettings
+
+
+def job_of(machine: Machine) -> Job | None:
+    """The SLURM job that this process is in, where the machine starts ranks by srun."""
+    identity = job_id()
+    return this_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run on a machine, in a job where there is one."""
+
+    run: RunSettings
+    machine: Machine
+    directory: Path
+    share: int = 1
+    job: Job | None = None
+
+    @property
+    def shape(self) -> Geometry:
+        """How its ranks lie on nodes."""
+        return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
+
+    def record(self) -> dict[str, Any]:
+        """What an attempt's record says of it."""
+        found = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        return found | ({"job": self.job.record()} if self.job is not None else {})
+
+    def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
+        """(argv, variables over those of this process) of the one command that is started: a rank's for starter `here`,
+        which is started once a rank; torchrun's, or srun's."""
+        machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
+        rank = processes.rank_argv(
+            machine, shape, run=self.run.to_json(), directory=self.directory, attempt=attempt, manifests=manifests
+        )
+        if machine.starter == "here":
+            return rank, machine.environment
+        if machine.starter == "torchrun":
+            return processes.torchrun_argv(rank, shape, ranks.free_port()), machine.environment
+        argv = processes.srun_argv(
+            rank,
+            shape,
+            machine,
+            name=self.run.identity,
+            outputs=outputs,
+            root=Path.cwd(),
+            share=self.share,
+        )
+        variables = processes.environment(
+            machine,
+            shape,
+            outputs=outputs,
+            root=Path.cwd(),
+            address=self.job.address if self.job else None,
+            job=self.job.id if self.job else None,
+        )
+        return argv, variables
+
+    def outputs(self, attempt: int) -> Path:
+        """Where srun puts each rank's output."""
+        return self.directory / f"attempt={attempt:02d}" / "output"
+
+    def go(self, attempt: int, manifests: dict[str, Path]) -> int:
+        """Start the ranks and wait for them. Returns their exit code."""
+        world_size = self.shape.world_size
+        argv, variables = self.command(attempt, manifests)
+        if self.machine.starter == "here":
+            return ranks.run_ranks(argv, world_size, variables=variables)
+        threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
+        base = ranks.environment(threads)
+        if self.machine.starter == "torchrun":
+            base |= ranks.one_machine(base)
+        else:
+            self._check_nodes()
+            self.outputs(attempt).mkdir(parents=True, exist_ok=True)
+            print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
+            with open(self.outputs(attempt) / failure.SRUN, "w") as said:
+                return ranks.run([(argv, base | variables)], stderr=said)
+        return ranks.run([(argv, base | variables)])
+
+    def printed(self, manifests: dict[str, Path]) -> str:
+        """The same as text for a shell, of the attempt that would come first in an empty folder."""
+        argv, variables = self.command(0, manifests)
+        if self.machine.starter == "here" and self.shape.world_size > 1:
+            variables = {
+                "RANK": f"0…{self.shape.world_size - 1}",
+                "WORLD_SIZE": str(self.shape.world_size),
+                **variables,
+            }
+        if self.machine.starter == "srun" and self.job is None:
+            variables = {"MASTER_ADDR": "<the job's first node>", "MASTER_PORT": "<by the job's number>", **variables}
+        lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
+        return "\n".join([*lines, shlex.join(argv)])
+
+    def _check_nodes(self) -> None:
+        shape = self.shape
+        if self.job is None:
+            raise UserError(
+                "this machine starts ranks by srun, and this process is in no SLURM job.",
+                machine=self.machine.name,
+                next="snakemake with this machine's profile, or `launch --sbatch FILE` and sbatch FILE",
+            )
+        if len(self.job.nodes) < shape.nodes:
+            raise UserError(
+                "the job has fewer nodes than the run needs.",
+                run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                job=f"{self.job.id} has {', '.join(self.job.nodes)}",
+                next="leave `nodes` to the rule, or ask for as many",
+            )

@@ -1,0 +1,42 @@
+"""Ending before the end: a signal becomes a checkpoint between two steps, on all ranks after the same one."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+#: SIGUSR1: the time limit comes (`sbatch --signal=USR1@seconds`). SIGTERM: preemption, scancel, a launcher that ends.
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(Exception):
+    """The training stopped after a step, with a state to go on from on disk. Raised on every rank."""
+
+    def __init__(self, step: int):
+        super().__init__(f"interrupted after step {step}; the next attempt goes on from there")
+        self.step = step
+
+
+class Signals:
+    """In its block, which signal has told this rank to stop, if any.
+
+    A second SIGINT ends the process at once, as it does everywhere.
+    """
+
+    def __init__(self) -> None:
+        self.told: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.told = self.told or signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
