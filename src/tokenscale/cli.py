@@ -29,7 +29,7 @@ VERBS = {
     "benchmark": "side-by-side measurements",
     "plan": "what would run, and on what",
     "check": "check the configuration; write its JSON schemas",
-    "status": "what would rerun, and why",
+    "status": "jobs and runs: how far they are, why they wait, what failed; what would rerun",
     "doctor": "what this machine can run, what it cannot, and why",
 }
 

@@ -124,6 +124,13 @@ def test_our_own_message_says_it_best():
     assert (found.what, found.next) == ("the token store does not match this run", "snakemake -f x")
 
 
+def test_what_a_launcher_found_before_is_said_again():
+    told = "tokenscale: rank 5 on nid2 failed first (Killed).\n  output  x/rank=00005.log, which ends:\n    | step 3\n"
+    found = hint(told + "  cause   a GPU's memory was full\n  next    a smaller micro_batch\n")
+    assert (found.what, found.next) == ("a GPU's memory was full", "a smaller micro_batch")
+    assert found.line == "tokenscale: rank 5 on nid2 failed first (Killed)."
+
+
 def test_what_nobody_knows_is_not_guessed():
     assert hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED", reason="None") is None
     assert hint() is None

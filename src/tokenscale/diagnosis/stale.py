@@ -195,8 +195,8 @@ def _trainings(jobs: list[Job], runs: Path) -> str:
     if lasted:
         took, over_ranks = sum(s for s, _ in lasted), sum(s * size for s, size in lasted)
         which = "" if len(lasted) == len(jobs) else f" {len(lasted)} of them"
-        text += f"; last time{which} took {_duration(took)}"
-        text += f", {_duration(over_ranks)} over all ranks" if over_ranks > took >= 1 else ""
+        text += f"; last time{which} took {duration(took)}"
+        text += f", {duration(over_ranks)} over all ranks" if over_ranks > took >= 1 else ""
     return text
 
 
@@ -269,13 +269,14 @@ def _and(parts: list[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A time in its two largest units.
 
-    >>> [_duration(s) for s in (0.2, 7.4, 90, 3 * 3600 + 12 * 60, 60 * 3600)]
-    ['under 1 s', '7 s', '1 min 30 s', '3 h 12 min', '2 d 12 h']
+    >>> [duration(s) for s in (0.2, 7.4, 90, 3600, 3 * 3600 + 12 * 60, 60 * 3600)]
+    ['under 1 s', '7 s', '1 min 30 s', '1 h', '3 h 12 min', '2 d 12 h']
     """
     for large, size, small, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if seconds >= size:
-            return f"{int(seconds // size)} {large} {int(seconds % size // part)} {small}"
+            rest = int(seconds % size // part)
+            return f"{int(seconds // size)} {large}" + (f" {rest} {small}" if rest else "")
     return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"

@@ -191,8 +191,10 @@ def hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hi
     known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []
     said = "\n".join([*known, *texts])
     own = _OWN.search(said)
-    if own:  # it names both values and the file: better than what a pattern can say
-        return Hint(own["what"].rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
+    if own:  # it names both values and the file, or a cause that was found here before
+        cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
+        what = cause[1] if cause else own["what"]
+        return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
     for pattern, what, next in _COMPILED:
         found = pattern.search(said)
         if found:

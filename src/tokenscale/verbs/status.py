@@ -1,22 +1,41 @@
-"""How things stand: what is stale, and why."""
+"""How things stand: jobs in the queue and why they wait, runs and how far they are; what failed; what is stale."""
 
 import argparse
+from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option says what is asked."""
-    asked = parser.add_mutually_exclusive_group(required=True)
+    """One option says what is asked; without one: the queue and the runs."""
+    asked = parser.add_mutually_exclusive_group()
     asked.add_argument(
         "--stale",
         nargs="*",
         metavar="TARGET",
         help="what would rerun and why: of these targets, files or experiments; by default of the report",
     )
-    parser.add_argument("--profile", metavar="FOLDER", help="Snakemake's profile, as in `snakemake --profile FOLDER`")
+    asked.add_argument(
+        "--failed",
+        nargs="?",
+        const="",
+        metavar="LOG",
+        help="what failed and why, by a log of Snakemake's; by default that of its last call in this folder",
+    )
+    parser.add_argument("--profile", metavar="FOLDER", help="Snakemake's profile, for --stale")
+    parser.add_argument("--json", action="store_true", help="the queue and the runs as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the answer."""
-    from tokenscale.diagnosis import stale
+    if arguments.stale is not None:
+        from tokenscale.diagnosis import stale
 
-    print(stale.stale(arguments.stale, arguments.profile))
+        print(stale.stale(arguments.stale, arguments.profile))
+    elif arguments.failed is not None:
+        from tokenscale.diagnosis import failed
+
+        print(failed.failed(Path(arguments.failed) if arguments.failed else None))
+    else:
+        from tokenscale.diagnosis import overview
+
+        found = overview.overview()
+        print(found.to_json() if arguments.json else found.render(overview.terminal_width()))

@@ -1,0 +1,200 @@
+"""What `status` says of SLURM's queue, by a squeue that says what the real one (22.05) says."""
+
+import json
+import sys
+from datetime import datetime
+
+import pytest
+
+from tests.machines import program
+from tokenscale import cli
+from tokenscale.diagnosis import overview, queue
+
+RUN = "packed-llama-tiny-ddp-w2-0123456789"
+#: SLURM's reason → what must be in its explanation
+REASONS = {
+    "None": "not looked at it",
+    "Priority": "higher priority",
+    "Resources": "in use",
+    "Dependency": "another job",
+    "DependencyNeverSatisfied": "has failed",
+    "BeginTime": "time to begin",
+    "JobHeldUser": "you hold it",
+    "JobHeldAdmin": "administrator",
+    "ReqNodeNotAvail, UnavailableNodes:nid000003": "down, reserved",
+    "ReqNodeNotAvail, Reserved for maintenance": "maintenance is announced",
+    "ReqNodeNotAvail, May be reserved for other job": "down, reserved",
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": "drained",
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved": "drained",
+    "Reservation": "has not begun",
+    "ReservationDeleted": "was deleted",
+    "PartitionDown": "closed",
+    "PartitionTimeLimit": "more time",
+    "PartitionNodeLimit": "more than its partition",
+    "BadConstraints": "no node",
+    "InvalidAccount": "account",
+    "InvalidQOS": "QOS",
+    "Licenses": "licenses",
+    "AssocGrpCPUMinutesLimit": "used up",
+    "AssocGrpGRESMinutes": "used up",
+    "QOSGrpCPUMinutesLimit": "used up",
+    "QOSMaxJobsPerUserLimit": "you run as much",
+    "QOSMaxNodePerUserLimit": "you run as much",
+    "QOSMaxGRESPerUser": "you run as much",
+    "AssocMaxJobsLimit": "you run as much",
+    "AssocGrpNodeLimit": "together",
+    "QOSGrpGRES": "together",
+    "MaxGRESPerAccount": "together",
+    "QOSMaxCpuPerJobLimit": "one job may",
+    "QOSMaxWallDurationPerJobLimit": "one job may",
+    "AssocMaxNodePerJobLimit": "one job may",
+    "QOSMaxCpuMinutesPerJobLimit": "one job may",
+    "JobArrayTaskLimit": "array",
+}
+
+
+def line(folder, number=6, state="RUNNING", reason="None", **values):
+    usual = {"used": "0:04", "limit": "12:00:00", "count": 1, "nodes": "nid000002", "start": "2026-11-21T16:12:12"}
+    usual |= {"name": "tokenscale_12234107-f5a1", "comment": f"rule_train_wildcards_{RUN}"} | values
+    return queue.SEPARATOR.join(map(str, (number, state, reason, *usual.values(), folder)))
+
+
+def waiting(folder, reason, **values):
+    return line(folder, **{"state": "PENDING", "reason": reason, "used": "0:00", "nodes": "", "start": "N/A"} | values)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A working folder, and no program but the test's."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def squeue(folder, *lines):
+    said = folder.parent / "said.txt"
+    said.write_text("".join(f"{text}\n" for text in lines))
+    # the shell's own words alone: the test's PATH has no `cat`
+    program(folder.parent / "bin", "squeue", f'while IFS= read -r l; do printf "%s\\n" "$l"; done < {said}')
+
+
+def said(capsys, *options):
+    assert cli.main(["status", *options]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_a_machine_without_slurm_says_so_in_one_line(folder, capsys):
+    assert said(capsys) == "jobs   no SLURM here\n\nruns   none under results/runs yet\n"
+
+
+def test_jobs_of_this_folder_alone_are_told(folder, capsys):
+    squeue(
+        folder,
+        line(folder),
+        line(folder, 7, name="interactive", comment="(null)"),  # its user's, from here, but no job of ours
+        line(folder.parent, 8),  # of another working folder
+        line(folder, 9, name="tokenscale-by-hand", comment="(null)", count=4, nodes="nid[000001-000004]"),
+        line(folder, 10, comment="rule_build_corpus_wildcards_web", limit="UNLIMITED", used="1-00:00:10"),
+        line(folder, 11, state="COMPLETING", comment="rule_report", used="0:59", limit="1:00"),
+    )
+    head, *told = said(capsys).split("\n\n")[0].splitlines()[:5]
+    assert head == "jobs   4 of this folder: 3 running, 1 ending"
+    assert [" ".join(text.split()) for text in told] == [
+        f"6 running train {RUN} 4 s of 12 h nid000002",
+        "9 running tokenscale-by-hand 4 s of 12 h nid[000001-000004]",
+        "10 running build_corpus web 1 d of no limit nid000002",
+        "11 ending report 59 s of 1 min nid000002",
+    ]
+
+
+def test_a_folder_by_a_link_is_the_same_folder(folder, capsys):
+    (folder.parent / "link").symlink_to(folder)
+    squeue(folder, line(folder.parent / "link"))
+    assert "1 of this folder" in said(capsys)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_is_told_in_words(folder, reason):
+    squeue(folder, waiting(folder, reason))
+    (job,) = queue.queue().jobs
+    why, cure = job.why
+    assert REASONS[reason] in why
+    assert "{" not in cure
+
+
+def test_what_one_can_do_names_the_job_and_the_start_is_told(folder, capsys):
+    squeue(
+        folder,
+        waiting(folder, "JobHeldUser", number=3),
+        waiting(folder, "Priority", number=4, start="2999-01-01T17:11:53"),
+        waiting(folder, "Resources", number=5, start="soon"),
+    )
+    text = said(capsys)
+    assert "why   you hold it (JobHeldUser)\n" in text and "next  scontrol release 3\n" in text
+    assert "why   jobs of higher priority come first; expected start 2999-01-01 17:11, in " in text
+    assert "it is next; expected start soon\n" in text
+
+
+def test_an_unknown_reason_is_shown_as_it_is(folder, capsys):
+    squeue(folder, waiting(folder, "SomethingOfTheirOwn"))
+    assert "why   SomethingOfTheirOwn\n" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", "contact"),
+        ("exit 3", "squeue ended with 3"),
+        (f"exec {sys.executable} -c 'import time; time.sleep(60)'", "no answer within 0.5 s"),
+    ],
+)
+def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(folder, capsys, monkeypatch, script, words):
+    monkeypatch.setattr(queue, "LIMIT_S", 0.5)
+    program(folder.parent / "bin", "squeue", script)
+    first, empty, runs = said(capsys).splitlines()
+    assert first.startswith("jobs   SLURM's controller does not answer: ") and words in first
+    assert runs == "runs   none under results/runs yet"
+
+
+def test_lines_of_another_shape_are_left_out(folder, capsys):
+    squeue(folder, "Fri Nov 20 2026", "", line(folder))
+    assert "1 of this folder" in said(capsys)
+
+
+def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
+    squeue(folder, line(folder))
+    assert "start it again" in said(capsys)
+    log = folder / ".snakemake/log/now.snakemake.log"
+    log.parent.mkdir(parents=True)
+    with log.open("w"):  # as a Snakemake holds it while it lives
+        assert overview.attended(folder)
+        assert "start it again" not in said(capsys)
+    assert not overview.attended(folder)
+
+
+def test_programs_get_the_same_as_json(folder, capsys):
+    squeue(folder, waiting(folder, "JobHeldUser", number=3))
+    found = json.loads(said(capsys, "--json"))
+    (job,) = found["slurm"]["jobs"]
+    assert (job["id"], job["rule"], job["of"], job["limit_s"]) == ("3", "train", RUN, 43_200)
+    assert job["next"] == "scontrol release 3" and job["start"] is None
+    assert found["schema"] == 1 and found["runs"] == []
+
+
+def test_no_line_is_too_wide(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    long = "ReqNodeNotAvail, UnavailableNodes:" + ",".join(f"nid{n:06}" for n in range(30))
+    squeue(folder, waiting(folder, "QOSGrpCPUMinutesLimit"), waiting(folder, "PartitionTimeLimit"))
+    assert all(len(text) <= 100 for text in said(capsys).splitlines())
+    squeue(folder, waiting(folder, long))
+    assert long.split(" ")[1] in said(capsys)
+
+
+def test_times_of_slurm_are_read():
+    now = datetime(2026, 11, 21, 16, 0)
+    assert queue.seconds_until("2026-11-21T16:12:12", now) == 732
+    assert queue.seconds_until("N/A", now) is None and queue.seconds_until(None, now) is None

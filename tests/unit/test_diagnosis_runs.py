@@ -1,0 +1,176 @@
+"""What `status` says of runs, by what trainings leave behind in each state."""
+
+import json
+import os
+import platform
+import time
+
+import pytest
+
+from tokenscale import cli
+from tokenscale.diagnosis import runs
+from tokenscale.diagnosis.queue import QueuedJob
+from tokenscale.files import locked
+from tokenscale.records.provenance import seal
+from tokenscale.records.status import Status
+
+RUN = "packed-llama-tiny-ddp-w2-0123456789"
+
+
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    """A working folder without SLURM's programs."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "results"
+
+
+def made(results, name=RUN, *, attempt=0, ago=0.0, log="", host=None, **status):
+    """A run's folder as a training leaves it that last wrote so many seconds ago."""
+    folder = results / "runs" / name
+    events = folder / f"attempt={attempt:02d}/rank=00000/events.jsonl"
+    events.parent.mkdir(parents=True)
+    events.write_text("{}\n")
+    os.utime(events, (time.time() - ago,) * 2)
+    if status:
+        Status(folder / "status.json").update(**status)
+        told = json.loads((folder / "status.json").read_text()) | {"t_unix_s": time.time() - ago}
+        (folder / "status.json").write_text(json.dumps(told))
+    (folder / ".lock").write_text(f"process 4242 on {host or platform.node()}\n")
+    if log:
+        (results / "logs/train").mkdir(parents=True, exist_ok=True)
+        (results / f"logs/train/{name}.log").write_text(log)
+    return folder
+
+
+def only(results, *jobs):
+    (found,) = runs.runs(results, jobs)
+    return found
+
+
+def job(state, of=RUN):
+    return QueuedJob("7", "train", of, state, "Priority", 0, 60, 1, "", None)
+
+
+def said(capsys):
+    assert cli.main(["status"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("outcome, word", [("complete", "complete"), ("nonfinite", "diverged")])
+def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
+    folder = made(results, ago=900, step=24, steps=24, state=outcome)
+    seal(folder, {"attempt": 0}, {"status": outcome, "steps": 24})
+    assert only(results).state == word
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"attempt": 1}))  # the seal does not match: not a result
+    assert only(results).state == "interrupted"
+
+
+def test_a_running_one_tells_how_far_it_is(results, capsys):
+    folder = made(results, attempt=1, ago=14, step=120, steps=400, loss=4.12341, state="running")
+    with locked(folder, "it"):
+        text = said(capsys)
+    assert "runs   1 under results/runs: 1 running\n" in text
+    assert f"  running  {RUN}  attempt=01  step 120 of 400, loss 4.1234, 14 s ago\n" in text
+
+
+def test_a_silent_one_is_called_so(results, capsys):
+    folder = made(results, ago=720, step=120, steps=400, loss=4.1, state="running")
+    with locked(folder, "it"):
+        assert "silent for 12 min" in said(capsys)
+
+
+def test_before_its_first_step_it_has_no_progress(results, capsys):
+    with locked(made(results, ago=3), "it"):
+        assert f"running  {RUN}  attempt=00  before its first step, 3 s ago" in said(capsys)
+
+
+def test_looking_takes_no_lock(results):
+    """A training that starts while somebody looks would be refused its folder."""
+    folder = made(results)
+    with locked(folder, "it"):
+        assert runs.locked_here(folder / ".lock")
+    assert not runs.locked_here(folder / ".lock")
+    assert not runs.locked_here(folder / "none")
+
+
+def test_one_that_was_killed_a_moment_ago_does_not_run(results):
+    made(results, ago=1, step=1, steps=4, state="running")
+    assert only(results).state == "interrupted"
+
+
+def test_on_another_machine_it_runs_while_it_writes(results):
+    folder = made(results, ago=5, step=1, steps=4, state="running", host="nid000002")
+    assert only(results).state == "running"
+    (folder / "status.json").unlink()
+    os.utime(folder / "attempt=00/rank=00000/events.jsonl", (time.time() - 3600,) * 2)
+    assert only(results).state == "interrupted"
+
+
+def test_the_queue_says_what_runs_on_other_nodes(results):
+    made(results, ago=3600, step=1, steps=4, state="running", host="nid000002")
+    found = only(results, job("RUNNING"))
+    assert (found.state, found.job) == ("running", "7")
+    assert only(results, job("PENDING")).state == "waiting"
+    assert only(results, job("RUNNING", of="another")).state == "interrupted"
+
+
+def test_a_job_that_was_submitted_by_hand_is_known_by_the_lock(results):
+    folder = made(results, ago=3600, step=1, steps=4, state="running")
+    (folder / ".lock").write_text("process 4242 on nid000002, job 7\n")
+    by_hand = QueuedJob("7", "tokenscale-mine", "", "RUNNING", "None", 0, 60, 1, "", None)
+    assert only(results, by_hand).job == "7"
+
+
+def test_an_orderly_end_leaves_no_owner(results):
+    folder = made(results, ago=1, step=1, steps=4, state="running")
+    (folder / ".lock").write_text("")
+    assert only(results).state == "interrupted"
+
+
+def test_a_failed_one_says_why(results, capsys):
+    log = "step 1/4\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    made(results, ago=3600, step=1, steps=4, loss=8.0, state="running", log=log)
+    text = said(capsys)
+    assert f"  failed  {RUN}  attempt=00  step 1 of 4, loss 8.0000, 1 h ago\n" in text
+    assert "why   a GPU's memory was full" in text and "next  a smaller micro_batch" in text
+    assert "status --failed" in text
+
+
+def test_one_that_was_told_to_stop_has_not_failed(results):
+    made(results, ago=1, step=1, steps=4, state="interrupted", log="signal SIGTERM\n")
+    found = only(results)
+    assert (found.state, found.hint) == ("interrupted", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rank 3 failed first (exit code 1); ending 3 other rank(s).",
+        "rank 3 on nid000002 failed first (Exited with exit code 1).",
+        "a rank failed.\n  output  results/runs/x/attempt=02/output/rank=00003.log, which is empty",
+    ],
+)
+def test_the_log_of_the_rank_that_failed_first_comes_first(results, words):
+    folder = made(results, attempt=2, log=f"tokenscale: {words}\n")
+    (folder / "attempt=02/output").mkdir()
+    for rank in range(4):
+        (folder / f"attempt=02/output/rank={rank:05d}.log").write_text("x\n")
+    names = [path.name for path in runs.logs(results, RUN, 2)]
+    assert names == ["rank=00003.log", f"{RUN}.log", "rank=00000.log", "rank=00001.log", "rank=00002.log"]
+
+
+def test_what_is_half_there_breaks_nothing(results):
+    folder = made(results, ago=3600)
+    (folder / "run.json").write_text('{"sche')
+    (folder / "status.json").write_text("[1")
+    assert only(results).state == "interrupted"
+    (results / "runs/begun-by-snakemake").mkdir()
+    assert only(results).id == RUN
+
+
+def test_the_end_of_a_log_is_text(tmp_path):
+    (tmp_path / "x.log").write_bytes(b"\x1b[31mred\x1b[0m\n 1%\r 2%\r 3%\nend\r\n\xff")
+    assert runs.tail(tmp_path / "x.log") == "red\n 3%\nend\n\N{REPLACEMENT CHARACTER}"
+    assert runs.tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
