@@ -116,14 +116,16 @@ def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
     """Whether what is left to run keeps to the budget. Without nodes that are counted there is none to keep."""
     if config.machine.gpus_per_node is None:
         return
-    hours, _ = priced.hours(left)
+    hours, unknown = priced.hours(left)
     needed, allowed = sum(hours.values()), config.settings.budget.node_hours
-    what = f"  {len(left):,} runs are left to do, {needed:,.1f} node-hours: "
-    if needed <= allowed:
-        yield f"{what}within the budget of {allowed:,.1f} (budget.node_hours)"
-    else:
-        yield f"{what}over the budget of {allowed:,.1f} (budget.node_hours); submitting them is refused"
-        yield f"  next: run fewer experiments, or write `{larger(needed)}` into {config.file}"
+    kept = needed <= allowed
+    said = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
+    if unknown:
+        said += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
+    yield f"  {len(left):,} runs are left to do, {needed:,.1f} node-hours: {said}"
+    if not kept:
+        yield "  submitting them is refused: a larger budget is a line of the configuration, such as"
+        yield f"    {larger(needed)}"
 
 
 def _size(count: int) -> str:

@@ -54,7 +54,7 @@ def over_budget(hours: Mapping[str, float], node_hours: float, unknown: int = 0)
     return UserError(
         "the runs need more node-hours than the budget allows.",
         needed=f"{needed:,.1f} node-hours (estimated)" + (f", and {unknown} runs of unknown hours" if unknown else ""),
-        budget=f"{node_hours:,.1f}  (budget.node_hours)",
+        budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
         next=f"{larger(needed)}   in config.yaml, or in a file of its own: --configfile FILE\n"
         "or run fewer: `python -m tokenscale plan` prints what each experiment takes",

@@ -1,0 +1,173 @@
+"""What `plan` says of hours, files and bytes, and what it reads from a profile."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tokenscale.cli import main
+from tokenscale.commands.plan import plan
+from tokenscale.commands.priced import Priced
+from tokenscale.errors import UserError
+from tokenscale.settings import config as configuration
+from tokenscale.settings import profile
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "config/experiments").glob("*.yaml"))
+RUNS = {
+    "corpus": "text",
+    "tokenizer": "bpe",
+    "model": "llama-micro",
+    "sequence_length": 32,
+    "global_batch": 4,
+    "micro_batch": 2,
+    "precision": "bf16",
+    "budget": {"steps": 5},
+    "schedule": {"warmup_steps": 2},
+}
+MACHINE = 'name = "box"\nstarter = "srun"\ngpus_per_node = 4\ndevice = "NVIDIA GH200 120GB"\n'
+
+
+@pytest.fixture(scope="module")
+def alps():
+    """The project's own configuration on Alps, with nothing built."""
+    return configuration.load(overrides=profile.configuration("alps", ROOT), root=ROOT)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Two experiments that share a run, on a cluster whose profile says so."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config/experiments").mkdir(parents=True)
+    values = {
+        "experiments": ["a", "b"],
+        "corpora": {"text": {"source": {"kind": "docstrings"}}},
+        "tokenizers": {"bpe": {"kind": "bpe", "corpus": "text", "vocabulary_size": 300}},
+    }
+    (tmp_path / "config/config.yaml").write_text(json.dumps(values))
+    for name, sizes in (("a", [1, 2]), ("b", [2, 4])):
+        experiment = {"question": "?", "runs": RUNS, "factors": {"layout.data": sizes}}
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
+    (tmp_path / "profiles/box").mkdir(parents=True)
+    (tmp_path / "profiles/box/machine.toml").write_text(MACHINE)
+    (tmp_path / "profiles/box/config.yaml").write_text(
+        "config: [scale=workstation, machine=profiles/box/machine.toml]\n"
+    )
+    return tmp_path
+
+
+def table(lines):
+    """Row → its columns."""
+    rows = [re.split(r" {2,}", line.strip()) for line in lines]
+    return {row[0]: row[1:] for row in rows if len(row) == 7}
+
+
+def printed(capsys, *arguments):
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
+    assert alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
+    hours, unknown = Priced(alps, tmp_path).hours(alps.all_runs(alps.settings.experiments))
+    assert unknown == 0 and 0 < sum(hours.values()) <= 50, hours
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
+    """But for those that keep to the CPU there: they state no overlay for this scale."""
+    runs = alps.all_runs([name])
+    hours, unknown = Priced(alps, tmp_path).hours(runs)
+    print(f"{name}: {sum(hours.values()):.1f} node-hours, {unknown} of {len(runs)} runs not known")
+    assert unknown == sum(run.settings.device == "cpu" for run in runs.values())
+    assert sum(hours.values()) > 0 or unknown == len(runs)
+
+
+def test_shared_runs_count_once_and_columns_add_up(project, capsys):
+    lines = printed(capsys, "--profile", "box")
+    found = table(lines)
+    assert lines[0] == "scale workstation"
+    assert [found[name][0] for name in ("a", "b", "in all")] == ["2", "2", "3"]
+    # 120 s and next to nothing: one run on one node is 1/30 h
+    assert [found[name][2] for name in ("a", "b", "in all")] == ["0.1", "0.1", "0.1"]
+    assert found["a"][3] == "0.1" and found["in all"][3] == "0.2"
+    # six, SLURM's and three a rank: 10 + 13, 13 + 19, and 10 + 13 + 19 together
+    assert [found[name][4] for name in ("a", "b", "in all")] == ["23", "32", "42"]
+    assert "  whole nodes are charged: 58% of their GPUs compute" in lines
+    assert any("120 s" in line and "30%" in line and "989 TFLOP/s in bf16" in line for line in lines)
+    assert lines[-1] == "  3 runs are left to do, 0.1 node-hours: within the budget of 50 (budget.node_hours)"
+
+
+def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
+    config = configuration.load(overrides=profile.configuration("box"))
+    for run_id in config.all_runs(["a"]):
+        (project / f"results/runs/{run_id}").mkdir(parents=True)
+        (project / f"results/runs/{run_id}/done.json").write_text("{}")
+    lines = printed(capsys, "--profile", "box")
+    assert [table(lines)[name][:2] for name in ("a", "b", "in all")] == [["2", "2"], ["2", "1"], ["3", "2"]]
+    assert lines[-1].startswith("  1 runs are left to do, 0.0 node-hours: within")
+
+
+def test_a_plan_over_the_budget_says_so_and_what_to_write(project, capsys):
+    text = (project / "config/config.yaml").read_text()
+    (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
+    *_, said, _, line = printed(capsys, "--profile", "box")
+    assert "0.1 node-hours: over the budget of 0.05" in said
+    assert line == "    budget: {node_hours: 10}"
+
+
+def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, capsys):
+    lines = printed(capsys)
+    assert table(lines)["in all"][2:4] == ["not known", "not known"]
+    assert int(table(lines)["in all"][4]) == 39 and table(lines)["in all"][5].endswith("KiB")
+    assert "  hours of 3 of 3 runs are not known: the machine (this machine) states no device" in lines
+    assert not any("budget" in line for line in lines)
+
+
+def test_what_cannot_be_priced_is_counted_and_the_rest_is_a_lower_bound(project, capsys):
+    experiment = {"question": "?", "runs": RUNS | {"budget": {"epochs": 2}}}
+    (project / "config/experiments/b.yaml").write_text(json.dumps(experiment))
+    lines = printed(capsys, "--profile", "box")
+    assert table(lines)["b"][2:4] == ["not known", "not known"] and table(lines)["in all"][2] == "≥ 0.1"
+    assert "  hours of 1 of 3 runs are not known: an epoch's rows are not known: no token store says them yet" in lines
+    assert lines[-1].endswith("(budget.node_hours); 1 of unknown hours is not counted")
+    assert "  logs of 1 runs are not in these bytes: their number of steps is not known" in lines
+    store = project / "results/tokens/text/bpe/packed-sequence_length=32"
+    store.mkdir(parents=True)
+    facts = {"rows": 1000, "documents": 50, "tokens_useful": 31000, "tokens_cut": 0, "vocabulary_size": 300}
+    facts |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000, "name": "tokens.bin"}]}
+    (store / "manifest.json").write_text(json.dumps(facts))
+    config = configuration.load(overrides=profile.configuration("box"))
+    (run,) = config.runs("b")
+    assert Priced(config).price(run).steps == 2 * 1000 / 4
+    lines = printed(capsys, "--profile", "box")
+    assert "not known" not in table(lines)["b"][2]
+    assert any("token stores beside them: 1 here with 3 files, 64.5 KiB" in line for line in lines)
+
+
+def test_what_stands_on_the_command_line_goes_before_the_profile(project, capsys):
+    assert printed(capsys, "--profile", "profiles/box", "--scale", "demo")[0] == "scale demo"
+    assert printed(capsys, "--scale", "workstation", "--machine", "profiles/box/machine.toml")[-1].endswith(
+        "(budget.node_hours)"
+    )
+
+
+def test_a_profile_is_read_as_snakemake_reads_it(project):
+    expected = {"scale": "workstation", "machine": "profiles/box/machine.toml"}
+    assert profile.configuration("box") == profile.configuration("profiles/box") == expected
+    file = project / "profiles/box/config.yaml"
+    file.write_text("configfile: mine.yaml\nconfig: {scale: alps}\n")
+    (project / "mine.yaml").write_text("scale: demo\nbudget: {node_hours: 3}\n")
+    assert profile.configuration("box") == {"scale": "alps", "budget": {"node_hours": 3}}
+    file.rename(file.with_name("config.v9+.yaml"))
+    assert profile.configuration("box")["scale"] == "alps"
+    with pytest.raises(UserError, match="no such profile") as error:
+        profile.configuration("bx")
+    assert error.value.facts["found"] == "box"
+
+
+def test_the_profile_of_alps_says_scale_and_machine():
+    expected = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
+    assert profile.configuration("alps", ROOT) == expected
+    assert next(plan(configuration.load(root=ROOT, overrides=expected), ["demo"])) == "scale alps"

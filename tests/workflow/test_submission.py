@@ -1,0 +1,115 @@
+"""What is said and refused before the first job is submitted. SLURM is a folder of commands that only write down."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.workflow.conftest import RUNS
+from tests.workflow.test_workflow import write
+
+pytestmark = pytest.mark.workflow
+
+#: refuses every job, so that a controller ends at once; the call has been written down before
+SBATCH = '#!/bin/sh\necho "$@" >> "$SUBMITTED"\necho refused >&2\nexit 1\n'
+#: jobs are asked after at once, and none is tried again
+IMPATIENT = ["--retries", "0", "--slurm-init-seconds-before-status-checks", "1"]
+SILENT = "#!/bin/sh\nexit 0\n"
+
+
+@pytest.fixture
+def cluster(fresh, tmp_path):
+    """A project at scale alps whose experiment `ways` needs many node-hours, and `ranks` few."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("sbatch", "sacctmgr", "sshare", "sacct", "squeue", "scancel", "sinfo"):
+        (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
+        (commands / name).chmod(0o755)
+    dear = RUNS | {"model": {"preset": "llama-8b-nemo"}, "budget": {"steps": 2_000_000}, "sequence_length": 2048}
+    write(fresh, "ways", runs=dear, data_benchmark=None)
+    write(fresh, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
+    return fresh
+
+
+def submit(project, *arguments, account="g1"):
+    """(exit code, what is said, sbatch's calls) of `snakemake --profile alps`."""
+    calls = project.root.parent / "submitted"
+    environment = project.environment | {"SUBMITTED": str(calls)}
+    environment["PATH"] = f"{project.root.parent / 'commands'}{os.pathsep}{environment['PATH']}"
+    environment.pop("ALPS_ACCOUNT", None)
+    if account:
+        environment["ALPS_ACCOUNT"] = account
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--profile", "alps", *IMPATIENT, *arguments],
+        cwd=project.root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, calls.read_text().splitlines() if calls.exists() else []
+
+
+def refusals(text):
+    return re.findall(r"^tokenscale: .*", text, re.MULTILINE)
+
+
+def unlocked(project):
+    return not list((project.root / ".snakemake/locks").glob("*"))
+
+
+def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster):
+    kept = cluster.root / "results/runs/some-run/done.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    code, text, calls = submit(cluster)
+    assert (code, calls) == (2, []), text
+    assert refusals(text) == ["tokenscale: the runs need more node-hours than the budget allows."]
+    assert re.search(r"largest +ways +[0-9,]+\.\d\n", text) and "budget: {node_hours: " in text
+    assert "Traceback" not in text and unlocked(cluster) and kept.exists()
+
+
+def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster):
+    code, text, calls = submit(cluster, "ranks")
+    assert calls and not refusals(text) and code == 1, text
+    assert all(" -A g1 " in f"{call} " for call in calls), calls
+    larger = cluster.root / "larger.yaml"
+    larger.write_text("budget: {node_hours: 1000000}\n")
+    before = len(calls)
+    code, text, calls = submit(cluster, "--configfile", str(larger))
+    assert len(calls) > before and not refusals(text), text
+
+
+def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
+    code, text, calls = submit(cluster, "ranks", account=None)
+    assert (code, calls) == (2, []), text
+    assert refusals(text) == ["tokenscale: a variable of the profile has no value: ALPS_ACCOUNT."]
+    assert "export ALPS_ACCOUNT=<project>" in text and "Traceback" not in text and unlocked(cluster)
+
+
+def test_a_dry_run_warns_and_goes_on(cluster):
+    code, text, calls = submit(cluster, "-n", account=None)
+    assert (code, calls) == (0, []), text
+    assert refusals(text) == [
+        "tokenscale: a variable of the profile has no value: ALPS_ACCOUNT.",
+        "tokenscale: the runs need more node-hours than the budget allows.",
+    ]
+    code, text, _ = submit(cluster, "-n", "ranks")
+    assert code == 0 and not refusals(text)
+
+
+def test_a_dry_run_of_this_machine_says_nothing_of_either(cluster):
+    assert not refusals(cluster.command("-n", "--cores", "1", "--quiet", "host", "--config", "scale=alps"))
+
+
+def test_jobs_that_run_here_need_no_account(cluster):
+    """The corpus is built on the machine that Snakemake runs on, and is all that is asked for."""
+    text = (cluster.root / "workflow/rules/corpus.smk").read_text()
+    (cluster.root / "workflow/rules/corpus.smk").write_text(
+        text.replace("rule build_corpus:", "localrules: build_corpus\n\n\nrule build_corpus:")
+    )
+    code, text, calls = submit(cluster, "-n", "corpus", account=None)
+    assert code == 0 and not refusals(text), text
