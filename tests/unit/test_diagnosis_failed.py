@@ -1,5 +1,7 @@
 """What `status --failed` reads in a log of Snakemake 9.27 and its executor for SLURM 2.8, in their words."""
 
+import os
+
 import pytest
 
 from tokenscale import cli
@@ -136,6 +138,12 @@ def test_jobs_without_slurm_are_told_alike(folder, capsys):
 def test_a_retry_that_went_well_is_no_failure(folder, capsys):
     finished = "[Sat Nov 21 16:30:00 2026]\nFinished jobid: 3 (Rule: train)\n"
     assert said(folder, capsys, FAILED, finished).startswith("nothing failed in Snakemake's last call")
+    done = folder / f"results/runs/{RUN}/done.json"
+    done.parent.mkdir(parents=True)
+    done.touch()  # all that a quiet profile lets one see of a retry
+    assert said(folder, capsys, FAILED).startswith("nothing failed")
+    os.utime(done, (0, 0))  # what an earlier call had made
+    assert said(folder, capsys, FAILED).startswith("1 job failed")
     twice = parse(START + FAILED + FAILED.replace("'8'", "'9'").replace("jobid: 8", "jobid: 9"))
     assert [job.slurm for job in twice] == ["9"]
 
@@ -149,6 +157,8 @@ def test_dry_runs_and_calls_without_work_are_not_the_last_call(folder, capsys):
 
 def test_many_failures_stay_readable(folder, capsys):
     text = said(folder, capsys, *[REFUSED.replace("jobid: 2", f"jobid: {n}") for n in range(100)])
+    assert text.startswith("100 jobs failed") and text.count("refused by sbatch") == 1 and " and 97 more" in text
+    text = said(folder, capsys, *[FAILED.replace("jobid: 3", f"jobid: {n}") for n in range(100)])
     assert text.startswith("100 jobs failed") and len(text.splitlines()) < 160
 
 

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from tokenscale.diagnosis.dry_run import Job
@@ -18,6 +19,7 @@ LINES = 15
 WHOLE = 8
 #: where Snakemake keeps a log of each call, dry runs too
 LOGS = Path(".snakemake/log")
+WHOLE_LOG = 20_000_000
 
 # what sbatch said stands unindented in the middle of it
 _BLOCK = re.compile(
@@ -84,17 +86,25 @@ def failed(log: Path | None = None) -> str:
     log = log or last_log(LOGS)
     if log is None:
         return "nothing has run here yet"
-    jobs = parse(tail(log, 20_000_000))
+    jobs = [job for job in parse(tail(log, WHOLE_LOG)) if not _made_since(job, log)]
     ago = duration(max(0.0, time.time() - log.stat().st_mtime))
     if not jobs:
         return f"nothing failed in Snakemake's last call ({ago} ago, {log})"
     count = f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
     lines = [f"{count} failed in Snakemake's last call ({ago} ago, {log})"]
-    for job in jobs[:WHOLE]:
+    # what sbatch refuses for one reason is one message, however many jobs it hits
+    refused: dict[str, list[FailedJob]] = {}
+    for job in jobs:
+        if job.refused:
+            refused.setdefault(job.message.partition("sbatch call")[0], []).append(job)
+    for alike in refused.values():
+        lines += ["", *_refused(alike)]
+    ran = [job for job in jobs if not job.refused]
+    for job in ran[:WHOLE]:
         lines += ["", *_told(job)]
-    if len(jobs) > WHOLE:
+    if len(ran) > WHOLE:
         lines += ["", "and, by name and cause alone:", ""]
-    for job in jobs[WHOLE:]:
+    for job in ran[WHOLE:]:
         found = _looked_at(job)[0]
         lines.append(f"{job.name}  {found.what if found else job.state or 'its log says no known cause'}")
     return "\n".join(lines)
@@ -103,7 +113,7 @@ def failed(log: Path | None = None) -> str:
 def last_log(folder: Path) -> Path | None:
     """The newest log of a call that ran jobs; None where there is none. Names are times."""
     for path in sorted(folder.glob("*.snakemake.log"), reverse=True):
-        if re.search(r"^Execute \d+ jobs|^Error in rule", tail(path), re.MULTILINE):
+        if re.search(r"^Execute \d+ jobs|^Error in rule", tail(path, WHOLE_LOG), re.MULTILINE):
             return path
     return None
 
@@ -129,31 +139,48 @@ def parse(text: str) -> list[FailedJob]:
     return list(jobs.values())
 
 
+def _made_since(job: FailedJob, log: Path) -> bool:
+    """Whether a retry has made it after all: a quiet profile leaves that out of the log, whose name is its start."""
+    try:
+        began = datetime.strptime(log.name[:17], "%Y-%m-%dT%H%M%S").timestamp()
+        return bool(job.outputs) and all(Path(output).stat().st_mtime > began for output in job.outputs)
+    except (ValueError, OSError):
+        return False
+
+
+def _refused(jobs: list[FailedJob]) -> Iterator[str]:
+    """Jobs that never ran, for one reason. Logs that are there are older, and the call is too long to find it in."""
+    names = [job.name for job in jobs]
+    yield f"{', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "") + "  refused by sbatch"
+    said = re.search(r"error message was '(.*)'", jobs[0].message, re.DOTALL)
+    for line in (said[1] if said else jobs[0].message).splitlines():
+        yield f"  sbatch  {line.strip().removeprefix('sbatch: error: ')}"
+    found = hint(jobs[0].message)
+    if found:
+        yield f"  why     {found.what}"
+        yield f"  next    {found.next}"
+
+
 def _told(job: FailedJob) -> Iterator[str]:
     where = f" (SLURM job {job.slurm})" if job.slurm else ""
-    state = f"  {job.state}" if job.state else "  refused by sbatch" if job.refused else ""
-    yield f"{job.name}{where}{state}"
+    yield f"{job.name}{where}" + (f"  {job.state}" if job.state else "")
     found, log = _looked_at(job)
-    if job.refused:
-        yield from (f"  sbatch  {line.removeprefix('sbatch: error: ')}" for line in _refusal(job.message))
     if found is None:
         yield "  why     its log says no known cause"
     else:
         yield f"  why     {found.what}"
-        if found.line and not job.refused:
+        if found.line:
             yield f"  said    {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
         yield f"  next    {found.next}"
-    if log is not None:
+    if log is None:
+        yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job said nothing'}"
+    else:
         yield f"  log     {log}"
         yield from (f"          | {line[:200]}" for line in tail(log).rstrip().splitlines()[-LINES:])
-    elif not job.refused:
-        yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job said nothing'}"
 
 
 def _looked_at(job: FailedJob) -> tuple[Hint | None, Path | None]:
     """What its logs hint at, and the one to look into."""
-    if job.refused:  # nothing has run: logs that are there are older
-        return hint(job.message), None
     own = [path for path in job.logs if "logs/slurm" not in path.as_posix()]
     if job.run_id:
         attempts = [run.attempt for run in runs(Path("results")) if run.id == job.run_id]
@@ -168,12 +195,6 @@ def _looked_at(job: FailedJob) -> tuple[Hint | None, Path | None]:
     texts = [tail(path) for path in written] or [_without_commands(tail(path)) for path in slurm]
     found = hint(*texts, "\n".join(said), job.message, state=job.state)
     return found, next(iter([*written, *slurm]), None)
-
-
-def _refusal(message: str) -> list[str]:
-    """sbatch's own lines of what the executor says."""
-    said = re.search(r"error message was '(.*)'", message, re.DOTALL)
-    return [line.strip() for line in (said[1] if said else message).splitlines() if line.strip()]
 
 
 def _without_commands(text: str) -> str:
