@@ -176,6 +176,13 @@ def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
     assert not overview.attended(folder)
 
 
+def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):
+    squeue(folder, line(folder, 21), line(folder, 22), line(folder, 23, comment="rule_train_wildcards_another"))
+    assert [text.strip() for text in said(capsys).splitlines() if "why" in text] == [
+        "why   job 21 trains this run; it waits for that one to end"
+    ]
+
+
 def test_programs_get_the_same_as_json(folder, capsys):
     squeue(folder, waiting(folder, "JobHeldUser", number=3))
     found = json.loads(said(capsys, "--json"))

@@ -116,6 +116,20 @@ def test_the_queue_says_what_runs_on_other_nodes(results):
     assert only(results, job("RUNNING", of="another")).state == "interrupted"
 
 
+def test_of_two_jobs_of_one_run_the_first_that_runs_has_it(results):
+    made(results, ago=3600, step=1, steps=4, state="running", host="nid000002")
+    later = QueuedJob("8", "train", RUN, "RUNNING", "None", 0, 60, 1, "", None)
+    assert only(results, job("RUNNING"), later).job == "7"
+    assert only(results, job("PENDING"), later).job == "8"
+
+
+def test_a_new_attempt_has_not_the_progress_of_the_one_before(results):
+    folder = made(results, attempt=1, ago=90, step=91, steps=400, loss=4.8, state="running")
+    (folder / "attempt=01/attempt.json").write_text("{}")
+    with locked(folder, "it"):
+        assert (only(results).state, only(results).step) == ("running", None)
+
+
 def test_a_job_that_was_submitted_by_hand_is_known_by_the_lock(results):
     folder = made(results, ago=3600, step=1, steps=4, state="running")
     (folder / ".lock").write_text("process 4242 on nid000002, job 7\n")

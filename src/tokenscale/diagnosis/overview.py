@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tokenscale.diagnosis.queue import Queue, QueuedJob, queue, seconds_until
-from tokenscale.diagnosis.runs import RunState, runs
+from tokenscale.diagnosis.runs import RunState, runs, writers
 from tokenscale.diagnosis.stale import duration
 from tokenscale.records.control_groups import text_of
 
@@ -64,6 +64,9 @@ class Overview:
                 cells = (f"{text:<{column}}" for text, column in zip(_job(job), columns, strict=True))
                 yield ("  " + "  ".join(cells)).rstrip()
                 yield from _why(job, now, " " * (4 + columns[0]))
+                writer = writers(jobs).get(job.of, job) if job.rule == "train" else job
+                if writer is not job and job.state == "RUNNING":
+                    yield f"{'':<{4 + columns[0]}}why   job {writer.id} trains this run; it waits for that one to end"
             if not self.attended:
                 yield (
                     "  No Snakemake of this folder runs on this machine. If none does elsewhere, start it again: "

@@ -56,7 +56,7 @@ class RunState:
 def runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
     """All runs below `results/runs`, by id; `jobs` are those of the queue, which say their run."""
     now = time.time() if now is None else now
-    queued = {job.of: job for job in jobs if job.rule == "train"}
+    queued = writers(jobs)
     by_id = {job.id: job for job in jobs}
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir() and not path.name.startswith("."))
     # Snakemake makes a run's folder before it starts anything
@@ -65,10 +65,17 @@ def runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None
     return [_run(f, queued.get(f.name) or by_id.get(_owner(f, r"job (\S+)")), results, now) for f in begun]
 
 
+def writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Run → its job; of several the first that runs: it holds the run's lock, and the others wait for that."""
+    trainings = [job for job in jobs if job.rule == "train"]
+    running = [job for job in trainings if job.state != "PENDING"]
+    return {job.of: job for job in [*trainings[::-1], *running[::-1]]}
+
+
 def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunState:
     attempts = [int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()]
     attempt = max(attempts, default=None)
-    status = _status(folder / "status.json")
+    status = _status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
     known |= {name: status.get(name) for name in ("step", "steps", "loss")}
     written = known["written_unix_s"] = _last_sign(folder, attempt, status)
@@ -119,11 +126,14 @@ def _owner(folder: Path, pattern: str) -> str | None:
     return found[1] if found else None
 
 
-def _status(path: Path) -> dict[str, Any]:
+def _status(folder: Path, attempt: int | None) -> dict[str, Any]:
+    """The last status of the newest attempt: one that has just begun leaves that of the attempt before in its place."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return values if isinstance(values, dict) else {}
-    except (OSError, ValueError):
+        values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        record = folder / f"attempt={attempt or 0:02d}/attempt.json"
+        begun = record.stat().st_mtime if attempt and record.is_file() else 0
+        return values if isinstance(values, dict) and values.get("t_unix_s", 0) >= begun else {}
+    except (OSError, ValueError, TypeError):
         return {}
 
 
