@@ -156,7 +156,7 @@ def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(fold
     monkeypatch.setattr(queue, "LIMIT_S", 0.5)
     program(folder.parent / "bin", "squeue", script)
     first, empty, runs = said(capsys).splitlines()
-    assert first.startswith("jobs   SLURM's controller does not answer: ") and words in first
+    assert first.startswith("jobs   SLURM's queue cannot be asked: ") and words in first
     assert runs == "runs   none under results/runs yet"
 
 

@@ -79,17 +79,18 @@ class FailedJob:
 def failed(log: Path | None = None) -> str:
     """What failed in the call of Snakemake with that log, by default the last call here that ran jobs, for people.
 
-    Raises UserError where there is no such log.
+    Empty for a log that was named and tells of no failure: Snakemake's hook also asks after Ctrl-C. Raises UserError
+    where there is no such log.
     """
     if log is not None and not log.is_file():
         raise UserError("there is no such log of Snakemake's.", log=log, next=f"ls -t {LOGS}")
-    log = log or last_log(LOGS)
+    named, log = log is not None, log or last_log(LOGS)
     if log is None:
         return "nothing has run here yet"
     jobs = [job for job in parse(tail(log, WHOLE_LOG)) if not _made_since(job, log)]
     ago = duration(max(0.0, time.time() - log.stat().st_mtime))
     if not jobs:
-        return f"nothing failed in Snakemake's last call ({ago} ago, {log})"
+        return "" if named else f"nothing failed in Snakemake's last call ({ago} ago, {log})"
     count = f"{len(jobs)} job{'s' * (len(jobs) != 1)}"
     lines = [f"{count} failed in Snakemake's last call ({ago} ago, {log})"]
     # what sbatch refuses for one reason is one message, however many jobs it hits

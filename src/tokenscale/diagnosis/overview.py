@@ -52,7 +52,7 @@ class Overview:
         if not self.queue.here:
             yield "jobs   no SLURM here"
         elif self.queue.problem:
-            yield f"jobs   SLURM's controller does not answer: {self.queue.problem}"
+            yield f"jobs   SLURM's queue cannot be asked: {self.queue.problem}"
         elif not self.queue.jobs:
             yield "jobs   none of this folder in SLURM's queue"
         else:
@@ -89,8 +89,10 @@ class Overview:
             if run.hint:
                 yield f"{'':<{4 + widths[0]}}why   {run.hint.what}"
                 yield f"{'':<{4 + widths[0]}}next  {run.hint.next}"
-        if counts["failed"] or counts["interrupted"]:
+        if counts["failed"]:
             yield "  python -m tokenscale status --failed shows what failed in Snakemake's last call, with the logs."
+        elif counts["interrupted"]:
+            yield "  Start Snakemake again: an interrupted run goes on from its last checkpoint, if it has one."
 
     def _progress(self, run: RunState) -> str:
         if run.step is None:

@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.failed is not None:
         from tokenscale.diagnosis import failed
 
-        print(failed.failed(Path(arguments.failed) if arguments.failed else None))
+        if text := failed.failed(Path(arguments.failed) if arguments.failed else None):
+            print(text)
     else:
         from tokenscale.diagnosis import overview
 
