@@ -295,6 +295,8 @@ class Cluster:
 
     def _end(self) -> None:
         """Jobs first, as SLURM ends them; then what is left of them, daemons, and what is left of those."""
+        for daemon in self.daemons.values():
+            daemon.send_signal(signal.SIGCONT)  # a test may have stopped one
         try:
             self._cancel_all()
         except (RuntimeError, subprocess.TimeoutExpired, OSError):
@@ -305,7 +307,7 @@ class Cluster:
                 daemon.terminate()
             for daemon in self.daemons.values():
                 try:
-                    daemon.wait(timeout=5)
+                    daemon.wait(timeout=20)
                 except subprocess.TimeoutExpired:
                     daemon.kill()
                     daemon.wait()

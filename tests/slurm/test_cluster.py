@@ -42,6 +42,12 @@ def nothing_is_left(cluster) -> bool:
     return not cluster.processes() and len(cluster.ports) == 5 and all(free(port) for port in cluster.ports)
 
 
+def ended_orderly(cluster, but: str = "") -> bool:
+    """Whether its daemons ended themselves when asked to."""
+    assert len(cluster.daemons) == 5
+    return all(daemon.returncode == 0 for name, daemon in cluster.daemons.items() if name != but)
+
+
 # -- what it has
 
 
@@ -53,12 +59,14 @@ def test_four_nodes_are_idle(cluster):
 
 
 def test_a_step_of_one_gpu_sees_that_one(cluster):
+    cluster.wait_for_nodes("idle")  # a job that is not quite over keeps its GPUs
     said = cluster.run("srun", "--gres=gpu:1", "sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES $SLURM_NTASKS $SLURM_NNODES"')
     assert said.stdout == "0 1 1\n"
 
 
 def test_jobs_on_a_node_see_different_gpus(cluster, tmp_path):
     """Each waits until both are there."""
+    cluster.wait_for_nodes("idle")
     command = f'touch {tmp_path}/$SLURM_JOB_ID-$CUDA_VISIBLE_DEVICES; until [ -e "{tmp_path}/go" ]; do sleep 0.1; done'
     jobs = [submit(cluster, command, "--gres=gpu:2", f"--nodelist={NODES[1]}") for _ in range(2)]
     for job in jobs:
@@ -175,7 +183,7 @@ def test_after_the_end_nothing_is_left(another):
         run_stubborn(another)
         outside = subprocess.Popen(["sleep", "1000"], env=another.environment)
         assert not nothing_is_left(another) and not any(free(port) for port in another.ports)
-    assert nothing_is_left(another)
+    assert nothing_is_left(another) and ended_orderly(another)
     assert outside.wait(timeout=60) == -9
 
 
@@ -197,8 +205,7 @@ def test_nothing_is_left_of_a_start_that_fails_half_way(another, monkeypatch, tm
     monkeypatch.setattr(module, "found", lambda command: str(broken) if command == "slurmd" else found(command))
     with pytest.raises(RuntimeError, match=f"{NODES[2]} ended with 7"), another:
         raise AssertionError("it is up without its third node")
-    assert len(another.daemons) == 5
-    assert nothing_is_left(another)
+    assert nothing_is_left(another) and ended_orderly(another, but=NODES[2])
 
 
 def test_nothing_is_left_when_its_owner_is_killed(another):
@@ -214,5 +221,6 @@ def test_nothing_is_left_when_its_owner_is_killed(another):
 
 
 def test_this_process_is_no_part_of_a_cluster(cluster):
-    assert os.getpid() not in cluster.processes()
+    with (cluster.root / "log/slurmctld.log").open():
+        assert os.getpid() not in cluster.processes()
     assert MARK not in os.environ
