@@ -49,7 +49,7 @@ def only(results, *jobs):
 
 
 def job(state, of=RUN):
-    return QueuedJob("7", "train", of, state, "Priority", 0, 60, 1, "", None)
+    return QueuedJob("7", "train", of, state, "Priority", 7200, 7200, 1, "", None)
 
 
 def said(capsys):
@@ -128,6 +128,16 @@ def test_a_new_attempt_has_not_the_progress_of_the_one_before(results):
     (folder / "attempt=01/attempt.json").write_text("{}")
     with locked(folder, "it"):
         assert (only(results).state, only(results).step) == ("running", None)
+
+
+def test_a_job_that_has_just_begun_has_not_the_progress_of_the_one_before(results):
+    made(results, ago=400, step=91, steps=400, loss=4.8, state="running", host="nid000002")
+    fields = ("7", "train", RUN, "RUNNING", "None")
+    found = only(results, QueuedJob(*fields, 17, 600, 1, "nid000003", None))
+    assert (found.state, found.step, found.silent_s(time.time())) == ("running", None, None)
+    found = only(results, QueuedJob(*fields, 500, 600, 1, "nid000003", None))
+    assert found.step == 91 and found.silent_s(time.time()) > 300
+    assert only(results, job("PENDING")).step == 91
 
 
 def test_a_job_that_was_submitted_by_hand_is_known_by_the_lock(results):

@@ -77,8 +77,10 @@ def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunS
     attempt = max(attempts, default=None)
     status = _status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
-    known |= {name: status.get(name) for name in ("step", "steps", "loss")}
-    written = known["written_unix_s"] = _last_sign(folder, attempt, status)
+    written = _last_sign(folder, attempt, status)
+    if job is not None and job.used_s is not None and job.state != "PENDING" and written and written < now - job.used_s:
+        status, written = {}, None  # of an attempt before this job, which has not come to its own yet
+    known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {"written_unix_s": written}
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
     try:
