@@ -21,7 +21,7 @@ def test_any_resource_of_any_job_counts():
 def test_values_that_only_look_like_variables_pass():
     assert without_a_value([]) is None
     assert (
-        without_a_value([{"slurm_account": "g1", "slurm_extra": "--comment='cost: 5$'", "runtime": 720, "n": "$"}])
+        without_a_value([{"slurm_account": "g1", "slurm_extra": "--comment=of-$HOME", "runtime": 720, "n": "$"}])
         is None
     )
 

@@ -99,6 +99,14 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
     assert lines[-1] == "  3 runs are left to do, 0.1 node-hours: within the budget of 50 (budget.node_hours)"
 
 
+def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
+    config = configuration.load(overrides=profile.configuration("box"))
+    hours, unknown = Priced(config).hours(config.all_runs(["a", "b"]))
+    assert unknown == 0 and hours == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
+    (only, *_) = config.all_runs(["b"])
+    assert sum(Priced(config).hours([only])[0].values()) == pytest.approx(1 / 30, rel=0.01), "of those asked for"
+
+
 def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
     config = configuration.load(overrides=profile.configuration("box"))
     for run_id in config.all_runs(["a"]):

@@ -105,6 +105,12 @@ def test_a_dry_run_of_this_machine_says_nothing_of_either(cluster):
     assert not refusals(cluster.command("-n", "--cores", "1", "--quiet", "host", "--config", "scale=alps"))
 
 
+def test_what_runs_on_this_machine_is_not_refused(cluster):
+    """A resource that only a cluster reads has no value, and nothing is submitted."""
+    cluster.snakemake("--cores", "1", "--default-resources", "slurm_account=$NOBODY_SET_THIS", "--", "corpus")
+    assert (cluster.root / "results/corpus/small/manifest.json").exists()
+
+
 def test_jobs_that_run_here_need_no_account(cluster):
     """The corpus is built on the machine that Snakemake runs on, and is all that is asked for."""
     text = (cluster.root / "workflow/rules/corpus.smk").read_text()
