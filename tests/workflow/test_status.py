@@ -1,15 +1,22 @@
-"""`status --stale` in a real project: it names the edited file, the runs, and what Snakemake refuses."""
+"""`status --stale` and `--failed` in a real project: the edited file, the runs, what Snakemake refuses, what failed."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+from tests.workflow.conftest import CONFIG
+
 pytestmark = pytest.mark.workflow
 
 
 def stale(project, *targets):
-    command = [sys.executable, "-m", "tokenscale", "status", "--stale", *targets]
+    return status(project, "--stale", *targets)
+
+
+def status(project, *options):
+    command = [sys.executable, "-m", "tokenscale", "status", *options]
     return subprocess.run(
         command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=120
     )
@@ -44,3 +51,16 @@ def test_what_snakemake_refuses_is_passed_on(fresh):
     done = stale(fresh)
     assert done.returncode == 2 and done.stderr.startswith("tokenscale: unknown scale 'dmeo'.\n")
     assert "did you mean 'demo'" in done.stderr
+
+
+def test_a_failed_call_ends_with_what_failed_and_why(fresh):
+    """By the hook of the Snakefile, which jobs on nodes do not call."""
+    config = CONFIG | {"corpora": {"small": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}}
+    (fresh.root / "config/config.yaml").write_text(json.dumps(config))
+    done = fresh.snakemake("--cores", "1", "results/corpus/small/manifest.json", check=False)
+    told = done.stdout.split("1 job failed in Snakemake's last call")
+    assert done.returncode == 1 and len(told) == 2, done.stdout
+    assert "\ncorpus small\n  why     " in told[1] and "no_such_package" in told[1] and "\n  next    " in told[1]
+    assert "  log     results/logs/corpus/small.log\n" in told[1]
+    again = status(fresh, "--failed")
+    assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told[1]
