@@ -94,8 +94,8 @@ def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
 def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
     def other(text):
         for old, new in [
-            ("mem_mb=8000", "mem_mb=9000"),
-            ("runtime=120", "runtime=60"),
+            ("mem_mb=settings.machine.memory_mb", "mem_mb=7"),
+            ("runtime=settings.machine.minutes", "runtime=60"),
             ("threads: ALL_CORES", "threads: 1"),
             ("results/logs/train/{run_id}.log", "results/logs/elsewhere/{run_id}.log"),
         ]:

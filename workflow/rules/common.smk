@@ -14,6 +14,7 @@ from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.options import to_dict
+from tokenscale.settings.profile import left_out
 from tokenscale.settings.registry import (
     BATCHES,
     DOWNLOADS,
@@ -33,6 +34,7 @@ def refuse(error):
 
 
 try:
+    config.update(left_out(workflow.config_settings.config, sys.argv, os.environ))
     settings = Config(config)
     EXPERIMENTS = list(settings.settings.experiments)
     RUNS = settings.all_runs(list(settings.available))

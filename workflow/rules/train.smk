@@ -22,8 +22,9 @@ rule train:
             settings.machine.cores_per_rank
         ),
         gpu=world_size,
-        mem_mb=16000,
-        runtime=120,
+        mem_mb=settings.machine.memory_mb,
+        runtime=settings.machine.minutes,
+        slurm_extra=settings.machine.slurm_options,
         # what only the launcher reads: the machine's file, and how many runs share a node
         site=settings.settings.machine or "",
         share=1,

@@ -75,6 +75,7 @@ def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
     steps, overlap = merge(read["steps"], read["events"])
     row = _run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
+    row |= _launches(runs / run_id)
     stops = [e["status"] for e in read["events"] if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
@@ -199,6 +200,23 @@ def _run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
     return row
+
+
+def _launches(run: Path) -> Row:
+    """Where the attempts of a run were, from what the launcher left for each; nothing of runs without one."""
+    found = [attempt["launch"] for attempt in logs.launched(run) if isinstance(attempt.get("launch"), dict)]
+    jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
+    if not found:
+        return {}
+    waited = [job["queue_s"] for job in jobs if job.get("queue_s") is not None]
+    return {
+        "machine": found[-1].get("machine"),
+        "share": found[-1].get("share"),
+        "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
+        "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
+        "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
+        "queue_s": sum(waited) if waited else None,
+    }
 
 
 def _world_size(cell: Row) -> int | None:

@@ -36,6 +36,17 @@ def attempts(run: Path) -> Iterator[tuple[int, int, Path]]:
     yield from sorted(found)
 
 
+def launched(run: Path) -> Iterator[dict[str, Any]]:
+    """What the launcher left for each attempt of a run, in ascending order; unreadable ones are left out."""
+    for _, folder in sorted(_numbered(run, "attempt")):
+        try:
+            found = json.loads((folder / "attempt.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
 def _numbered(directory: Path, word: str) -> Iterator[tuple[int, Path]]:
     for path in directory.iterdir() if directory.is_dir() else ():
         match = _NUMBERED.match(path.name)

@@ -67,6 +67,12 @@ TABLES: dict[str, dict[str, str]] = {
         "cores": "INTEGER",
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
+        "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
+        "share": "INTEGER",  # runs that had its nodes at the same time
+        "node_names": "VARCHAR",
+        "job_ids": "VARCHAR",  # of SLURM, of all attempts, parted by ", "; so their logs
+        "slurm_logs": "VARCHAR",  # below the project's folder
+        "queue_s": "DOUBLE",  # of all attempts together
         "parameters": "BIGINT",
         "predicted_parameters_bytes": "BIGINT",  # of the rank with the most (costs/memory.py); so the three below
         "predicted_gradients_bytes": "BIGINT",

@@ -38,7 +38,12 @@ class Launch:
     def record(self) -> dict[str, Any]:
         """What an attempt's record says of it."""
         found = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
-        return found | ({"job": self.job.record()} if self.job is not None else {})
+        if self.job is None:
+            return found
+        job, here = self.job.record(), Path.cwd()
+        if job["log"] and Path(job["log"]).is_relative_to(here):  # the project may be moved
+            job["log"] = str(Path(job["log"]).relative_to(here))
+        return found | {"job": job}
 
     def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
         """(argv, variables over those of this process) of the one command that is started: a rank's for starter `here`,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import duckdb
 import pandas as pd
@@ -31,9 +32,22 @@ COMPARISONS = (
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
+class Link(str):
+    """A cell's text that leads to a file, named as seen from the project's folder."""
+
+    href: str = ""
+
+    @classmethod
+    def to(cls, text: str, path: str) -> "Link":
+        """The text with its target, as seen from the folder of the page (`results/report/`)."""
+        link = cls(text)
+        link.href = quote(f"../../{path}")
+        return link
+
+
 @dataclass(frozen=True)
 class Table:
-    """Columns with a flag for those aligned to the right, and rows of texts."""
+    """Columns with a flag for those aligned to the right, and rows of texts, of which some may be links."""
 
     columns: list[tuple[str, bool]]
     rows: list[list[str]]
@@ -422,6 +436,9 @@ def inventory_table(runs: pd.DataFrame) -> Table:
         ("attempts", True),
     ]
     columns += [("steps", True), ("repeated rows", True), ("broken lines", True), ("sealed", False)]
+    queued = runs["job_ids"].notna().any()
+    if queued:
+        columns += [("nodes", False), ("queued s", True), ("SLURM log", False)]
     rows = []
     for r in runs.itertuples():
         rows.append(
@@ -429,8 +446,17 @@ def inventory_table(runs: pd.DataFrame) -> Table:
             + [f"{_count(r.steps_seen)} of {_count(r.steps_asked)}", _count(r.overlap_rows)]
             + [f"{_count(r.quarantined)}" + (f" ({_count(r.quarantined_benign)} benign)" if r.quarantined else "")]
             + ["yes" if r.sealed else "no"]
+            + ([r.node_names or "", _count(r.queue_s), _newest_log(r)] if queued else [])
         )
     return Table(columns, rows)
+
+
+def _newest_log(run: Any) -> str:
+    """The log of a run's newest job."""
+    if not run.job_ids:
+        return ""
+    jobs, logs = run.job_ids.split(", "), (run.slurm_logs or "").split(", ")
+    return Link.to(f"job {jobs[-1]}", logs[-1]) if logs[-1] else f"job {jobs[-1]}"
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:

@@ -22,6 +22,11 @@ class Machine:
     gpus_per_node: int | None = option(None, "ranks that a node holds; without it one machine holds a whole run", ge=1)
     device: str | None = option(None, "the GPU by the name its driver gives: `plan` prices runs by its peak")
     cores_per_rank: int | None = option(None, "what srun gives and binds each rank to", ge=1)
+    memory_mb: int = option(16000, "of a node: what a training's job asks for", ge=1)
+    minutes: int = option(120, "of a training's job", ge=1)
+    signal_s: int = option(
+        300, "before its time limit a job's ranks are told to write a state to go on from; 0: never", ge=0
+    )
     cpu_bind: str = option("cores", "srun's --cpu-bind: ranks keep to cores of their own")
     mem_bind: str | None = option(None, "srun's --mem-bind, such as local: memory of the NUMA node that a rank is on")
     container: str | None = option(None, "environment definition file that only the inner srun enters")
@@ -33,11 +38,18 @@ class Machine:
     )
     srun_options: tuple[str, ...] = option(tuple, "further options of the inner srun")
 
+    @property
+    def slurm_options(self) -> str:
+        """What a training's job asks for beside its resources. The signal goes to ranks, not to the batch script."""
+        return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
+
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) of fields that do not fit together."""
         found = []
         if self.container is not None and self.starter != "srun":
             found.append(("container", 'only srun enters containers: starter = "srun", or start all in the container'))
+        if self.signal_s >= 60 * self.minutes:
+            found.append(("signal_s", f"{self.signal_s} s are no part of {self.minutes} minutes"))
         if self.starter == "srun" and self.gpus_per_node is None:
             found.append(("gpus_per_node", "srun needs to know how many ranks a node holds"))
         for name, values in self.environment_by_local_rank.items():

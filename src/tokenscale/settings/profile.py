@@ -1,5 +1,6 @@
 """What a profile of Snakemake says of the configuration: its scale, its machine. Host only (YAML)."""
 
+from collections.abc import Container, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from tokenscale.settings.experiments import merge
 
 #: how Snakemake calls a profile's file, without the version that some names carry (`config.v9+.yaml`)
 FILES = ("profile", "config")
+#: how a command line names one
+OPTIONS = ("--profile", "--workflow-profile")
+#: the variable in which jobs find the profile of the Snakemake that started them
+CARRIED = "TOKENSCALE_PROFILE"
 
 
 def configuration(profile: str, root: Path | str = ".") -> dict[str, Any]:
@@ -49,3 +54,22 @@ def _pair(item: str, file: Path) -> tuple[str, Any]:
     if not sign:
         raise UserError("a profile's config is no key=value.", file=file, key="config", found=item)
     return key, yaml.safe_load(value)
+
+
+def left_out(stated: Container[str], argv: Sequence[str], environment: MutableMapping[str, str]) -> dict[str, Any]:
+    """Values of the profile in use that `--config` on the command line has taken away: those of the keys not `stated`.
+
+    Snakemake replaces a profile's `config:` by the command line's as a whole, machine and scale included. The profile
+    is noted in `environment` for jobs, which are started without it. A profile that is not this project's has none.
+    """
+    named = [argv[i + 1] for i, word in enumerate(argv[:-1]) if word in OPTIONS]
+    named += [word.split("=", 1)[1] for word in argv if word.startswith(tuple(f"{option}=" for option in OPTIONS))]
+    profile = next(iter(named), None) or environment.get("SNAKEMAKE_PROFILE") or environment.get(CARRIED)
+    if not profile:
+        return {}
+    environment[CARRIED] = profile
+    try:
+        values = configuration(profile)
+    except UserError:
+        return {}
+    return {key: value for key, value in values.items() if key not in stated}

@@ -1,0 +1,149 @@
+"""A tiny project on the test cluster: its tokens are made beforehand, its trainings are jobs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.slurm.cluster import Cluster
+from tests.workflow.conftest import RUNS, Project, make_project
+
+POLLED = Path(__file__).with_name("polled.py")
+PROFILE = "profiles/slurm-test"
+PACKED = RUNS | {"approach": "packed", "global_batch": 16, "micro_batch": 1}
+#: about half a minute of steps, a state now and then
+LONG = PACKED | {"budget": {"steps": 4000}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 500}}
+EXPERIMENTS = {
+    "sizes": {
+        "question": "Do any number of GPUs compute what one computes?",
+        "runs": PACKED | {"model": {"preset": "llama-micro", "layers": 2, "heads": 4, "key_value_heads": 4}},
+        "factors": {
+            "layout": [
+                *({"data": size} for size in (1, 2, 4, 8, 16)),
+                {"pipeline": 2, "tensor": 4},  # one stage a node
+            ]
+        },
+    },
+    "pair": {
+        "question": "Are the tables those of the local profile?",
+        "runs": PACKED,
+        "factors": {"approach": ["packed", "token-list"], "layout.data": [1, 4]},
+        "figures": ["loss_over_time", "scaling_throughput"],
+    },
+    "long": {"question": "Does it go on?", "runs": LONG, "factors": {"seed": [0]}},
+}
+
+
+@dataclass
+class OnCluster:
+    """A project folder whose Snakemake submits to a cluster."""
+
+    project: Project
+    cluster: Cluster
+
+    @property
+    def root(self) -> Path:
+        """The project's folder."""
+        return self.project.root
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The cluster's programs, the project's code, a home of its own."""
+        return self.cluster.environment | {
+            "PYTHONPATH": str(self.root / "src"),
+            "HOME": self.project.environment["HOME"],
+        }
+
+    def change(self, experiment: str, **runs) -> None:
+        """Other settings for the runs of an experiment."""
+        path = self.root / f"config/experiments/{experiment}.yaml"
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps(values | {"runs": values["runs"] | runs}))
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        """Snakemake with the profile of the test cluster, in a session of its own."""
+        log = open(self.root / "snakemake.log", "w")
+        argv = [sys.executable, str(POLLED), "--profile", PROFILE, *arguments]
+        return subprocess.Popen(
+            argv, cwd=self.root, env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def snakemake(self, *arguments: str, code: int = 0, timeout: float = 400) -> str:
+        """The same, to its end; returns what it says. Fails where it ends with another code."""
+        return self.ended(self.start(*arguments), code, timeout)
+
+    def ended(self, process: subprocess.Popen, code: int = 0, timeout: float = 400) -> str:
+        """What a Snakemake said, once it has ended with that code."""
+        try:
+            found = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"no end within {timeout} s\n{self.said()}") from None
+        assert found == code, f"exit code {found}\n{self.said()}"
+        return (self.root / "snakemake.log").read_text()
+
+    def said(self) -> str:
+        """For a failed test: Snakemake's last words, the queue, every training's log."""
+        logs = [*self.root.glob("results/logs/train/*.log"), *self.root.glob("results/runs/*/attempt=*/output/*.log")]
+        texts = [f"--- {path.relative_to(self.root)}\n{path.read_text()[-1500:]}" for path in sorted(logs)]
+        last = (self.root / "snakemake.log").read_text()[-4000:]
+        return "\n".join([last, *map(str, self.cluster.jobs()), *texts])
+
+    def tokenscale(self, *arguments: str) -> str:
+        """What a verb prints."""
+        argv = (sys.executable, "-m", "tokenscale", *arguments)
+        done = subprocess.run(argv, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def runs(self, pattern: str = "*") -> dict[str, Path]:
+        """run id → folder."""
+        return {path.name: path for path in sorted(self.root.glob(f"results/runs/{pattern}"))}
+
+    def jobs_of(self, run_id: str) -> list[dict[str, str]]:
+        """The cluster's jobs of a run in this folder, the oldest first."""
+        return [j for j in self.cluster.jobs() if j["workdir"] == str(self.root) and run_id in j["comment"]]
+
+    def until(self, what, timeout: float = 120):
+        """The first value of `what()` that is true."""
+        end = time.monotonic() + timeout
+        while not (found := what()):
+            assert time.monotonic() < end, f"waited in vain\n{self.said()}"
+            time.sleep(0.2)
+        return found
+
+    def step(self) -> int:
+        """How far the one run of the experiment `long` is."""
+        paths = [*self.root.glob("results/runs/*/status.json")]
+        return json.loads(paths[0].read_text())["step"] if paths else 0
+
+
+def losses(run: Path) -> list[float]:
+    """Nats a useful token of every step, over all ranks; of each step the latest attempt counts."""
+    steps: dict[int, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+    for path in run.glob("attempt=*/rank=*/steps.jsonl"):
+        attempt = int(re.search(r"attempt=(\d+)", str(path))[1])
+        for line in map(json.loads, path.read_text().splitlines()):
+            step = steps[line["step"]][attempt]
+            step["loss"] += line["loss_sum"]
+            step["tokens"] += line["useful_tokens"]
+    latest = [steps[number][max(steps[number])] for number in sorted(steps)]
+    return [step["loss"] / step["tokens"] for step in latest]
+
+
+def make(folder: Path) -> None:
+    """A project with these experiments, whose tokens are made."""
+    project = make_project(folder)
+    for path in project.root.glob("config/experiments/*.yaml"):
+        path.unlink()
+    for name, experiment in EXPERIMENTS.items():
+        (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
+    config = project.root / "config/config.yaml"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"experiments": [*EXPERIMENTS]}))
+    project.command("--cores", "2", "tokens")

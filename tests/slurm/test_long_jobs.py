@@ -1,0 +1,112 @@
+"""Jobs that end before their run does: each attempt goes on where the one before was, and nothing is trained twice."""
+
+import json
+import os
+import re
+import signal
+
+from tests.slurm.projects import losses
+
+
+def run_of(project) -> tuple[str, object]:
+    """The one run of the experiment `long`: its id and its folder."""
+    ((name, path),) = project.runs().items()
+    return name, path
+
+
+def whole(project, attempts: int) -> None:
+    """The run is complete in so many attempts; each of its steps is there once, as if it had never been stopped."""
+    name, path = run_of(project)
+    record = json.loads((path / "run.json").read_text())
+    assert record["outcome"]["status"] == "complete" and record["attempt"] == attempts - 1
+    steps = record["outcome"]["steps"]
+    assert len(losses(path)) == steps == record["run"]["budget"].get("steps", steps)
+    assert (path / "done.json").is_file() and len([*path.glob("attempt=*")]) == attempts
+
+
+def events(path, attempt: int, event: str) -> list[dict]:
+    lines = (path / f"attempt={attempt:02d}/rank=00000/events.jsonl").read_text().splitlines()
+    return [found for found in map(json.loads, lines) if found["event"] == event]
+
+
+def test_a_job_beyond_its_time_limit_goes_on_in_the_next(project):
+    """A job has a minute, of which ranks train less than 55 s: SLURM looks twice a minute, so they are told in its second
+    half."""
+    project.change("long", budget={"wall_s": 55})
+    options = ("--set-resources", "train:runtime=1", "train:slurm_extra=--signal=USR1@1")
+    project.snakemake("runs", *options, "--retries", "9", "--config", "experiments=long")
+    name, path = run_of(project)
+    states = [job["state"] for job in project.jobs_of(name)]
+    assert len(states) > 1 and states[-1] == "COMPLETED"
+    assert [event["status"] for event in events(path, 0, "run_stop")] == ["interrupted"]
+    whole(project, len(states))
+
+
+def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):
+    process = project.start("runs", "--config", "experiments=long")
+    project.until(lambda: project.step() > 100)
+    name, path = run_of(project)
+    project.cluster.run("scancel", "--signal=USR1", project.jobs_of(name)[0]["id"])
+    text = project.ended(process)
+    whole(project, 2)
+    (stop,), (resume,) = events(path, 0, "run_stop"), events(path, 1, "resume")
+    assert stop["status"] == "interrupted" and resume["step"] == stop["step"] > 100
+    assert f"was stopped after step {stop['step']}" in text, "the failed job's log is shown"
+
+
+def test_a_cancelled_job_is_told_as_such_and_goes_on(project):
+    """scancel gives it five seconds here, and thirty on most clusters."""
+    process = project.start("runs", "--retries", "0", "--config", "experiments=long")
+    project.until(lambda: project.step() > 100)
+    name, path = run_of(project)
+    project.cluster.run("scancel", project.jobs_of(name)[0]["id"])
+    text = project.ended(process, code=1)
+    assert "CANCELLED" in text
+    (stop,) = events(path, 0, "run_stop")
+    assert stop["status"] == "interrupted"
+    project.snakemake("runs", "--config", "experiments=long")
+    whole(project, 2)
+    assert events(path, 1, "resume")[0]["step"] == stop["step"]
+
+
+def test_a_lost_node_costs_what_came_after_the_last_state(project):
+    process = project.start("runs", "--config", "experiments=long")
+    project.until(lambda: project.step() > 600)
+    name, path = run_of(project)
+    (job,) = project.jobs_of(name)
+    project.cluster.set_node(job["nodes"], "down")
+    try:
+        text = project.ended(process)
+    finally:
+        project.cluster.set_node(job["nodes"], "resume")
+    assert "node failure" in text
+    whole(project, 2)
+    assert events(path, 1, "resume")[0]["step"] % 500 == 0
+
+
+def test_a_restarted_controller_trains_nothing_twice(project):
+    """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without training."""
+    process = project.start("runs", "--config", "experiments=long")
+    project.until(lambda: project.step() > 100)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    name, path = run_of(project)
+    project.snakemake("--unlock")
+    text = project.snakemake("runs", "--config", "experiments=long")
+    first, second = project.jobs_of(name)
+    assert (first["state"], second["state"]) == ("COMPLETED", "COMPLETED")
+    whole(project, 1)
+    log = (project.root / f"results/logs/train/{name}.log").read_text()
+    assert re.search(rf"is being written by process \d+ on .*job {first['id']}; waiting for it", log)
+    assert "has ended already" in log and text
+
+
+def test_a_run_that_fails_is_tried_as_often_as_the_profile_says(project):
+    """Retries of a rule would be multiplied by those of the job inside."""
+    project.change("long", resume_from="results/nowhere")
+    (project.root / "results/nowhere").mkdir()
+    (project.root / "results/nowhere/checkpoint.json").write_text("{}")
+    text = project.snakemake("runs", "--config", "experiments=long", code=1)
+    name, path = run_of(project)
+    assert len(project.jobs_of(name)) == 2 and len([*path.glob("attempt=*")]) == 2
+    assert "rank 0 on nid00000" in text and "failed first" in text

@@ -1,0 +1,46 @@
+"""Trainings on a real SLURM: any number of ranks on any number of nodes, and the report of a small experiment."""
+
+import json
+
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.slurm.projects import losses
+
+#: columns that are times, and what measures or names the place: memory, threads, jobs, nodes
+PLACE = ("_s", "memory_peak_bytes", "threads_per_rank", "job_ids", "node_names", "machine", "slurm_logs", "load")
+
+
+def test_any_number_of_gpus_computes_what_one_computes(project):
+    """World sizes 1, 2, 4, 8, 16 on 1, 1, 1, 2, 4 nodes, and a pipeline with a stage on each of two."""
+    project.snakemake("runs", "--config", "experiments=sizes")
+    runs = project.runs()
+    one = next(losses(path) for name, path in runs.items() if "-w1-" in name)
+    assert len(runs) == 6 and len(one) == 5
+    places = {}
+    for name, path in runs.items():
+        assert losses(path) == pytest.approx(one, rel=1e-6), name
+        record = json.loads((path / "run.json").read_text())
+        assert record["hardware"]["nodes"] == record["launch"]["job"]["nodes"]
+        assert record["launch"]["job"]["queue_s"] >= 0
+        places.setdefault(record["hardware"]["world_size"], set()).add(len(record["hardware"]["nodes"]))
+    assert places == {1: {1}, 2: {1}, 4: {1}, 8: {2}, 16: {4}}
+
+
+def test_a_report_has_the_tables_of_the_local_profile(project, local):
+    project.snakemake("--config", "experiments=pair")
+    assert (project.root / "results/report/index.html").stat().st_size > 10_000
+    local.command("--profile", "profiles/local", "--cores", "2", "--config", "experiments=pair")
+    for name in ("runs", "steps", "events", "quarantine"):
+        ours = parquet.read_table(project.root / f"results/tables/pair/{name}.parquet")
+        theirs = parquet.read_table(local.root / f"results/tables/pair/{name}.parquet")
+        assert ours.schema == theirs.schema and ours.num_rows == theirs.num_rows
+        for column in ours.column_names:
+            if not column.endswith(PLACE):
+                same(ours[column].to_pylist(), theirs[column].to_pylist(), f"{name}.{column}")
+
+
+def same(ours: list, theirs: list, what: str) -> None:
+    """Equal; floats as far as another number of threads leaves them."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == (pytest.approx(other, rel=1e-5) if isinstance(mine, float) else other), what
