@@ -1,0 +1,129 @@
+"""The files of profiles: machines, the container of Alps with the image that it is built from, and what users copy."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.test_packaging import project, split
+from tokenscale.errors import UserError
+from tokenscale.launch import processes
+from tokenscale.records import provenance
+from tokenscale.settings import machine
+from tokenscale.settings.geometry import geometry
+
+ROOT = Path(__file__).parents[2]
+ALPS = ROOT / "profiles/alps"
+#: what CSCS sets at login
+OF_THE_SITE = {"SCRATCH", "HOME", "USER"}
+#: variables of the container that change where compiled kernels are kept, and no number
+CACHES = {"CUDA_CACHE_DISABLE", "TRITON_CACHE_DIR"}
+#: the trainer's packages that stay the image's
+OF_THE_IMAGE = {"torch", "numpy"}
+
+
+@pytest.fixture(scope="module")
+def container():
+    return tomllib.loads((ALPS / "train.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def exported():
+    alps = machine.load(ALPS / "machine.toml")
+    shape = geometry(8, alps.gpus_per_node)
+    return processes.environment(alps, shape, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
+
+
+def containerfile():
+    """Its instructions, each on one line, without comments."""
+    lines = [x for x in (ALPS / "Containerfile").read_text().splitlines() if not x.lstrip().startswith("#")]
+    return [line for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("profiles/*/machine.toml")), ids=lambda path: path.parent.name)
+def test_every_machine_is_understood(file):
+    found = machine.load(file)
+    assert found.name == file.parent.name
+    assert found.container is None or (ROOT / found.container).is_file()
+
+
+def test_a_profile_names_its_own_machine():
+    for file in sorted(ROOT.glob("profiles/*/config.yaml")):
+        stated = dict(item.split("=") for item in yaml.safe_load(file.read_text()).get("config", []))
+        found = file.with_name("machine.toml")
+        assert stated.get("machine") == (str(found.relative_to(ROOT)) if found.exists() else None), file
+
+
+# -- the container
+
+
+def test_paths_of_the_container_begin_with_what_the_launcher_or_the_site_exports(container, exported):
+    texts = [container["image"], container["workdir"], *container["mounts"]]
+    used = {name for text in texts for name in re.findall(r"\$\{(\w+)\}", text)}
+    assert used <= {*exported, *OF_THE_SITE}
+    assert not any(re.search(r"\$(?!\{\w+\})", text) for text in texts)  # expanded in braces alone
+    assert all(text.startswith(("/", "${")) for text in texts)
+
+
+def test_a_rank_begins_in_the_project_and_sees_it_where_it_is(container, exported):
+    assert container["workdir"] == "${TOKENSCALE_ROOT}" and exported["TOKENSCALE_ROOT"] == "/p"
+    assert "${TOKENSCALE_ROOT}:${TOKENSCALE_ROOT}" in container["mounts"]
+    assert all(len(set(mount.split(":"))) == 1 for mount in container["mounts"])  # links lead where they lead outside
+
+
+def test_the_network_plugin_is_in_the_container_where_the_machine_insists_on_it(container):
+    hook = container["annotations"]["com"]["hooks"]["aws_ofi_nccl"]
+    assert machine.load(ALPS / "machine.toml").network == "AWS Libfabric"
+    assert hook["enabled"] == "true" and "variant" in hook
+
+
+def test_no_variable_of_the_container_is_stated_twice(container, exported):
+    """What the container's file says wins: the launcher would be silently overruled."""
+    assert not set(container["env"]) & set(exported)
+
+
+def test_variables_of_the_container_are_in_a_runs_record(container, monkeypatch):
+    for name, value in container["env"].items():
+        monkeypatch.setenv(name, value)
+    assert {"NCCL_PROTO", "FI_CXI_RX_MATCH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} <= set(container["env"])
+    assert all(isinstance(value, str) for value in container["env"].values())
+    assert set(container["env"]) - set(provenance.environment()) == CACHES & set(container["env"])
+
+
+# -- its image
+
+
+def test_the_image_is_the_workflows():
+    (stated,) = re.findall(r'^container: "docker://(.+)"$', (ROOT / "workflow/Snakefile").read_text(), re.M)
+    assert containerfile()[0] == f"FROM {stated}"
+
+
+def test_the_image_gets_the_trainers_packages_that_it_lacks():
+    """The one list is pyproject.toml's: the lines between the comments `trainer` and `downloads`."""
+    text = (ROOT / "pyproject.toml").read_text()
+    group = text.split("  # trainer\n")[1].split("  # downloads\n")[0]
+    wanted = {split(requirement) for requirement in re.findall(r'^  "(.+?)",$', group, re.M)}
+    assert OF_THE_IMAGE < {name for name, _ in wanted} and wanted <= {split(r) for r in project()["dependencies"]}
+    (install,) = [line for line in containerfile() if "pip install" in line]
+    found = {split(requirement) for requirement in re.findall(r'"([^"]+)"', install)}
+    assert found == {(name, bounds) for name, bounds in wanted if name not in OF_THE_IMAGE}
+
+
+def test_what_the_image_has_is_held_while_packages_are_installed():
+    (install,) = [line for line in containerfile() if "pip install" in line]
+    kept = re.search(r"'\^\((.+?)\)=='", install)[1].split("|")
+    assert OF_THE_IMAGE <= set(kept) and "--constraint /opt/image.txt" in install
+
+
+def test_the_image_checks_the_bounds_of_pyproject():
+    (check,) = [line for line in containerfile() if line.startswith("RUN python -c")]
+    program = re.search(r'-c "(.+)"$', check)[1]
+    compile(program, "Containerfile", "exec")
+    for requirement in project()["dependencies"]:
+        name, bounds = split(requirement)
+        if name in OF_THE_IMAGE:
+            high, low = (tuple(int(n) for n in b.strip("<>=").split(".")) for b in bounds.split(","))
+            high = high if len(high) > 1 else (*high, 0)
+            assert f"{low} <= of({name}.__version__) < {high}" in program
