@@ -13,6 +13,13 @@ from tokenscale.settings.closure import closure_of, code_of, training_code
 from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
+from tokenscale.settings.manifests import (
+    corpus_manifest,
+    done,
+    manifests_of,
+    store_manifest,
+    tokenizer_manifest,
+)
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.profile import left_out
 from tokenscale.settings.registry import (
@@ -73,10 +80,6 @@ wildcard_constraints:
     figure=one_of(FIGURES),
 
 
-def corpus_manifest(name):
-    return f"results/corpus/{name}/manifest.json"
-
-
 def content_of(corpus):
     """The content of a corpus' own files: what Snakemake cannot see in large files, it sees in this parameter."""
     return fingerprint.of(settings.corpora[corpus], Path("results/corpus"))
@@ -90,10 +93,6 @@ def downloads_of(corpus):
     )
 
 
-def tokenizer_manifest(name):
-    return f"results/tokenizers/{name}/manifest.json"
-
-
 def tokenizer_sources(tokenizer):
     """The files of a tokenizer that comes from a folder: replaced there, it is another tokenizer."""
     files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
@@ -103,10 +102,6 @@ def tokenizer_sources(tokenizer):
         for name in files
         if folder and os.path.isfile(os.path.join(folder, name))
     ]
-
-
-def store_manifest(corpus, tokenizer, store):
-    return f"results/tokens/{corpus}/{tokenizer}/{store}/manifest.json"
 
 
 def corpus_files():
@@ -123,9 +118,7 @@ def token_files():
 
 
 def run_files(experiments):
-    return [
-        f"results/runs/{run_id}/done.json" for run_id in settings.all_runs(experiments)
-    ]
+    return [done(run_id) for run_id in settings.all_runs(experiments)]
 
 
 def table_files(experiments):
@@ -164,20 +157,10 @@ def run_of(w):
 def run_inputs(w):
     """Manifests that a run reads: raw text or a token store, the tokenizer, and the validation store."""
     run = run_of(w)
-    corpus, tokenizer = run.corpus.name, run.tokenizer.name
-    online = run.store is None
-    return {
-        "corpus": [corpus_manifest(corpus)] if online else [],
-        "tokenizer": ([tokenizer_manifest(tokenizer)] if run.reads_tokenizer else []),
-        "store": (
-            [] if online else [store_manifest(corpus, tokenizer, run.store.directory)]
-        ),
-        "validation_store": [
-            store_manifest(corpus, tokenizer, store.directory)
-            for store in [run.validation_store]
-            if store
-        ],
-        "resume_from": resumed_from(run),
+    named = manifests_of(run)
+    roles = ("corpus", "tokenizer", "store", "validation_store")
+    return {role: named.get(role, []) for role in roles} | {
+        "resume_from": resumed_from(run)
     }
 
 
@@ -187,7 +170,7 @@ def resumed_from(run):
         return []
     parts = os.path.normpath(run.resume_from).split(os.sep)
     if parts[:2] == ["results", "runs"] and len(parts) > 2 and parts[2] in RUNS:
-        return [f"results/runs/{parts[2]}/done.json"]
+        return [done(parts[2])]
     return [os.path.join(run.resume_from, "checkpoint.json")]
 
 
