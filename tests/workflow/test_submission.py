@@ -90,6 +90,22 @@ def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     assert "export ALPS_ACCOUNT=<project>" in text and "Traceback" not in text and unlocked(cluster)
 
 
+def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
+    """SLURM would charge the account that it takes by itself, and give the partition's own time limit."""
+    options = ("--default-resources", "slurm_partition=debug", "--", "ranks")
+    code, text, calls = submit(cluster, *options)
+    assert (code, calls) == (2, []), text
+    assert refusals(text) == ["tokenscale: --default-resources on the command line took away what the profile says."]
+    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes\n", text) and unlocked(cluster)
+    code, text, calls = submit(cluster, "-n", *options)
+    assert (code, calls) == (0, []) and len(refusals(text)) == 1
+
+
+def test_an_option_that_takes_nothing_of_what_is_submitted_away_is_not(cluster):
+    code, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
+    assert calls and not refusals(text), text
+
+
 def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text

@@ -1,8 +1,9 @@
-"""Before the first job is submitted: accounts and the budget. A dry run says the same at its end, and goes on."""
+"""Before the first job is submitted: the profile, accounts, the budget. A dry run says the same at its end, and goes on."""
 
 import atexit
 
 from tokenscale.launch import before
+from tokenscale.settings import profile
 
 
 def to_submit():
@@ -15,6 +16,18 @@ def to_submit():
 
 def without_a_value(jobs):
     return before.without_a_value(dict(job.resources.items()) for job in jobs)
+
+
+def taken_away(jobs):
+    used = workflow.resource_settings
+    maps = {
+        "default-resources": used.default_resources or {},
+        "set-resources": used.overwrite_resources,
+        "set-threads": used.overwrite_threads,
+    }
+    rules = {job.rule.name for job in jobs}
+    lost = profile.taken_away(maps, rules, sys.argv, os.environ) if jobs else {}
+    return before.taken_away(lost)
 
 
 def over_budget(jobs):
@@ -32,7 +45,7 @@ def say(error):
 onstart:
     if workflow.non_local_exec and not workflow.remote_exec:
         jobs = to_submit()
-        error = without_a_value(jobs) or over_budget(jobs)
+        error = taken_away(jobs) or without_a_value(jobs) or over_budget(jobs)
         if error:
             say(error)
             # leaves through Snakemake, which takes its lock off the folder
@@ -43,7 +56,7 @@ def warn():
     """A dry run calls no hook and knows no executor: where a machine's ranks come from srun, jobs are submitted."""
     if workflow.dryrun and workflow.scheduler is not None:
         jobs = to_submit()
-        found = [without_a_value(jobs)]
+        found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found.append(over_budget(jobs))
         for error in filter(None, found):

@@ -1,4 +1,4 @@
-"""Before the first job is submitted: is the budget kept, and has every name that stands for an account a value?"""
+"""Before the first job is submitted: is the budget kept, has each account a value, and does the profile still count?"""
 
 import math
 import re
@@ -36,6 +36,22 @@ def without_a_value(resources: Iterable[Mapping[str, object]]) -> UserError | No
 
 def _meaning(variable: str) -> str:
     return "project" if variable.endswith("ACCOUNT") else "value"
+
+
+def taken_away(lost: Mapping[str, Iterable[str]]) -> UserError | None:
+    """The error for names in a profile's maps that options of the command line have replaced; None without any.
+
+    Without it a job would go to the account that SLURM takes by itself, with the partition's own time limit.
+    """
+    if not lost:
+        return None
+    options = " and ".join(f"--{name}" for name in lost)
+    return UserError(
+        f"{options} on the command line took away what the profile says.",
+        lost="\n".join(f"{name}: {', '.join(keys)}" for name, keys in lost.items()),
+        reason="Snakemake puts such an option in the place of the profile's whole map",
+        next="copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own",
+    )
 
 
 def over_budget(hours: Mapping[str, float], node_hours: float, unknown: int = 0) -> UserError | None:
