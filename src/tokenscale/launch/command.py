@@ -13,6 +13,9 @@ from tokenscale.settings.geometry import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
+#: variables of SLURM that an srun of ours needs: which job, which cluster
+KEPT = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}
+
 
 def job_of(machine: Machine) -> Job | None:
     """The SLURM job that this process is in, where the machine starts ranks by srun."""
@@ -90,6 +93,8 @@ class Launch:
         if self.machine.starter == "torchrun":
             base |= ranks.one_machine(base)
         else:
+            # what the job was asked for is not for the step, whose geometry is spelled out
+            base = {n: v for n, v in base.items() if n in KEPT or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
             self._check_nodes()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)

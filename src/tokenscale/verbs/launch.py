@@ -1,4 +1,4 @@
-"""Start a run's processes on this machine, wait for them, and write done.json from the sealed record."""
+"""Start a run's processes here or in a SLURM job, wait for them, and write done.json from the sealed record."""
 
 import argparse
 from pathlib import Path
@@ -7,9 +7,18 @@ ROLES = ("corpus", "tokenizer", "store", "validation_store")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Paths are those of manifests, as the rule names them."""
-    parser.add_argument("--run", required=True, help="the run's settings as canonical JSON")
-    parser.add_argument("--output", required=True, type=Path, help="results/runs/<run id>/done.json")
+    """A run by its id, as `plan` lists them; or everything by hand, as the rule does it."""
+    parser.usage = (
+        "%(prog)s RUN_ID [--profile alps] [--print | --sbatch FILE]\n"
+        "       %(prog)s --run JSON --output FILE [--site FILE] [--store FILE …] [--print]"
+    )
+    parser.add_argument("run_id", nargs="?", metavar="RUN_ID", help="a run of an experiment, by its id")
+    parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
+    parser.add_argument("--config", default="config/config.yaml", help="configuration file")
+    parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")
+    parser.add_argument("--sbatch", type=Path, metavar="FILE", help="write a job script for sbatch, and start nothing")
+    parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
+    parser.add_argument("--output", type=Path, help="results/runs/<run id>/done.json")
     for role in ROLES:
         option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
@@ -20,12 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to `launch.start`."""
-    from tokenscale.launch.start import start
-    from tokenscale.settings import machine
-    from tokenscale.settings.run import RunSettings
+    """Hand over to `commands.launch`."""
+    from tokenscale.commands import launch
 
-    manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-    settings = RunSettings.from_json(arguments.run)
-    where = machine.load(arguments.site)
-    return start(settings, arguments.output, manifests, machine=where, share=arguments.share, wait=True)
+    if arguments.run is None:
+        request = launch.named(arguments.run_id, arguments.profile, arguments.config)
+    else:
+        manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
+        request = launch.stated(arguments.run, arguments.output, arguments.site, manifests)
+    if arguments.print:
+        print(launch.printed(request, arguments.share))
+        return 0
+    if arguments.sbatch is not None:
+        print(launch.written(request, arguments.sbatch, arguments.share))
+        return 0
+    return launch.start(request, arguments.share)

@@ -1,0 +1,113 @@
+"""What a training's job asks SLURM for: as Snakemake's plugin spells it, and as a script for those who submit by hand.
+
+The options come from the plugin's own function, so that both ways ask for the same. Host only.
+"""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenscale.errors import UserError
+from tokenscale.settings.geometry import geometry
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.run import RunSettings
+
+#: the rule that trains, by whose name a profile may change its resources
+RULE = "train"
+#: where SLURM's own output of a job that was submitted by hand goes
+LOGS = "results/logs/slurm/by-hand"
+
+
+class Asked(dict):
+    """Resources of a job, as the plugin reads them: by key, and as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+class SubmittedJob:
+    """As much of a Snakemake job as the plugin's functions look at."""
+
+    def __init__(self, resources: dict[str, Any], threads: int = 1):
+        self.resources, self.threads = Asked(resources), threads
+
+
+def resources_of(run: RunSettings, machine: Machine, profile: dict[str, Any]) -> dict[str, Any]:
+    """What the rule asks for, with a profile's `default-resources` under it and its `set-resources` over it."""
+    shape = geometry(run.layout.world_size, machine.gpus_per_node)
+    asked = {
+        "mpi": "srun",
+        "nodes": shape.nodes,
+        "tasks_per_node": shape.tasks_per_node,
+        "cpus_per_task": shape.cores_per_task(machine.cores_per_rank),
+        "gpu": shape.world_size,
+        "mem_mb": machine.memory_mb,
+        "runtime": machine.minutes,
+        "slurm_extra": machine.slurm_options,
+    }
+    stated = {**profile.get("default-resources", {}), **asked, **profile.get("set-resources", {}).get(RULE, {})}
+    return {name: os.path.expandvars(value) if isinstance(value, str) else value for name, value in stated.items()}
+
+
+def options(resources: dict[str, Any], *, name: str, comment: str, log: str, directory: str = "") -> list[str]:
+    """The words that follow `sbatch`: of the plugin's functions for these resources, with account and partition."""
+    from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+    from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+    job = SubmittedJob(resources)
+    account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
+    if account and str(account).startswith("$"):
+        raise UserError(
+            f"a variable of the profile has no value: {str(account)[1:]}.", next=f"export {str(account)[1:]}=<project>"
+        )
+    parameters = {
+        "run_uuid": name,
+        "slurm_logfile": log,
+        "comment_str": comment,
+        "account": f"-A {shlex.quote(str(account))}" if account else "",
+        "partition": f"-p {shlex.quote(str(partition))}" if partition else "",
+        "workdir": directory,
+    }
+    return shlex.split(get_submit_command(job, parameters) + set_gres_string(job))[1:]
+
+
+def script(run: RunSettings, machine: Machine, profile: dict[str, Any], launch: list[str], manifests: list[str]) -> str:
+    """A whole job script: `launch` are the words of the launcher's command, `manifests` what must be there before."""
+    if machine.starter != "srun":
+        raise UserError(
+            "this machine has no SLURM to submit to.", machine=machine.name, next="--profile alps, or another cluster's"
+        )
+    here = Path.cwd()
+    resources = resources_of(run, machine, profile)
+    words = options(
+        resources,
+        name=f"tokenscale_{run.identity}",
+        comment=f"rule_{RULE}_wildcards_{run.identity}",
+        log=str(here / LOGS / "%j.log"),
+        directory=str(here),
+    )
+    shape = geometry(run.layout.world_size, machine.gpus_per_node)
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in _pairs(words) if option != "--parsable"),
+        "#SBATCH --no-requeue",
+        f"# {run.identity}: {shape.nodes} x {shape.ranks_per_node} ranks on {machine.name}.",
+        "# Stopped by its time limit, it goes on where it was when it is submitted again. Must be there before:",
+        *(f"#   {manifest}" for manifest in manifests),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(here))}",
+        shlex.join([sys.executable, "-m", "tokenscale", *launch]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(words: list[str]) -> list[str]:
+    """Options with their values, one a line: `-A g1`, `--nodes=2`."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("-") or not found:
+            found.append(word)
+        else:
+            found[-1] += f" {shlex.quote(word)}"
+    return found
