@@ -1,0 +1,106 @@
+"""One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tokenscale.errors import UserError
+from tokenscale.launch import lock
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from tokenscale.launch import lock\n"
+    "with lock.held(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
+)
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def holder(folder, monkeypatch=None, job=None):
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    if job:
+        monkeypatch.delenv("SLURM_JOB_ID")
+    return process
+
+
+def test_a_held_folder_is_refused_with_its_owner(tmp_path):
+    process = holder(tmp_path)
+    try:
+        with pytest.raises(UserError, match=f"process {process.pid} on"), lock.held(tmp_path, "run x"):
+            pass
+    finally:
+        process.kill()
+
+
+def test_the_next_one_waits_until_the_folder_is_free(tmp_path, capfd):
+    process = holder(tmp_path)
+    threading.Timer(0.5, process.kill).start()
+    began = time.monotonic()
+    with lock.held(tmp_path, "run x", wait=True, poll_s=0.02):
+        assert time.monotonic() - began > 0.3
+    said = capfd.readouterr().out
+    assert said.count("waiting for it") == 1 and f"process {process.pid}" in said
+
+
+def test_the_owner_names_its_job_and_an_orderly_end_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    with lock.held(tmp_path, "run x"):
+        assert "job 45" in (tmp_path / ".lock").read_text()
+    assert (tmp_path / ".lock").read_text() == ""
+
+
+def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path, monkeypatch, capfd):
+    """On another node: the file's lock may not reach there, and ranks outlive their launcher."""
+    process = holder(tmp_path, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+    monkeypatch.setenv("SLURM_JOB_ID", "46")
+    answers = iter([True, None, True, False])
+    with lock.held(tmp_path, "run x", wait=True, may_write=lambda job: next(answers), poll_s=0.01):
+        pass
+    assert next(answers, "all asked") == "all asked"
+    assert capfd.readouterr().out.count("may still be written by job 45") == 1
+
+
+def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, monkeypatch):
+    process = holder(tmp_path, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+    with pytest.raises(UserError, match="scancel 45"), lock.held(tmp_path, "run x", may_write=lambda job: True):
+        pass
+
+
+def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    process = holder(tmp_path, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+    monkeypatch.setenv("SLURM_JOB_ID", "46")
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.05)
+    silent = {"wait": True, "may_write": lambda job: None, "poll_s": 0.01}
+    with pytest.raises(UserError, match="the queue does not answer"), lock.held(tmp_path, "run x", **silent):
+        pass
+
+
+def test_results_of_a_cluster_are_free_on_a_machine_without_its_queue(tmp_path, monkeypatch):
+    process = holder(tmp_path, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+    with lock.held(tmp_path, "run x", may_write=lambda job: None):
+        pass
+
+
+def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
+    process = holder(tmp_path, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    with lock.held(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
+        pass

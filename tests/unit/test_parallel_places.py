@@ -1,0 +1,64 @@
+"""Ranks refuse a world that would compute the right losses at a speed that means nothing."""
+
+import os
+
+import pytest
+import torch
+
+from tokenscale.errors import UserError
+from tokenscale.parallel import places
+from tokenscale.parallel.places import Spot
+
+TWO_NODES = [Spot(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
+
+
+def test_one_rank_a_device_on_the_nodes_asked_for_is_right():
+    places.check(TWO_NODES, 2)
+    places.check(TWO_NODES, None)
+    places.check(TWO_NODES[:1], 1)
+
+
+def test_two_ranks_of_one_gpu_are_refused_with_both():
+    with pytest.raises(UserError, match=r"ranks +0 and 3\n +node +a\n +device +gpu 0"):
+        places.check([*TWO_NODES[:3], TWO_NODES[0]], None)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4])
+def test_another_number_of_nodes_is_refused(nodes):
+    with pytest.raises(UserError, match=rf"expected +{nodes} nodes\n +found +2: a, b"):
+        places.check(TWO_NODES, nodes)
+
+
+def test_ranks_that_are_no_neighbours_are_refused():
+    with pytest.raises(UserError, match="0 on a, 1 on b, 2 on a, 3 on b"):
+        places.check([TWO_NODES[i] for i in (0, 2, 1, 3)], 2)
+    with pytest.raises(UserError, match="one after the other"):  # three on the one, one on the other
+        places.check([Spot("a", "1"), Spot("a", "2"), Spot("a", "3"), Spot("b", "1")], 2)
+
+
+def test_a_rank_on_a_cpu_goes_by_its_process_and_its_node_by_what_slurm_says():
+    found = places.spot_of(torch.device("cpu"), {"SLURMD_NODENAME": "nid000003"})
+    assert found == Spot("nid000003", f"process {os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    "line, network",
+    [
+        ("nid1:12:34 [0] NCCL INFO Using network AWS Libfabric", "AWS Libfabric"),
+        ("nid1:12:34 [0] NCCL INFO Assigned NET plugin Libfabric to comm", "Libfabric"),
+        ("nid1:12:34 [0] NCCL INFO Using network Socket", "Socket"),
+        ("nid1:12:34 [0] NCCL INFO Bootstrap: Using hsn0:10.0.0.1<0>", None),
+    ],
+)
+def test_what_nccl_says_of_its_network(tmp_path, line, network):
+    (tmp_path / f"nccl.nid1.{os.getpid()}.log").write_text(f"before\n{line}\nafter\n")
+    (tmp_path / "nccl.nid1.1.log").write_text("nid1:1:1 [0] NCCL INFO Using network of another rank\n")
+    assert places.network_said({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p.log")}) == network
+    assert places.network_said({}) is None
+
+
+def test_another_network_than_the_machines_is_refused():
+    places.check_network("AWS Libfabric", "AWS Libfabric")
+    for found in ("Socket", None):
+        with pytest.raises(UserError, match="does not talk over the network"):
+            places.check_network("AWS Libfabric", found)
