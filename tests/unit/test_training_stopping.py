@@ -1,0 +1,84 @@
+"""A signal between two steps: a state, no seal, and the next attempt has the losses of a run that was never stopped."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from tests.corpora import Lab, make_run
+from tokenscale.parallel.world import World
+from tokenscale.records.provenance import sealed
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
+from tokenscale.training import loop
+from tokenscale.training.stopping import Interrupted, Signals
+
+WORLD = World(0, 1, 0, torch.device("cpu"))
+TEXTS = ["a run that is told to stop writes what it has and goes on from there another time " * n for n in range(1, 30)]
+
+SETTINGS = {
+    "model": PRESETS["llama-micro"],
+    "global_batch": 4,
+    "micro_batch": 2,
+    "schedule": ScheduleSettings(warmup_steps=1),
+    "validation": ValidationSettings(rows=4),
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, validation_share=0.2)
+
+
+def losses(directory, attempt):
+    lines = (directory / f"attempt={attempt:02d}/rank=00000/steps.jsonl").read_text().splitlines()
+    return {line["step"]: line["loss_sum"] for line in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab, tmp_path, monkeypatch, number):
+    run = make_run("packed", 32, budget=BudgetSettings(steps=6), **SETTINGS)
+    loop.train(run, lab.inputs(run), tmp_path / "whole", WORLD)
+    step = loop.Training.step
+
+    def told(training):
+        if training.done == 2:
+            os.kill(os.getpid(), number)
+        return step(training)
+
+    monkeypatch.setattr(loop.Training, "step", told)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as stopped:
+        loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
+    monkeypatch.undo()
+    assert stopped.value.step == 3 and signal.getsignal(number) is before
+    assert sealed(tmp_path / "run/run.json") is None
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["step"]) == ("interrupted", 3)
+    loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 1)
+    assert losses(tmp_path / "run", 0) | losses(tmp_path / "run", 1) == losses(tmp_path / "whole", 0)
+    assert sorted(losses(tmp_path / "run", 1)) == [3, 4, 5]
+
+
+def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypatch):
+    run = make_run("packed", 32, budget=BudgetSettings(steps=3), **SETTINGS)
+    step = loop.Training.step
+
+    def told(training):
+        if training.done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(training)
+
+    monkeypatch.setattr(loop.Training, "step", told)
+    loop.train(run, lab.inputs(run), tmp_path, WORLD)
+    assert sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
+
+
+def test_a_second_interrupt_of_a_terminal_ends_at_once():
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.told == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
