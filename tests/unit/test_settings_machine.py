@@ -1,5 +1,6 @@
 """The files of profiles: machines, the container of Alps with the image that it is built from, and what users copy."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -8,10 +9,9 @@ import pytest
 import yaml
 
 from tests.unit.test_packaging import project, split
-from tokenscale.errors import UserError
 from tokenscale.launch import processes
 from tokenscale.records import provenance
-from tokenscale.settings import machine
+from tokenscale.settings import machine, profile
 from tokenscale.settings.geometry import geometry
 
 ROOT = Path(__file__).parents[2]
@@ -127,3 +127,70 @@ def test_the_image_checks_the_bounds_of_pyproject():
             high, low = (tuple(int(n) for n in b.strip("<>=").split(".")) for b in bounds.split(","))
             high = high if len(high) > 1 else (*high, 0)
             assert f"{low} <= of({name}.__version__) < {high}" in program
+
+
+# -- what users copy
+
+
+def shown(readme, folder):
+    """The files of a profile that a README shows: {name: text}."""
+    blocks = re.findall(rf"```\w+\n(# profiles/{folder}/([\w.]+)\n.+?)```", (ROOT / readme).read_text(), re.S)
+    return {name: text for text, name in blocks}
+
+
+@pytest.mark.parametrize(
+    "readme, folder",
+    [("README.md", "mine"), ("profiles/alps/README.md", "mine"), ("profiles/alps/README.md", "alps-debug")],
+)
+def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path):
+    files = shown(readme, folder)
+    ours, changed = yaml.safe_load((ALPS / "config.yaml").read_text()), yaml.safe_load(files["config.yaml"])
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.yaml").write_text(yaml.safe_dump(ours | changed))
+    values = profile.configuration(folder, tmp_path)
+    assert values["machine"] == f"profiles/{folder}/machine.toml" and values["scale"] in ("demo", "alps")
+    for name in ("default-resources", "set-threads"):  # what replaces a map has all of it
+        assert set(changed.get(name, ours[name])) == set(ours[name])
+    lines = tomllib.loads(files["machine.toml"])
+    stated = lines if "name" in lines else tomllib.loads((ALPS / "machine.toml").read_text()) | lines
+    flat = {key: value for key, value in stated.items() if key != "environment"}
+    (tmp_path / "machine.toml").write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in flat.items()))
+    found = machine.load(tmp_path / "machine.toml")
+    assert found.starter == "srun" and found.name == (folder if "name" in lines else "alps")
+    if folder == "alps-debug":
+        # 4 nodes for as long as one job may have them
+        assert found.minutes == changed["default-resources"]["runtime"] <= 90 / 4
+
+
+def test_from_login_to_report_takes_ten_steps():
+    text = (ALPS / "README.md").read_text().split("## From login to the first report")[1].split("\n## ")[0]
+    assert [int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)] == list(range(1, 11))
+
+
+MAPS = {
+    "default-resources": {"slurm_account": "$A", "runtime": 5},
+    "set-resources": {"train": {"mem_mb": 7, "runtime": 5}, "pretokenize": {"mem_mb": 7}},
+    "set-threads": ["train=2", "pretokenize=2"],
+}
+
+
+@pytest.mark.parametrize(
+    "used, lost",
+    [
+        ({}, {}),
+        ({"default-resources": {"runtime": 9}}, {"default-resources": ["slurm_account"]}),
+        ({"default-resources": {"runtime": 9, "slurm_account": "g1", "gpu": 1}}, {}),
+        ({"set-resources": {"train": {"runtime": 9}}}, {"set-resources": ["train:mem_mb"]}),
+        ({"set-threads": {"pretokenize": 1}}, {"set-threads": ["train"]}),
+        ({"set-threads": {"train": 1}}, {}),  # of the rules that are submitted
+    ],
+)
+@pytest.mark.parametrize("named", ["option", "joined", "variable", "nobody", "elsewhere"])
+def test_what_an_option_took_away_from_the_profile_is_known(used, lost, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profiles/p").mkdir(parents=True)
+    (tmp_path / "profiles/p/config.yaml").write_text(yaml.safe_dump(MAPS))
+    argv = {"option": ["--profile", "p"], "joined": ["--profile=profiles/p"], "elsewhere": ["--profile", "q"]}
+    environment = {"SNAKEMAKE_PROFILE": "profiles/p"} if named == "variable" else {}
+    found = profile.taken_away({**MAPS, **used}, {"train"}, ["snakemake", *argv.get(named, []), "-n"], environment)
+    assert found == ({} if named in ("nobody", "elsewhere") else lost)

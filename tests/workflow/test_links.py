@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.workflow.conftest import ROOT
+
 pytestmark = pytest.mark.workflow
 
 
@@ -36,7 +38,9 @@ def status(project, *options):
     return done.stdout
 
 
-@pytest.mark.parametrize("names", [["results"], ["results/tokens"], ["results/corpus", "results/tokens"]])
+@pytest.mark.parametrize(
+    "names", [["results"], ["results/tokens"], ["results/runs"], ["results/corpus", "results/tokens"]]
+)
 def test_folders_that_became_links_rerun_nothing_and_stay_links(copy, names):
     links = linked(copy, *names)
     assert copy.planned() == {}
@@ -79,3 +83,11 @@ def test_the_profile_of_alps_plans_the_same_where_results_are_a_link(copy):
         x for x in before.splitlines() if x.startswith(("rule ", "total"))
     ]
     assert kept(links)
+
+
+def test_git_ignores_results_that_are_a_link(tmp_path):
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "elsewhere")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    assert subprocess.run(["git", "check-ignore", "--quiet", "results"], cwd=tmp_path).returncode == 0
