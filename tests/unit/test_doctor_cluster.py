@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from tests.machines import asked, program
+from tests.machines import ROOT, asked, program
 from tokenscale.diagnosis import cluster, machine
 
 
 @pytest.fixture
 def programs(monkeypatch, tmp_path):
-    for name in ("SLURM_JOB_ID", "ALPS_ACCOUNT"):
+    for name in ("SLURM_JOB_ID", "ALPS_ACCOUNT", "SCRATCH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("srun", "squeue"):
@@ -55,3 +55,16 @@ def test_a_program_that_hangs_is_given_up(tmp_path):
         "no answer within 0.5 s",
     )
     assert machine.output_of([str(tmp_path / "none")])[0] is None
+
+
+def test_the_image_of_trainings_is_missed_where_it_should_be(programs, monkeypatch, tmp_path):
+    """profiles/alps/train.toml says where; without SCRATCH this is another cluster."""
+    monkeypatch.chdir(ROOT)
+    assert cluster.slurm(asked()).verdict == "ok"
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    found = cluster.slurm(asked())
+    assert found.verdict == "note" and f"{tmp_path}/ce-images/" in found.fact and "step 5" in found.next
+    image = cluster.missing_image()
+    (tmp_path / "ce-images").mkdir()
+    (tmp_path / image).touch()
+    assert cluster.slurm(asked()).verdict == "ok"

@@ -1,11 +1,16 @@
 """The check of SLURM."""
 
 import os
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 from tokenscale.diagnosis.finding import Asked, Finding, noted
 from tokenscale.diagnosis.machine import output_of
+
+#: the container of trainings on Alps
+CONTAINER = Path("profiles/alps/train.toml")
 
 
 def slurm(asked: Asked) -> Finding:
@@ -32,6 +37,8 @@ def slurm(asked: Asked) -> Finding:
     notes = []
     if not account:
         notes.append(("ALPS_ACCOUNT is not set", "export ALPS_ACCOUNT=<project>"))
+    elif image := missing_image():
+        notes.append((f"the image of trainings is missing: {image}", "build it: profiles/alps/README.md, step 5"))
     if output_of(["sacct", "-X", "--noheader", "--format=JobIdRaw"])[0] != 0:
         notes.append(
             ("sacct gives no answer: Snakemake would wait for ever", "snakemake --slurm-status-command squeue")
@@ -39,3 +46,11 @@ def slurm(asked: Asked) -> Finding:
     if inside:
         notes.append(("Snakemake submits jobs of its own", "start it outside of a job"))
     return noted(fact, notes, values)
+
+
+def missing_image() -> str | None:
+    """The image that the container's file names, where it should be and is not: CSCS deletes what nobody touches."""
+    stated = re.search(r'^image = "(.+)"$', CONTAINER.read_text(), re.M) if CONTAINER.is_file() else None
+    path = os.path.expandvars(stated[1]) if stated else ""
+    # a variable without a value: this is not Alps; `#`: an address
+    return path if path and not set("$#") & set(path) and not Path(path).exists() else None
