@@ -158,8 +158,15 @@ def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path
     found = machine.load(tmp_path / "machine.toml")
     assert found.starter == "srun" and found.name == (folder if "name" in lines else "alps")
     if folder == "alps-debug":
-        # 4 nodes for as long as one job may have them
+        # 4 nodes for as long as one job may have them; one node, for rules that ask for longer
         assert found.minutes == changed["default-resources"]["runtime"] <= 90 / 4
+        rules = "".join(file.read_text() for file in (ROOT / "workflow/rules").glob("*.smk"))
+        long = {
+            name
+            for name, text in re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", rules, re.M | re.S)
+            if int((re.findall(r"runtime=(\d+)", text) or [0])[0]) > 90
+        }
+        assert long and {name: {"runtime": 60} for name in long} == changed["set-resources"]
 
 
 def test_from_login_to_report_takes_ten_steps():
