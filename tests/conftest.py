@@ -73,6 +73,7 @@ LONGEST = [
     "unit/test_figures.py",
     "workflow/test_workflow.py",
     "workflow/test_submission.py",
+    "workflow/test_links.py",
     "workflow/test_benchmark_workflow.py",
     "unit/test_export.py",
     "unit/test_formats_memory.py",
