@@ -1,6 +1,7 @@
 """Trainings on a real SLURM: any number of ranks on any number of nodes, and the report of a small experiment."""
 
 import json
+import re
 
 import pyarrow.parquet as parquet
 import pytest
@@ -44,3 +45,22 @@ def same(ours: list, theirs: list, what: str) -> None:
     """Equal; floats as far as another number of threads leaves them."""
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == (pytest.approx(other, rel=1e-5) if isinstance(mine, float) else other), what
+
+
+def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
+    """Each has a GPU of its own and says that it had company; Snakemake finds them done."""
+    project.change("long", layout={}, budget={"steps": 30})
+    path = project.root / "config/experiments/long.yaml"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"factors": {"seed": [0, 1, 2, 3]}}))
+    planned = project.snakemake("-n", "runs", "--config", "experiments=long")
+    ids = sorted(set(re.findall(r"train (\S+-w1-[0-9a-f]{10})", planned)))
+    said = project.tokenscale("launch", *ids, "--profile", "slurm-test", "--sbatch", "job.sh")
+    assert said.strip() == "sbatch job.sh"
+    job = project.cluster.run("sbatch", "--parsable", "job.sh", cwd=project.root).stdout.strip()
+    project.until(lambda: len([*project.root.glob("results/runs/*/done.json")]) == 4, 180)
+    assert project.cluster.wait_for(job, "COMPLETED")["state"] == "COMPLETED"
+    records = [json.loads((folder / "run.json").read_text()) for folder in project.runs().values()]
+    assert {record["launch"]["share"] for record in records} == {4}
+    assert sorted(record["environment"]["CUDA_VISIBLE_DEVICES"] for record in records) == ["0", "1", "2", "3"]
+    assert len({tuple(record["hardware"]["nodes"]) for record in records}) == 1
+    assert "Nothing to be done" in project.snakemake("runs", "--config", "experiments=long")

@@ -51,6 +51,8 @@ def check(
     invalid += _world(run, events)
     suspect += _monotone(raw)
     suspect += _event_order(run, events)
+    if (run.get("share") or 1) > 1:
+        suspect.append(f"{run['share']} runs had its node at once: its times are not those of a run alone")
     red = run["quarantined"] - run["quarantined_benign"]
     if red:
         suspect.append(f"{red} broken log line{'s' * (red > 1)} that no killed process explains")

@@ -33,34 +33,39 @@ def stated(run: str, output: Path | None, site: str | None, manifests: dict[str,
     return Request(RunSettings.from_json(run), output, manifests, machines.load(site), site)
 
 
-def named(run_id: str | None, profile: str | None, config: str) -> Request:
-    """From the id of a run in any experiment, at a profile's scale and for its machine."""
+def named(run_ids: list[str], profile: str | None, config: str) -> list[Request]:
+    """From ids of runs in any experiment, at a profile's scale and for its machine."""
     from tokenscale.settings import config as configuration
     from tokenscale.settings import profile as profiles
     from tokenscale.settings.manifests import done, manifests_of
 
-    if run_id is None:
+    if not run_ids:
         raise UserError("no run is named.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
     overrides = profiles.configuration(profile) if profile else {}
     settings = configuration.load(config, overrides=overrides)
     runs = settings.all_runs(list(settings.available))
-    if run_id not in runs:
-        near = nearest(run_id, runs)
-        raise UserError(
-            f"no experiment has a run {run_id}.",
-            scale=settings.settings.scale,
-            next=f"did you mean {near}?" if near else "`snakemake -n runs` lists ids; --profile chooses another scale",
+    for run_id in run_ids:
+        if run_id not in runs:
+            near = nearest(run_id, runs)
+            lists = "`snakemake -n runs` lists ids; --profile chooses another scale"
+            raise UserError(
+                f"no experiment has a run {run_id}.",
+                scale=settings.settings.scale,
+                next=f"did you mean {near}?" if near else lists,
+            )
+    says = profiles.read(profile)[1] if profile else {}
+    return [
+        Request(
+            runs[run_id].settings,
+            Path(done(run_id)),
+            {role: Path(path) for role, path in manifests_of(runs[run_id].settings).items()},
+            settings.machine,
+            settings.settings.machine,
+            says,
+            profile,
         )
-    run = runs[run_id].settings
-    return Request(
-        run,
-        Path(done(run_id)),
-        {role: Path(path) for role, path in manifests_of(run).items()},
-        settings.machine,
-        settings.settings.machine,
-        profiles.read(profile)[1] if profile else {},
-        profile,
-    )
+        for run_id in run_ids
+    ]
 
 
 def printed(request: Request, share: int) -> str:
@@ -69,17 +74,20 @@ def printed(request: Request, share: int) -> str:
     return launch.printed(request.manifests)
 
 
-def written(request: Request, file: Path, share: int) -> str:
-    """Write the run's job script to a file; returns what to do with it."""
+def written(requests: list[Request], file: Path) -> str:
+    """Write a job script for the runs, which share its node where there are several; returns what to do with it."""
     from tokenscale.launch import submission
 
-    words = ["launch", "--run", request.run.to_json(), "--site", request.site or "", "--share", str(share)]
-    words += ["--output", str(request.output)]
-    for role, path in request.manifests.items():
-        words += [f"--{role.replace('_', '-')}", str(path)]
-    manifests = [str(path) for path in request.manifests.values()]
-    text = submission.script(request.run, request.machine, request.profile or {}, words, manifests)
-    write_text(file, text)
+    request, launches = requests[0], []
+    for each in requests:
+        words = ["launch", "--run", each.run.to_json(), "--site", each.site or "", "--share", str(len(requests))]
+        words += ["--output", str(each.output)]
+        for role, path in each.manifests.items():
+            words += [f"--{role.replace('_', '-')}", str(path)]
+        launches.append(words)
+    manifests = list(dict.fromkeys(str(path) for each in requests for path in each.manifests.values()))
+    runs = [each.run for each in requests]
+    write_text(file, submission.script(runs, request.machine, request.profile or {}, launches, manifests))
     Path(submission.LOGS).mkdir(parents=True, exist_ok=True)  # sbatch makes no folders, and says nothing of it
     missing = [manifest for manifest in manifests if not Path(manifest).is_file()]
     profile = f"--profile {request.profile_name} " if request.profile_name else ""

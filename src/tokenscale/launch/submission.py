@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError
-from tokenscale.settings.geometry import geometry
+from tokenscale.settings.geometry import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
@@ -33,9 +33,8 @@ class SubmittedJob:
         self.resources, self.threads = Asked(resources), threads
 
 
-def resources_of(run: RunSettings, machine: Machine, profile: dict[str, Any]) -> dict[str, Any]:
+def resources_of(shape: Geometry, machine: Machine, profile: dict[str, Any]) -> dict[str, Any]:
     """What the rule asks for, with a profile's `default-resources` under it and its `set-resources` over it."""
-    shape = geometry(run.layout.world_size, machine.gpus_per_node)
     asked = {
         "mpi": "srun",
         "nodes": shape.nodes,
@@ -72,32 +71,51 @@ def options(resources: dict[str, Any], *, name: str, comment: str, log: str, dir
     return shlex.split(get_submit_command(job, parameters) + set_gres_string(job))[1:]
 
 
-def script(run: RunSettings, machine: Machine, profile: dict[str, Any], launch: list[str], manifests: list[str]) -> str:
-    """A whole job script: `launch` are the words of the launcher's command, `manifests` what must be there before."""
+def script(
+    runs: list[RunSettings], machine: Machine, profile: dict[str, Any], launches: list[list[str]], manifests: list[str]
+) -> str:
+    """A whole job script: `launches` are the words of each run's launcher, `manifests` what must be there before.
+
+    Several runs of one rank are in one job of one node, side by side. Raises UserError for runs that cannot be.
+    """
     if machine.starter != "srun":
         raise UserError(
             "this machine has no SLURM to submit to.", machine=machine.name, next="--profile alps, or another cluster's"
         )
-    here = Path.cwd()
-    resources = resources_of(run, machine, profile)
+    sizes = [run.layout.world_size for run in runs]
+    if len(runs) > 1 and (max(sizes) > 1 or len(runs) > machine.gpus_per_node):
+        raise UserError(
+            "these runs cannot share a node.",
+            found=f"{len(runs)} runs of {', '.join(map(str, sizes))} ranks",
+            expected=f"runs of one rank, {machine.gpus_per_node} at most",
+            next="a script for each",
+        )
+    here, name = Path.cwd(), "+".join(run.identity for run in runs)
+    # side by side they ask for what a run of as many ranks asks for
+    shape = geometry(sum(sizes), machine.gpus_per_node)
     words = options(
-        resources,
-        name=f"tokenscale_{run.identity}",
-        comment=f"rule_{RULE}_wildcards_{run.identity}",
+        resources_of(shape, machine, profile),
+        name=f"tokenscale_{runs[0].identity}",
+        comment=f"rule_{RULE}_wildcards_{name}",
         log=str(here / LOGS / "%j.log"),
         directory=str(here),
     )
-    shape = geometry(run.layout.world_size, machine.gpus_per_node)
+    commands = [shlex.join([sys.executable, "-m", "tokenscale", *launch]) for launch in launches]
+    if len(runs) > 1:
+        commands = [f"{command} &\npids+=($!)" for command in commands]
+        commands = ["pids=()", *commands, "code=0", 'for pid in "${pids[@]}"; do wait "$pid" || code=$?; done']
+        commands += ["exit $code"]
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {option}" for option in _pairs(words) if option != "--parsable"),
         "#SBATCH --no-requeue",
-        f"# {run.identity}: {shape.nodes} x {shape.ranks_per_node} ranks on {machine.name}.",
-        "# Stopped by its time limit, it goes on where it was when it is submitted again. Must be there before:",
+        *(f"# {run.identity}" for run in runs),
+        f"# {shape.nodes} x {shape.ranks_per_node} ranks on {machine.name}. A run that its time limit stops goes on",
+        "# where it was when this is submitted again. Must be there before:",
         *(f"#   {manifest}" for manifest in manifests),
         "set -euo pipefail",
         f"cd {shlex.quote(str(here))}",
-        shlex.join([sys.executable, "-m", "tokenscale", *launch]),
+        *commands,
     ]
     return "\n".join(lines) + "\n"
 

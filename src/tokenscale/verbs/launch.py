@@ -9,10 +9,15 @@ ROLES = ("corpus", "tokenizer", "store", "validation_store")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A run by its id, as `plan` lists them; or everything by hand, as the rule does it."""
     parser.usage = (
-        "%(prog)s RUN_ID [--profile alps] [--print | --sbatch FILE]\n"
+        "%(prog)s RUN_ID … [--profile alps] [--print | --sbatch FILE]\n"
         "       %(prog)s --run JSON --output FILE [--site FILE] [--store FILE …] [--print]"
     )
-    parser.add_argument("run_id", nargs="?", metavar="RUN_ID", help="a run of an experiment, by its id")
+    parser.add_argument(
+        "run_id",
+        nargs="*",
+        metavar="RUN_ID",
+        help="a run of an experiment; with --sbatch several of one rank: one node",
+    )
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")
@@ -31,16 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Hand over to `commands.launch`."""
     from tokenscale.commands import launch
+    from tokenscale.errors import UserError
 
     if arguments.run is None:
-        request = launch.named(arguments.run_id, arguments.profile, arguments.config)
+        requests = launch.named(arguments.run_id, arguments.profile, arguments.config)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-        request = launch.stated(arguments.run, arguments.output, arguments.site, manifests)
-    if arguments.print:
-        print(launch.printed(request, arguments.share))
-        return 0
+        requests = [launch.stated(arguments.run, arguments.output, arguments.site, manifests)]
     if arguments.sbatch is not None:
-        print(launch.written(request, arguments.sbatch, arguments.share))
+        print(launch.written(requests, arguments.sbatch))
         return 0
-    return launch.start(request, arguments.share)
+    if len(requests) > 1:
+        raise UserError("one run is launched at a time.", found=len(requests), next="--sbatch FILE for one shared node")
+    if arguments.print:
+        print(launch.printed(requests[0], arguments.share))
+        return 0
+    return launch.start(requests[0], arguments.share)
