@@ -76,6 +76,41 @@ def test_a_whole_run_is_valid_and_fully_counted(tmp_path):
     assert len(rows(tables, "quarantine")) == 0
 
 
+def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
+    """What a launcher leaves for an attempt in a SLURM job."""
+    log = f"results/logs/slurm/rule_train/{job}.log"
+    found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": log}
+    record = {"digest": "d" * 64, "launch": {"machine": "alps", "share": 1, "job": found, **launch}}
+    write_json(runs / run.identity / f"attempt={attempt:02d}" / "attempt.json", record)
+
+
+def test_jobs_nodes_and_the_wait_of_all_attempts_are_in_the_table(tmp_path):
+    run = logs.settings(steps=10)
+    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
+    launched(tmp_path / "runs", run, 0, "45")
+    launched(tmp_path / "runs", run, 1, "51")
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert (row["machine"], row["node_names"], row["job_ids"], row["queue_s"]) == ("alps", "nid1, nid2", "45, 51", 60)
+    assert row["slurm_logs"].split(", ")[1] == "results/logs/slurm/rule_train/51.log"
+    assert row["validity"] == "valid"
+
+
+def test_a_run_that_shared_its_node_is_suspect(tmp_path):
+    run = logs.settings(steps=3)
+    logs.write_run(tmp_path / "runs", run)
+    launched(tmp_path / "runs", run, 0, "45", share=4)
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert row["validity"] == "suspect" and "4 runs had its node at once" in row["reasons"]
+
+
+def test_a_launchers_record_that_is_damaged_says_nothing(tmp_path):
+    run = logs.settings(steps=3)
+    logs.write_run(tmp_path / "runs", run)
+    (tmp_path / "runs" / run.identity / "attempt=00/attempt.json").write_text('{"launch": ')
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert row["validity"] == "valid" and row["job_ids"] is None
+
+
 def test_the_latest_attempt_wins_step_by_step(tmp_path):
     run = logs.settings(world_size=2, steps=10)
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
