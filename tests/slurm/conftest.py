@@ -49,3 +49,19 @@ def project(made, cluster, tmp_path):
 def local(made, tmp_path_factory):
     """Another copy, for the local profile."""
     return copy_of(made, tmp_path_factory.mktemp("local"))
+
+
+MEASURED: list[str] = []
+
+
+@pytest.fixture
+def measured():
+    """Tells a figure, which the end of the session prints."""
+    return MEASURED.append
+
+
+def pytest_terminal_summary(terminalreporter):
+    if MEASURED:
+        terminalreporter.section("measured")
+        for line in MEASURED:
+            terminalreporter.line(line)

@@ -1,5 +1,6 @@
 """A run on a machine: the command that starts its ranks, what it says, and the going."""
 
+import os
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Launch:
             self._check_nodes()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
+            print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
             with open(self.outputs(attempt) / failure.SRUN, "w") as said:
                 return ranks.run([(argv, base | variables)], stderr=said)
         return ranks.run([(argv, base | variables)])
@@ -131,3 +133,9 @@ class Launch:
                 job=f"{self.job.id} has {', '.join(self.job.nodes)}",
                 next="leave `nodes` to the rule, or ask for as many",
             )
+
+
+def _age_s() -> float:
+    """Seconds since this process was started, Python and imports included. Linux, as SLURM's nodes are."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
