@@ -143,6 +143,15 @@ def test_the_citation_is_of_this_version_and_licence():
     assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
 
 
+def test_every_row_of_the_readmes_faults_is_a_test():
+    table = (ROOT / "README.md").read_text().split("<!-- faults -->")[1]
+    rows = [line.split(" | ") for line in table.strip().splitlines()[2:]]
+    named = [re.fullmatch(r"`(tests/[^`:]+\.py)(?:::(\w+))?` \|", row[-1]) for row in rows]
+    assert len(named) > 12 and all(named), rows[named.index(None)] if None in named else rows
+    for found in named:
+        assert f"def {found[2] or 'test_'}" in (ROOT / found[1]).read_text(), found[0]
+
+
 def commands_of_ci():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     (job,) = workflow["jobs"].values()

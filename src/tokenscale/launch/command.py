@@ -96,7 +96,6 @@ class Launch:
         else:
             # what the job was asked for is not for the step, whose geometry is spelled out
             base = {n: v for n, v in base.items() if n in KEPT or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
-            self._check_nodes()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
@@ -118,7 +117,10 @@ class Launch:
         lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
         return "\n".join([*lines, shlex.join(argv)])
 
-    def _check_nodes(self) -> None:
+    def check(self) -> None:
+        """Raise UserError where srun would have no job, or one that is too small, before anything is made for it."""
+        if self.machine.starter != "srun":
+            return
         shape = self.shape
         if self.job is None:
             raise UserError(

@@ -46,7 +46,8 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"Requested time limit is invalid|Time limit specification required",
         "the job asks for more time than its partition allows",
-        "a shorter `runtime` (minutes) in the profile's set-resources; `sinfo -o '%P %l'` shows the limits",
+        "a smaller `minutes` in machine.toml (trainings) or `runtime` in the profile; `sinfo -o '%P %l'` shows the"
+        " limits",
     ),
     (
         r"Requested node configuration is not available|Memory specification can not be satisfied"
@@ -89,7 +90,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         r"oom[-_]kill|OOM[- ]Kill|Out Of Memory|^state OUT_OF_MEMORY|[Ee]xceeded (?:job |step |virtual )?memory limit"
         r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory",
         "the node's main memory, or the job's share of it, was full",
-        "a larger mem_mb in the profile's set-resources, or fewer runs on one node",
+        "a larger memory_mb in machine.toml (trainings) or mem_mb in the profile, or fewer runs on one node",
     ),
     (
         r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",

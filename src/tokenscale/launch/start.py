@@ -63,6 +63,7 @@ def start(
     """
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=job_of(machine))
+    launched.check()
     with opened(run, output, manifests, launch=launched.record(), wait=wait) as (identity, attempt):
         if attempt is None:
             return 0

@@ -9,6 +9,7 @@ from tokenscale.files import canonical_json, write_text
 from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
@@ -19,6 +20,7 @@ SECTIONS = (
     ("config.yaml", "", ConfigFile),
     ("config.yaml: a corpus", "corpora.NAME.", CorpusSettings),
     ("config.yaml: a tokenizer", "tokenizers.NAME.", TokenizerSettings),
+    ("machine.toml, the file that `machine` names", "", Machine),
     ("experiments/NAME.yaml", "", Experiment),
     ("experiments/NAME.yaml: a run", "runs.", RunSettings),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),
@@ -63,7 +65,8 @@ def update(path: Path) -> None:
 def _rows(cls: type, prefix: str, by_name: bool = False):
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        if field.name in ("name", "repeat", "learnt_from"):  # the key itself; set by `repeats`; filled in
+        # the key itself; set by `repeats`; filled in
+        if field.name in ("repeat", "learnt_from") or (field.name == "name" and cls is not Machine):
             continue
         hint, key = hints[field.name], f"`{prefix}{field.name}`"
         text = field.metadata["description"].replace("|", "\\|")
