@@ -39,7 +39,7 @@ def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out
     lines = error.facts["largest"].splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["large", "middle", "small"]
     assert lines[0].split()[1] == "40.0" and lines[-1] == "and 2 more experiments: 1.0"
-    assert "budget: {node_hours: 70}" in error.facts["next"] and "--configfile" in error.facts["next"]
+    assert "--config 'budget={node_hours: 70}'" in error.facts["next"]
 
 
 def test_nothing_is_free_in_a_budget_of_nothing():

@@ -122,7 +122,7 @@ def test_a_plan_over_the_budget_says_so_and_what_to_write(project, capsys):
     (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
     *_, said, _, line = printed(capsys, "--profile", "box")
     assert "0.1 node-hours: over the budget of 0.05" in said
-    assert line == "    budget: {node_hours: 10}"
+    assert line == "    --config 'budget={node_hours: 10}'"
 
 
 def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, capsys):

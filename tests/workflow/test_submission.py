@@ -68,7 +68,7 @@ def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster)
     code, text, calls = submit(cluster)
     assert (code, calls) == (2, []), text
     assert refusals(text) == ["tokenscale: the runs need more node-hours than the budget allows."]
-    assert re.search(r"largest +ways +[0-9,]+\.\d\n", text) and "budget: {node_hours: " in text
+    assert re.search(r"largest +ways +[0-9,]+\.\d\n", text) and "budget={node_hours: " in text
     assert "Traceback" not in text and unlocked(cluster) and kept.exists()
 
 

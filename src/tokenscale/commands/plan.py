@@ -124,8 +124,8 @@ def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
         said += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
     yield f"  {len(left):,} runs are left to do, {needed:,.1f} node-hours: {said}"
     if not kept:
-        yield "  submitting them is refused: a larger budget is a line of the configuration, such as"
-        yield f"    {larger(needed)}"
+        yield "  submitting them is refused; Snakemake is told of a larger budget by"
+        yield f"    --config '{larger(needed)}'"
 
 
 def _size(count: int) -> str:

@@ -72,17 +72,15 @@ def over_budget(hours: Mapping[str, float], node_hours: float, unknown: int = 0)
         needed=f"{needed:,.1f} node-hours (estimated)" + (f", and {unknown} runs of unknown hours" if unknown else ""),
         budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
-        next=f"{larger(needed)}   in config.yaml, or in a file of its own: --configfile FILE\n"
+        next=f"--config '{larger(needed)}', or the same key in config.yaml;\n"
         "or run fewer: `python -m tokenscale plan` prints what each experiment takes",
     )
 
 
 def larger(needed: float) -> str:
-    """The key for config.yaml, or a file of one's own, that allows so many node-hours.
-
-    Not `--config`: on the command line it replaces a profile's `config:`, and with it the scale and the machine.
+    """What allows so many node-hours, behind `--config`.
 
     >>> larger(123.4)
-    'budget: {node_hours: 130}'
+    'budget={node_hours: 130}'
     """
-    return f"budget: {{node_hours: {-(-math.ceil(needed) // 10) * 10}}}"
+    return f"budget={{node_hours: {-(-math.ceil(needed) // 10) * 10}}}"
