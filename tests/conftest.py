@@ -29,6 +29,7 @@ ROOMS_OF = {
     "distributed/test_layout_checkpoints.py": ["parallel", "training"],
     "distributed/test_memory.py": ["costs", "training", "parallel"],
     "distributed/test_parity.py": ["parallel"],
+    "distributed/test_starters.py": ["launch", "parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
     "faults/": ["training", "launch"],
@@ -82,6 +83,7 @@ LONGEST = [
     "workflow/test_archive.py",
     "distributed/test_layout_checkpoints.py",
     "distributed/test_memory.py",
+    "distributed/test_starters.py",
     "distributed/test_communication.py",
 ]
 

@@ -17,7 +17,8 @@ def rank_argv(
     """The command of one rank; all ranks of a run have the same. `run` is its settings as canonical JSON."""
     # in a container Python is the container's, whatever this one is
     python = machine.python or ("python" if machine.container else sys.executable)
-    argv = [python, "-m", "tokenscale", "rank", "--run", run, "--directory", str(directory), "--attempt", str(attempt)]
+    argv = [python, "-m", "tokenscale", "rank", "--settings", run]
+    argv += ["--directory", str(directory), "--attempt", str(attempt)]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]
     if machine.starter == "srun":

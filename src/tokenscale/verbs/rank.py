@@ -11,7 +11,8 @@ SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Paths are those of manifests; what lies beside them is read."""
-    parser.add_argument("--run", required=True, help="the run's settings as canonical JSON")
+    # not `--run`: torchrun takes that for an abbreviation of an option of its own
+    parser.add_argument("--settings", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
     parser.add_argument(
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     def folder(manifest: Path | None) -> Path | None:
         return manifest.parent if manifest else None
 
-    settings = RunSettings.from_json(arguments.run)
+    settings = RunSettings.from_json(arguments.settings)
     inputs = Inputs(
         corpus=folder(arguments.corpus),
         tokenizer=folder(arguments.tokenizer),

@@ -1,0 +1,106 @@
+"""A run on a machine: what would be started, by whom, and what a failed srun left."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tokenscale.errors import UserError
+from tokenscale.launch import failure
+from tokenscale.launch.command import Launch
+from tokenscale.launch.job import Job
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.machine import Machine, load
+from tokenscale.settings.run import RunSettings
+
+RUN = RunSettings(layout=LayoutSettings(data=8), global_batch=8)
+SRUN = Machine(name="m", starter="srun", gpus_per_node=4, cores_per_rank=8)
+JOB = Job("45", ("nid1", "nid2"), "10.0.0.7", "normal", 10.0, 40.0, 0, "/elsewhere/45.log")
+
+
+def test_here_every_rank_is_a_process_of_its_own():
+    argv, variables = Launch(RUN, Machine(environment={"A": "1"}), Path("d")).command(0, {"store": Path("s.json")})
+    assert argv[1:4] == ["-m", "tokenscale", "rank"] and argv[-2:] == ["--store", "s.json"] and variables == {"A": "1"}
+
+
+def test_torchrun_starts_the_same_command_as_a_module():
+    argv, _ = Launch(RUN, Machine(starter="torchrun"), Path("d")).command(0, {})
+    assert argv[1:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8"]
+    assert argv[argv.index("-m", 2) + 1 :][:2] == ["tokenscale", "rank"]
+
+
+def test_srun_is_told_where_ranks_meet_by_its_job():
+    argv, variables = Launch(RUN, SRUN, Path("d"), job=JOB).command(3, {})
+    assert argv[0] == "srun" and "--output=d/attempt=03/output/rank=%5t.log" in argv
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.7", "20045")
+    assert variables["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_machines_own_variables_win_and_nccl_must_talk_over_its_network():
+    machine = Machine(starter="srun", gpus_per_node=4, network="AWS Libfabric", environment={"OMP_NUM_THREADS": "4"})
+    _, variables = Launch(RUN, machine, Path("d"), job=JOB).command(0, {})
+    assert variables["OMP_NUM_THREADS"] == "4" and variables["NCCL_NET"] == "AWS Libfabric"
+    assert variables["NCCL_DEBUG_FILE"] == "d/attempt=00/output/nccl.%h.%p.log"
+
+
+def test_variables_by_local_rank_reach_the_ranks_command():
+    machine = Machine(environment_by_local_rank={"NCCL_IB_HCA": ("mlx5_0", "mlx5_1")})
+    argv, _ = Launch(RUN, machine, Path("d")).command(0, {})
+    assert argv[argv.index("--by-local-rank") + 1] == '{"NCCL_IB_HCA":["mlx5_0","mlx5_1"]}'
+
+
+@pytest.mark.parametrize("machine", [Machine(), Machine(starter="torchrun"), SRUN])
+def test_what_is_printed_is_a_command_of_a_shell(machine):
+    lines = Launch(RUN, machine, Path("d")).printed({}).splitlines()
+    assert all(line.endswith(" \\") for line in lines[:-1]) and "tokenscale" in shlex.split(lines[-1])
+
+
+@pytest.mark.parametrize(
+    "job, said", [(None, "in no SLURM job"), (Job("45", ("nid1",), "", "", 0, 0, 0, None), "fewer")]
+)
+def test_without_a_job_that_is_large_enough_nothing_begins(job, said):
+    with pytest.raises(UserError, match=said):
+        Launch(RUN, SRUN, Path("d"), job=job).check()
+    Launch(RUN, SRUN, Path("d"), job=JOB).check()
+
+
+def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
+    found = Launch(RUN, SRUN, Path("d"), share=1, job=JOB).record()
+    assert found["machine"] == "m" and found["job"]["queue_s"] == 30.0 and found["job"]["nodes"] == ["nid1", "nid2"]
+    assert Launch(RUN, Machine(), Path("d")).record() == {"machine": "this machine", "starter": "here", "share": 1}
+
+
+def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):
+    (tmp_path / "rank=00005.log").write_text("step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n")
+    (tmp_path / "rank=00000.log").write_text("RuntimeError: Connection closed by peer\n")
+    (tmp_path / failure.SRUN).write_text(
+        "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
+        "srun: error: nid1: tasks 0-3: Killed\n"
+    )
+    text = failure.told(tmp_path)
+    assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
+    assert "a GPU's memory was full" in text and "closed by peer" not in text
+
+
+def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
+    (tmp_path / failure.SRUN).write_text("srun: error: Unable to create step for job 45: More processors requested\n")
+    assert "did not run to their end" in failure.told(tmp_path) and "More processors" in failure.told(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("starter = 'srun'", "gpus_per_node"),
+        ("container = 'a.toml'", "only srun enters containers"),
+        ("gpus_per_nod = 4", "did you mean 'gpus_per_node'"),
+        ("gpus_per_node = 4\n[environment_by_local_rank]\nA = ['1']", "1 values for 4 ranks"),
+        ("minutes = 5\nsignal_s = 300", "300 s are no part of 5 minutes"),
+        ("gpus_per_node = ", "not readable TOML"),
+    ],
+)
+def test_a_wrong_machine_is_one_message(tmp_path, text, said):
+    (tmp_path / "m.toml").write_text(text)
+    with pytest.raises(UserError, match=said.replace("(", r"\(")):
+        load("m.toml", tmp_path)
+    with pytest.raises(UserError, match="missing"):
+        load("none.toml", tmp_path)
