@@ -111,7 +111,11 @@ def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
 @pytest.mark.parametrize(
     "profile, configuration",
     # what the profile says about the machine stays
-    [("profiles/local", []), ("alps", ["machine=profiles/alps/machine.toml"])],
+    [
+        ("profiles/local", []),
+        ("alps", ["machine=profiles/alps/machine.toml"]),
+        ("profiles/slurm-test", ["machine=profiles/slurm-test/machine.toml"]),
+    ],
 )
 def test_another_profile_reruns_nothing(shared, monkeypatch, profile, configuration):
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
