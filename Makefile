@@ -32,7 +32,7 @@ faults-test: $(READY)
 # jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
 slurm-test: $(READY)
 	@$(VENV)/bin/python -m tests.slurm.missing
-	$(VENV)/bin/python -m pytest --quiet tests/slurm
+	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/slurm
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

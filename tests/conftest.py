@@ -58,6 +58,8 @@ ROOMS_OF = {
 #: test files that take more than ten seconds, the longest first: `pytest -n 2 --dist loadfile --no-loadscope-reorder`
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
+    "slurm/test_long_jobs.py",
+    "slurm/test_trainings.py",
     "workflow/test_reruns.py",
     "distributed/test_parity.py",
     "distributed/test_study_commands.py",

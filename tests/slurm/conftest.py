@@ -51,17 +51,16 @@ def local(made, tmp_path_factory):
     return copy_of(made, tmp_path_factory.mktemp("local"))
 
 
-MEASURED: list[str] = []
-
-
 @pytest.fixture
-def measured():
-    """Tells a figure, which the end of the session prints."""
-    return MEASURED.append
+def measured(request):
+    """Tells a figure, which the end of the session prints, whichever worker found it."""
+    return lambda text: request.node.user_properties.append(("measured", text))
 
 
 def pytest_terminal_summary(terminalreporter):
-    if MEASURED:
+    reports = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
+    found = [text for report in reports for name, text in report.user_properties if name == "measured"]
+    if found:
         terminalreporter.section("measured")
-        for line in MEASURED:
+        for line in found:
             terminalreporter.line(line)

@@ -17,8 +17,8 @@ from tests.workflow.conftest import RUNS, Project, make_project
 POLLED = Path(__file__).with_name("polled.py")
 PROFILE = "profiles/slurm-test"
 PACKED = RUNS | {"approach": "packed", "global_batch": 16, "micro_batch": 1}
-#: a quarter of a minute, on whatever machine, and a state now and then
-LONG = PACKED | {"budget": {"wall_s": 15}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 50}}
+#: ten seconds of steps, on whatever machine, and a state now and then
+LONG = PACKED | {"budget": {"wall_s": 10}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 50}}
 EXPERIMENTS = {
     "sizes": {
         "question": "Do any number of GPUs compute what one computes?",

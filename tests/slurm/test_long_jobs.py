@@ -70,7 +70,7 @@ def test_a_cancelled_job_is_told_as_such_and_goes_on(project):
 def test_a_node_set_down_costs_an_attempt(project):
     """Its daemon lives, so that ranks are told first. What a node loses without a word is in tests/faults."""
     process = project.start("runs", "--config", "experiments=long")
-    project.until(lambda: project.step() > 60)
+    project.until(lambda: project.step() > 20)
     name, path = run_of(project)
     (job,) = project.jobs_of(name)
     project.cluster.set_node(job["nodes"], "down")  # it comes back by itself, as its daemon is there
