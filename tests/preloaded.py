@@ -1,9 +1,7 @@
 """What the server of forks.py has imported: packages only, since a copied project runs its own tokenscale."""
 # ruff: noqa: F401
 
-import ast
 import gc
-from pathlib import Path
 
 import docutils.core
 import numpy
@@ -22,7 +20,5 @@ import yte
 from snakemake.cli import get_argument_parser
 
 get_argument_parser()  # finds and imports Snakemake's plugins
-#: text of a file of the package → its syntax tree. Each dry run wants all of them, of a copy that differs in one file.
-TREES = {text: ast.parse(text) for text in (path.read_text() for path in Path("src").rglob("*.py"))}
 gc.collect()
 gc.freeze()  # what is here stays: no fork searches it for garbage, a third of a dry run's time

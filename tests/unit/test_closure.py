@@ -1,10 +1,16 @@
+import ast
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tokenscale.settings.closure import PACKAGE, closure_of, code_of, layout_code, training_code
+from tokenscale.errors import UserError
+from tokenscale.files import sha256_file
+from tokenscale.settings import closure
+from tokenscale.settings.closure import PACKAGE, changes, closure_of, code_of, layout_code, listing, training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
@@ -120,3 +126,129 @@ def test_a_new_registry_entry_or_preset_is_nobodys_code():
 
 def test_templates_and_styles_count_as_code():
     assert {"report/page.html.j2", "report/page.css"} <= names(closure_of("tokenscale.report.page"))
+
+
+def test_what_a_file_imports_is_what_pythons_parser_finds():
+    more = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found = {name for name in found if closure._file(name)}
+        named = {
+            node.targets[0].id: ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.NAMED
+        }
+        imports, read = closure._read(path)
+        assert (found, named) == (set(imports) & found, read), path
+        more |= {(path.name, name) for name in set(imports) - found}
+    # what is written there as a text, another process runs
+    assert more == {("pretokenize.py", "tokenscale.tokenizer.load")}
+
+
+# Listings
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A working folder with a package of two modules, one importing the other."""
+    package = tmp_path / "src/tokenscale"
+    (package / "verbs").mkdir(parents=True)
+    (package / "verbs/rank.py").write_text("import tokenscale.one\n")
+    (package / "one.py").write_text("a = 1\n")
+    monkeypatch.setattr(closure, "PACKAGE", package)
+    monkeypatch.chdir(tmp_path)
+    return package
+
+
+def listed():
+    """The listing of the one verb, as another process finds it."""
+    for function in (closure._listing, closure._paths, closure._closure, closure._file, closure._read):
+        function.cache_clear()
+    closure._named_sha256.cache_clear()
+    return Path(listing("tokenscale.verbs.rank"))
+
+
+def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
+    path = listed()
+    assert path.parts[:2] == ("results", "code") and path.name == "sources.json"
+    assert list(json.loads(path.read_text())["files"]) == ["tokenscale/one.py", "tokenscale/verbs/rank.py"]
+    before, text = path.stat().st_mtime_ns, path.read_bytes()
+    os.utime(project / "one.py", (2e9, 2e9))
+    assert listed().stat().st_mtime_ns == before
+    (project / "one.py").write_text("a = 2\n")
+    os.utime(project / "one.py", (1, 1))
+    assert listed() == path and path.read_bytes() != text, "an older time, another content"
+    (project / "one.py").write_text("a = 1\n")
+    assert listed().read_bytes() == text
+
+
+def test_a_listing_keeps_its_name_when_an_import_is_added_and_is_the_same_elsewhere(project, tmp_path, monkeypatch):
+    path = listed()
+    text = path.read_bytes()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    monkeypatch.chdir(moved)
+    assert listed() == path and path.read_bytes() == text
+    (project / "two.py").write_text("")
+    (project / "one.py").write_text("import tokenscale.two\n")
+    assert listed() == path and "tokenscale/two.py" in path.read_text()
+
+
+def test_what_a_job_ran_with_is_compared_with_what_is_there_now(project):
+    path = listed()
+    first = sha256_file(path)
+    for edit in ("a = 2\n", "import tokenscale.two\n"):
+        (project / "two.py").write_text("")
+        (project / "one.py").write_text(edit)
+        listed()
+    assert changes(path, first) == ["src/tokenscale/one.py", "src/tokenscale/two.py"]
+    assert changes(path, sha256_file(path)) == [] and changes(path, "0" * 64) == []
+
+
+def test_a_first_listing_is_as_old_as_its_newest_file_and_a_changed_one_is_new(project):
+    for name, seconds in (("one.py", 1000), ("verbs/rank.py", 2000)):
+        os.utime(project / name, (seconds, seconds))
+    path = listed()
+    assert path.stat().st_mtime == 2000
+    (project / "one.py").write_text("a = 2\n")
+    os.utime(project / "one.py", (1, 1))
+    assert listed().stat().st_mtime > 2000
+
+
+def test_few_earlier_listings_are_kept(project, monkeypatch):
+    monkeypatch.setattr(closure, "KEPT", 2)
+    path = listed()
+    for edit in range(5):
+        (project / "one.py").write_text(f"a = {edit}, {edit}\n")
+        hashed = sha256_file(path)
+        listed()
+    assert len(list(path.parent.iterdir())) == 3 and changes(path, hashed)
+
+
+def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(project, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    path = listed()
+    monkeypatch.setattr(closure, "write_text", refused)
+    assert listed() == path
+    (project / "one.py").write_text("a = 2\n")
+    with pytest.raises(UserError) as error:
+        listed()
+    assert str(path) in error.value.render() and "Permission denied" in error.value.render()
+
+
+def test_another_process_may_write_the_same_listing_first(project, monkeypatch):
+    def lost(path, text):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+        raise FileNotFoundError(2, "its temporary file is gone")
+
+    monkeypatch.setattr(closure, "write_text", lost)
+    assert listed().is_file()

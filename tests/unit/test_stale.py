@@ -8,16 +8,39 @@ import pytest
 from tokenscale.cli import main
 from tokenscale.diagnosis.dry_run import parse
 from tokenscale.diagnosis.stale import causes, changed_settings, render
+from tokenscale.files import sha256_text, write_json, write_text
 from tokenscale.settings.closure import PACKAGE
 
 TOKEN_LIST = str(PACKAGE / "formats/token_list.py")
 DECODER = str(PACKAGE / "models/decoder.py")
+LOG = "results/logs/x.log"
 RUN = "results/runs/token-list-llama-tiny-single-w1-d0ff57e1f3/done.json"
 WIDE = "results/runs/packed-llama-tiny-ddp-w4-08ffaea4c0/done.json"
 STORE = "results/tokens/web/bpe/token-list/manifest.json"
 
 
-def job(words, reason, command, log="results/logs/x.log"):
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A project where jobs ran with one listing of their source files and have another one now."""
+    monkeypatch.chdir(tmp_path)
+    list_, decoder = "tokenscale/formats/token_list.py", "tokenscale/models/decoder.py"
+    before = {list_: "0", decoder: "0", "tokenscale/models/build.py": "0"}
+    for name, edited in {"list": [list_], "decoder": [decoder], "both": [list_, decoder]}.items():
+        now = before | dict.fromkeys(edited, "1")
+        text = json.dumps({"files": before})
+        listing = Path(code(name))
+        write_json(listing, {"files": now})
+        write_text(listing.with_name(f"{sha256_text(text)}.json"), text)
+        record = {"log": [LOG], "input_checksums": {code(name): f"sha256:{sha256_text(text)}", STORE: "sha256:0"}}
+        write_json(f".snakemake/metadata/{name}", record)
+    return tmp_path
+
+
+def code(name):
+    return f"results/code/{name}/sources.json"
+
+
+def job(words, reason, command, log=LOG):
     shell = f"Shell command: python -m tokenscale {command} > {log} 2>&1\n"
     return f"[Sat Nov 21 03:02:07 2026]\nJob 4: {words}\nReason: {reason}\n{shell}\n"
 
@@ -28,7 +51,7 @@ def store(reason):
 
 def train(reason, output=RUN):
     settings = '{"budget":{"steps":5}}'
-    command = f"launch --run '{settings}' --output {output} --corpus  --store {STORE} --code {DECODER}"
+    command = f"launch --run '{settings}' --output {output} --corpus  --store {STORE}"
     return job(f"train {output.split('/')[2]} (ranks: 1, nodes: 1)", reason, command)
 
 
@@ -102,7 +125,7 @@ def told(text, *, exists=lambda path: True, targets=(), profile=None, runs=Path(
 
 
 def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
-    jobs = parse(way(store(f"Updated input files: {TOKEN_LIST}")))
+    jobs = parse(way(store(f"Updated input files: {code('list')}")))
     assert [(j.kind, j.name) for j in jobs] == [
         ("store", "web/bpe/token-list"),
         ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
@@ -110,11 +133,11 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
         ("figure", "loss_over_time of ways"),
         ("report", "index.html"),
     ]
-    assert jobs[0].reasons == {"updated": TOKEN_LIST} and jobs[0].log == "results/logs/x.log"
+    assert jobs[0].reasons == {"updated": code("list")} and jobs[0].log == "results/logs/x.log"
 
 
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
-    text = told(way(store(f"Updated input files: {TOKEN_LIST}")))
+    text = told(way(store(f"Updated input files: {code('list')}")))
     assert text.splitlines()[:6] == [
         "1 run, 1 store and 3 other jobs would run.",
         "trainings: 1 on 1 rank",
@@ -126,14 +149,14 @@ def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
 
 
 def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
-    text = told(way(store(f"Updated input files: {TOKEN_LIST}")), profile="alps")
+    text = told(way(store(f"Updated input files: {code('list')}")), profile="alps")
     assert "1 run would start only because data is rebuilt" in text
     assert f"    snakemake --profile alps {STORE}\n" in text
     assert "--consider-ancient" not in text, "the run's own code is not edited"
 
 
 def test_an_edit_of_a_trainings_code_can_be_accepted():
-    text = told(HEAD + train(f"Updated input files: {DECODER}") + TAIL, targets=["ways"])
+    text = told(HEAD + train(f"Updated input files: {code('decoder')}") + TAIL, targets=["ways"])
     assert "snakemake --cores 1 ways --consider-ancient train=code" in text
     assert "snakemake --cores 1 ways --touch" in text
     assert "only because data is rebuilt" not in text
@@ -141,20 +164,33 @@ def test_an_edit_of_a_trainings_code_can_be_accepted():
 
 def test_nothing_is_touched_where_something_is_missing():
     text = told(
-        HEAD + train(f"Updated input files: {DECODER}") + figure("Missing output files: results/figures/a/b.svg")
+        HEAD
+        + train(f"Updated input files: {code('decoder')}")
+        + figure("Missing output files: results/figures/a/b.svg")
     )
     assert "--consider-ancient" in text and "--touch" not in text
 
 
 def test_files_that_hit_the_same_jobs_are_one_cause():
-    both = f"Updated input files: {DECODER}, {TOKEN_LIST}"
+    both = f"Updated input files: {code('both')}"
     found = causes(parse(HEAD + train(both) + train(both, WIDE)), lambda path: True)
     assert [(c.label, len(c.jobs)) for c in found] == [("code", 2)]
     assert found[0].text == f"{TOKEN_LIST} and {DECODER} changed"
 
 
+def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(folder):
+    text = HEAD + train(f"Updated input files: {code('decoder')}")
+    for path in (folder / "results/code/decoder").glob("?" * 64 + ".json"):
+        path.unlink()
+    assert "\ncode      one of its source files changed\n" in told(text)
+    (folder / ".snakemake/metadata/decoder").write_text("no JSON")
+    assert "\ncode      one of its source files changed\n" in told(text)
+
+
 def test_causes_come_before_what_only_follows():
-    text = told(way(store(f"Updated input files: {TOKEN_LIST}"), train(f"Updated input files: {DECODER}", WIDE)))
+    text = told(
+        way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
+    )
     assert text.index(DECODER) and text.index(TOKEN_LIST) < text.index("-> 1 run")
     assert text.startswith("2 runs, 1 store and 3 other jobs would run.\ntrainings: 1 on 1 rank, 1 on 4 ranks\n")
 
@@ -206,7 +242,7 @@ def test_trainings_say_how_long_they_took(tmp_path):
         folder.mkdir()
         record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
         (folder / "run.json").write_text(json.dumps(record))
-    edited = f"Updated input files: {DECODER}"
+    edited = f"Updated input files: {code('decoder')}"
     text = told(HEAD + train(edited) + train(edited, WIDE), runs=tmp_path)
     assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
 

@@ -10,14 +10,17 @@ from tokenscale.cli import main
 pytestmark = pytest.mark.workflow
 
 
-def test_planning_is_timed_with_real_rules_and_code_inputs(monkeypatch, capsys):
+def test_planning_is_timed_with_real_rules_and_code(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert main(["benchmark", "workflow", "--runs", "3", "--rounds", "1", "--states", "checkout"]) == 0
+    assert (
+        main(["benchmark", "workflow", "--runs", "3", "--rounds", "1", "--states", "checkout", "--profiles", "alps"])
+        == 0
+    )
     printed = capsys.readouterr().out
-    row = re.search(r"^ +10 +(\d+) +([\d.]+)  checkout +([\d.]+) ", printed, re.MULTILINE)
+    row = re.search(r"^ +10 +(\d+) +([\d.]+)  checkout +alps +([\d.]+) ", printed, re.MULTILINE)
     assert row, printed
-    jobs, code_inputs, seconds = (float(group) for group in row.groups())
-    assert jobs > 10 and code_inputs > 20 and seconds > 0
+    jobs, source_files, seconds = (float(group) for group in row.groups())
+    assert jobs > 10 and source_files > 20 and seconds > 0
     assert re.search(r"^ +start +[\d.]+ ", printed, re.MULTILINE) and "cold" not in printed
 
 

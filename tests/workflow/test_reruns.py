@@ -61,7 +61,7 @@ def test_what_a_run_or_a_store_reads_is_small_enough_to_be_compared_by_content(b
         if record["rule"] in rules:
             found.add(record["rule"])
             for name in record["input"]:
-                assert name.startswith("src/tokenscale/") or name.endswith("/manifest.json"), (record["rule"], name)
+                assert name.startswith("results/code/") or name.endswith("/manifest.json"), (record["rule"], name)
                 assert (built.root / name).stat().st_size < 1_000_000
     assert found == rules
 
@@ -76,6 +76,21 @@ def test_a_fresh_checkout_beside_old_results_reruns_nothing(copy):
 
 def test_a_project_that_was_moved_with_its_metadata_reruns_nothing(built, tmp_path):
     assert copy_of(built, tmp_path, copy_function=shutil.copyfile).planned() == {}
+
+
+def test_lists_of_source_files_that_were_removed_rerun_nothing(copy):
+    """They are written anew, with the same content."""
+    shutil.rmtree(copy.root / "results/code")
+    assert copy.planned() == {}
+    assert (copy.root / "results/code").is_dir()
+
+
+def test_a_dry_run_in_a_fresh_clone_writes_nothing_but_lists_of_source_files(fresh):
+    before = set(fresh.root.rglob("*"))
+    assert fresh.planned()["train"] == 4
+    new = {p.relative_to(fresh.root).parts for p in set(fresh.root.rglob("*")) - before if p.is_file()}
+    written = {p for p in new if p[0] != ".snakemake" and "__pycache__" not in p}
+    assert written and {(p[:2], p[-1]) for p in written} == {(("results", "code"), "sources.json")}
 
 
 def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
@@ -203,6 +218,12 @@ def test_an_accepted_edit_of_the_trainings_still_rebuilds_everything_else(shared
     with changed(shared.root / "src/tokenscale/order/packing.py"):
         planned = shared.planned("tokens", *ACCEPTED[1:])
     assert planned == {"pretokenize": 2}
+
+
+def test_an_accepted_edit_may_add_an_import(shared):
+    path = shared.root / "src/tokenscale/models/decoder.py"
+    with changed(path, lambda text: f"{text}\nimport tokenscale.report.style\n"):
+        assert shared.planned() == RUNS and shared.planned(*ACCEPTED) == {}
 
 
 def test_a_rules_shell_string_is_its_code(shared):

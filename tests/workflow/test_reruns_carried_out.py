@@ -13,12 +13,12 @@ pytestmark = pytest.mark.workflow
 # Edits
 
 
-@pytest.mark.parametrize("newer", ["sources", "results"])
+@pytest.mark.parametrize("newer", ["lists", "results"])
 def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path, newer):
     """Without metadata Snakemake goes by times, and by chance: whichever was copied last."""
     project = copy_of(built, tmp_path, copy_function=shutil.copyfile)
     shutil.rmtree(project.root / ".snakemake")
-    for path in source_files(project) if newer == "sources" else project.root.glob("results/**/*.*"):
+    for path in project.root.glob("results/code/*/*" if newer == "lists" else "results/**/*.*"):
         path.touch()
     assert newer == "results" or project.planned()["train"] == 4
     project.snakemake("--cores", "1", "--touch", "--forceall")
@@ -27,6 +27,15 @@ def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path,
     assert project.planned() == {}, "contents are known again"
     with changed(project.root / "src/tokenscale/parallel/data.py"):
         assert project.planned() == {"train": 1} | RANKS
+
+
+def test_results_copied_without_metadata_but_with_their_times_are_judged_by_content(copy):
+    shutil.rmtree(copy.root / ".snakemake")
+    for path in source_files(copy):
+        path.touch()
+    assert copy.planned() == {}
+    with changed(copy.root / "src/tokenscale/parallel/data.py"):
+        assert copy.planned() == {"train": 1} | RANKS
 
 
 def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
@@ -90,13 +99,13 @@ def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns
 
 
 def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy):
-    """Folder and manifest are gone, and a run that reads them is new: without the first command, all would train."""
+    """Folder and manifest are gone, and a run that reads them is new: without the first command, three would train."""
     manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
     before = manifest.read_bytes()
     shutil.rmtree(manifest.parent)
     path = copy.root / "config/experiments/ranks.yaml"
     path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
-    assert copy.planned()["train"] == 5
+    assert copy.planned()["train"] == 3
     copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
     assert manifest.read_bytes() == before
     assert copy.planned() == {"run_table": 1, "train": 1} | RANKS

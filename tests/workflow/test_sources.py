@@ -74,6 +74,15 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     fresh.snakemake("--cores", "2", store)  # the server is gone
 
 
+def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
+    """Their code differs: Snakemake finds a list of source files that was written after it had looked for another."""
+    hub = {"kind": "hub", "repository": "some/where", "revision": "0" * 40, "files": ["*.parquet"]}
+    corpora = {"web": {"source": {"files": "https://somewhere.invalid/tales.txt"}}, "hub": {"source": hub}}
+    config = CONFIG | {"corpora": CONFIG["corpora"] | corpora}
+    (fresh.root / "config/config.yaml").write_text(json.dumps(config))
+    assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in corpora)) == {"download": 2}
+
+
 def test_another_way_to_read_or_clean_downloads_nothing(fresh):
     with Server() as web:
         web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()

@@ -1,5 +1,6 @@
 """The adapter between Snakemake and the package: settings of this workflow, and the files of each target."""
 
+import gc
 import os
 import re
 import sys
@@ -9,7 +10,7 @@ from tokenscale.corpus import fingerprint
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.path import use_this_python
-from tokenscale.settings.closure import closure_of, code_of, training_code
+from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
@@ -32,6 +33,8 @@ from tokenscale.settings.registry import (
 )
 
 use_this_python()
+# What is imported stays: the thousands of runs made below would have Python search it for garbage again and again.
+gc.freeze()
 
 
 def refuse(error):
@@ -174,8 +177,20 @@ def resumed_from(run):
     return [os.path.join(run.resume_from, "checkpoint.json")]
 
 
+def code(*modules):
+    """The input `code` of a job with these modules as roots (see `settings/closure.py`)."""
+    try:
+        return listing(*modules)
+    except UserError as error:
+        refuse(error)
+
+
+def code_of(verb, *variants):
+    return code(f"tokenscale.verbs.{verb}", *variants)
+
+
 def run_code(w):
-    return training_code(run_of(w))
+    return code(*training_modules(run_of(w)))
 
 
 def world_size(w):

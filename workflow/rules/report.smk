@@ -5,7 +5,7 @@ rule draw_figure:
     """One figure from an experiment's tables, with its data and caption."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
-        code=lambda w: closure_of("tokenscale.report.save", FIGURES[w.figure]),
+        code=lambda w: code("tokenscale.report.save", FIGURES[w.figure]),
     output:
         report(
             "results/figures/{experiment}/{figure}.svg",
@@ -38,7 +38,7 @@ rule build_page:
             table=TABLES,
         ),
         figures=figure_files(EXPERIMENTS),
-        code=closure_of("tokenscale.report.page"),
+        code=lambda w: code("tokenscale.report.page"),
     output:
         "results/report/index.html",
     log:
@@ -60,7 +60,7 @@ rule build_pdf:
             experiment=EXPERIMENTS,
             table=TABLES,
         ),
-        code=closure_of("tokenscale.report.pdf", *FIGURES.values()),
+        code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
         "results/report/report.pdf",
     log:

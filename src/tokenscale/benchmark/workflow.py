@@ -1,7 +1,7 @@
 """How long Snakemake takes to plan N runs: what a person waits for before anything starts.
 
 In a temporary copy of this project's workflow and package, one experiment expands to the runs, with the real rules and
-the real code inputs. Three states are planned: nothing built; everything built; and everything built before all sources
+the real code. Three states are planned: nothing built; everything built; and everything built before all sources
 were written anew (a checkout), when Snakemake compares every input by content. Sizes and states are interleaved in each
 round, so that drift of the machine falls on all alike. Processor seconds stand beside those of the clock: on a busy
 machine they are the steadier of the two.
@@ -50,10 +50,13 @@ EXPERIMENT = {
     "figures": ["loss_over_time"],
 }
 CELLS = 10
+NO_PROFILE = "none"
 
 
-def measure(sizes: list[int], rounds: int, states: list[str]) -> dict[str, Any]:
-    """Time dry runs of so many runs each, in these STATES of a temporary project; returns the records.
+def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str]) -> dict[str, Any]:
+    """Time dry runs of so many runs, in these STATES of a temporary project, with each profile; returns the records.
+
+    Without a profile (NO_PROFILE) the call is `snakemake --cores 1 --dry-run`.
 
     A size is rounded up to a multiple of ten: five approaches on one and two ranks, the rest are learning rates. Raises
     UserError in a folder without a workflow, and for a size or number of rounds below 1.
@@ -64,13 +67,14 @@ def measure(sizes: list[int], rounds: int, states: list[str]) -> dict[str, Any]:
     machine = hardware.describe()
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         projects = {size: _projects(Path(folder) / str(size), size) for size in dict.fromkeys(sizes)}
-        cases = [(size, state, projects[size][state]) for size in projects for state in states]
+        cases = [(size, state, profile) for size in projects for state in states for profile in profiles]
         records = []
         for number in range(rounds):
             records.append({"state": "start", "round": number, **_timed(Path(folder), "--version")})
-            for size, state, root in cases if number % 2 == 0 else reversed(cases):
-                timed = _timed(root, "--cores", "1", "--dry-run")
-                records.append({"size": size, "state": state, "round": number, **timed})
+            for size, state, profile in cases if number % 2 == 0 else reversed(cases):
+                how = ["--cores", "1"] if profile == NO_PROFILE else ["--profile", profile]
+                timed = _timed(projects[size][state], *how, "--dry-run")
+                records.append({"size": size, "state": state, "profile": profile, "round": number, **timed})
         counts = {size: _counts(of_size["cold"]) for size, of_size in projects.items()}
     return {
         "benchmark": "workflow",
@@ -86,24 +90,28 @@ def table(result: dict[str, Any]) -> str:
     """The result for a terminal: medians and ranges over rounds."""
     machine, versions = result["hardware"], result["versions"]
     load = f", load before {machine['load_average_1min']:.1f}" if "load_average_1min" in machine else ""
-    heads = f"{'runs':>6} {'jobs':>6} {'code inputs a run':>18}"
+    heads = f"{'runs':>6} {'jobs':>6} {'source files a run':>18}"
     lines = [
         f"snakemake --dry-run, {result['rounds']} rounds; "
         f"Snakemake {versions['snakemake']}, Python {versions['python']}; "
         f"{machine.get('cpu', machine['architecture'])}, {machine['cores']} cores{load}",
-        f"{heads}  {'state':<9} {'median s':>9} {'min-max s':>13} {'CPU s':>7}",
+        f"{heads}  {'state':<9} {'profile':<20} {'median s':>9} {'min-max s':>13} {'CPU s':>7}",
     ]
-    by_case: dict[tuple[int | None, str], list[dict[str, Any]]] = defaultdict(list)
+    by_case: dict[tuple[int | None, str, str], list[dict[str, Any]]] = defaultdict(list)
     for record in result["records"]:
-        by_case[record.get("size"), record["state"]].append(record)
-    for (size, state), records in by_case.items():
+        by_case[record.get("size"), record["state"], record.get("profile", "")].append(record)
+    for (size, state, profile), records in by_case.items():
         seconds = [record["seconds"] for record in records]
         counts = result["sizes"].get(size)
-        left = f"{counts['runs']:>6} {counts['jobs']:>6} {counts['code_inputs']:>18.1f}" if counts else " " * len(heads)
+        left = (
+            f"{counts['runs']:>6} {counts['jobs']:>6} {counts['source_files']:>18.1f}" if counts else " " * len(heads)
+        )
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
         cpu = statistics.median(record["cpu_s"] for record in records)
-        lines.append(f"{left}  {state:<9} {statistics.median(seconds):>9.2f} {spread:>13} {cpu:>7.2f}")
-    lines += [f"{state}: {STATES[state]}" for state in dict.fromkeys(state for _, state in by_case if state in STATES)]
+        lines.append(f"{left}  {state:<9} {profile:<20} {statistics.median(seconds):>9.2f} {spread:>13} {cpu:>7.2f}")
+    lines += [
+        f"{state}: {STATES[state]}" for state in dict.fromkeys(state for _, state, _ in by_case if state in STATES)
+    ]
     lines.append("start: `snakemake --version`, which every call pays: Python and Snakemake's own imports")
     return "\n".join(lines)
 
@@ -112,7 +120,9 @@ def _projects(folder: Path, size: int) -> dict[str, Path]:
     """A project of so many runs in every state."""
     roots = {state: folder / state for state in STATES}
     cold, complete, checkout = roots.values()
-    shutil.copytree("workflow", cold / "workflow")
+    for name in ("workflow", "profiles"):
+        shutil.copytree(name, cold / name)
+    (cold / "alps").symlink_to("profiles/alps")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(PACKAGE, cold / "src" / PACKAGE.name, ignore=ignored)
     (cold / "config/experiments").mkdir(parents=True)
@@ -120,7 +130,7 @@ def _projects(folder: Path, size: int) -> dict[str, Path]:
     rates = [round(1e-4 * (1 + i / 1000), 9) for i in range(-(-size // CELLS))]
     factors = EXPERIMENT["factors"] | {"optimizer.learning_rate": rates}
     (cold / "config/experiments/wide.yaml").write_text(json.dumps(EXPERIMENT | {"factors": factors}))
-    shutil.copytree(cold, complete)
+    shutil.copytree(cold, complete, symlinks=True)
     for line in _snakemake(complete, "--summary").splitlines()[1:]:
         output = complete / line.split("\t")[0]
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +138,7 @@ def _projects(folder: Path, size: int) -> dict[str, Path]:
     # Snakemake records what it touches; on one thread each, jobs are touched side by side
     threads = ["--set-threads", "train=1"]
     _snakemake(complete, "--cores", "256", "--touch", "--forceall", *threads)
-    shutil.copytree(complete, checkout)
+    shutil.copytree(complete, checkout, symlinks=True)
     for path in (checkout / "src").rglob("*.py"):
         path.touch()
     for root in (complete, checkout):
@@ -142,7 +152,7 @@ def _counts(root: Path) -> dict[str, Any]:
     text = _snakemake(root, "--cores", "1", "--dry-run", "--quiet", "host", "rules")
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE))
     code = [len(training_code(run.settings)) for run in Config(CONFIG, root=root).runs("wide")]
-    return {"runs": len(code), "jobs": int(jobs["total"]), "code_inputs": statistics.mean(code)}
+    return {"runs": len(code), "jobs": int(jobs["total"]), "source_files": statistics.mean(code)}
 
 
 def _timed(root: Path, *arguments: str) -> dict[str, float]:
@@ -156,7 +166,7 @@ def _timed(root: Path, *arguments: str) -> dict[str, float]:
 
 def _snakemake(root: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "snakemake", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    environment = {"ALPS_ACCOUNT": "none"} | os.environ | {"PYTHONPATH": str(root / "src")}
     done = subprocess.run(
         command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

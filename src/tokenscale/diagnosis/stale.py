@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from tokenscale.diagnosis.dry_run import KINDS, Job, planned, snakemake
-from tokenscale.settings.closure import PACKAGE
+from tokenscale.settings.closure import LISTINGS, changes
 
 #: what a cause is called, in the order in which causes are told
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
@@ -19,6 +19,8 @@ LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished"
 DATA = ("download", "corpus", "tokenizer", "store")
 #: accepts edits of a training's code for one call
 ANCIENT = "--consider-ancient train=code"
+#: what Snakemake remembers of each output
+RECORDS = Path(".snakemake/metadata")
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,18 @@ def stale(targets: list[str], profile: str | None = None) -> str:
     return render(jobs, causes(jobs), targets, profile)
 
 
-def causes(jobs: list[Job], exists: Callable[[str], bool] = lambda path: Path(path).exists()) -> list[Cause]:
+def causes(
+    jobs: list[Job], exists: Callable[[str], bool] = lambda path: Path(path).exists(), records: Path = RECORDS
+) -> list[Cause]:
     """Root causes: each with the jobs that it hits itself, and those that run only because these do.
 
     A job that several causes hit stands under each. `exists` tells a job that ran before, by its log, from one that
-    never did.
+    never did; `records` tell which source files it ran with.
     """
     hit: dict[tuple[str, str], list[int]] = defaultdict(list)
+    ran_with = _ran_with(records) if any(_is_listing(job.reasons.get("updated", "")) for job in jobs) else {}
     for number, job in enumerate(jobs):
-        for cause in dict.fromkeys(_direct(job, exists)):
+        for cause in dict.fromkeys(_direct(job, exists, ran_with)):
             hit[cause].append(number)
     # files that changed for the same jobs are one cause
     together: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
@@ -64,12 +69,41 @@ def causes(jobs: list[Job], exists: Callable[[str], bool] = lambda path: Path(pa
     return sorted(found, key=lambda c: (LABELS.index(c.label), -len(c.jobs) - len(c.following), c.text))
 
 
-def _direct(job: Job, exists: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+def _is_listing(files: str) -> bool:
+    return f"{LISTINGS}/" in files
+
+
+def _ran_with(records: Path) -> dict[tuple[str, str], str]:
+    """(a job's log, a listing of source files) → hash of the listing with which the job ran, as Snakemake recorded it.
+
+    Empty where its records are not what is known here: jobs are then told without the names of their files.
+    """
+    found = {}
+    for path in records.rglob("*"):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            listings = {file: hashed for file, hashed in record["input_checksums"].items() if _is_listing(file)}
+            found |= {
+                (log, file): hashed.removeprefix("sha256:")
+                for log in record["log"]
+                for file, hashed in listings.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _direct(job: Job, exists: Callable[[str], bool], ran_with: dict[tuple[str, str], str]) -> Iterator[tuple[str, str]]:
     """(label, text) of each cause that hits this job itself."""
     for reason, text in job.reasons.items():
         files = text.split(", ")
         if reason == "updated":
-            yield from (("code" if Path(file).resolve().is_relative_to(PACKAGE) else "data", file) for file in files)
+            for file in files:
+                if _is_listing(file):
+                    changed = changes(Path(file), ran_with.get((job.log or "", file), ""))
+                    yield from (("code", name) for name in changed or ["one of its source files"])
+                else:
+                    yield "data", file
         elif reason == "settings":
             yield "settings", changed_settings(text)
         elif reason == "missing":

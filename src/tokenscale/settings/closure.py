@@ -1,15 +1,22 @@
 """What a job's code really is: the files that its verb imports, and the variants it uses. Standard library only.
 
-A rule names these files as inputs, so that Snakemake compares their content: an edit reruns exactly the jobs whose
-code it is. Registries name modules as strings, which no import statement follows; the job's own variants are added by
-name. Left out: the command line, the errors' texts, and empty `__init__` files.
+Their content is an input of the rule: an edit reruns exactly the jobs whose code it is. Registries name modules as
+strings, which no import statement follows; the job's own variants are added by name. Left out: the command line, the
+errors' texts, and empty `__init__` files.
+
+A rule's input `code` is `listing(*modules)`, one small file with the hash of each of these source files. The files
+themselves would say the same, but Snakemake needs a millisecond for every input of every job, and a run has sixty.
 """
 
 import ast
-from collections.abc import Iterator
+import json
+import os
+import re
 from functools import cache
 from pathlib import Path
 
+from tokenscale.errors import UserError
+from tokenscale.files import pretty_json, sha256_file, sha256_text, write_text
 from tokenscale.settings.registry import BATCHES, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
@@ -23,6 +30,13 @@ EXCLUDED = {
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
+#: one folder for each listing
+LISTINGS = Path("results/code")
+#: earlier contents of a listing that are kept, the newest
+KEPT = 50
+#: an import at the beginning of a line, its names to the end of the line or in parentheses
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[^(\n]*)", re.MULTILINE)
+_NAMED = re.compile(rf"^({'|'.join(NAMED)}) = (\([^)]*\))", re.MULTILINE)
 
 
 def code_of(verb: str, *variants: str) -> list[str]:
@@ -33,9 +47,14 @@ def code_of(verb: str, *variants: str) -> list[str]:
     return closure_of(f"tokenscale.verbs.{verb}", *variants)
 
 
+def training_modules(run: RunSettings) -> tuple[str, ...]:
+    """Roots of a training's code: the trainer, what sets up its processes, and the variants that this run uses."""
+    return ("tokenscale.verbs.rank", *(PARALLEL[method] for method in run.layout.methods), *_variants(run))
+
+
 def training_code(run: RunSettings) -> list[str]:
-    """Source files of a training: the trainer, what sets up its processes, and the variants that this run uses."""
-    return code_of("rank", *(PARALLEL[method] for method in run.layout.methods), *_variants(run))
+    """Source files of a training."""
+    return closure_of(*training_modules(run))
 
 
 def layout_code(run: RunSettings) -> list[str]:
@@ -77,7 +96,12 @@ def _paths(modules: tuple[str, ...], root: Path) -> tuple[str, ...]:
     if queries:
         named |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
     files |= named
-    return tuple(sorted(str(f.relative_to(root)) if f.is_relative_to(root) else str(f) for f in files))
+    return tuple(sorted(_shown(file, root) for file in files))
+
+
+@cache
+def _shown(file: Path, root: Path) -> str:
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
 @cache
@@ -96,6 +120,7 @@ def _closure(module: str) -> frozenset[Path]:
     return frozenset(seen.values())
 
 
+@cache
 def _file(module: str) -> Path | None:
     """The file of a module of ours; None for packages (their `__init__` is empty) and for what does not exist."""
     parts = module.split(".")
@@ -107,31 +132,81 @@ def _file(module: str) -> Path | None:
 
 @cache
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """(modules of ours that a file imports anywhere, what it names in literal assignments to NAMED)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """(modules of ours that a file imports anywhere, what it names in literal assignments to NAMED).
+
+    Read by pattern, which takes a thirtieth of the time that Python's parser takes; a test compares the two on every
+    file of the package. An import that stands in a text counts, too.
+    """
+    text = path.read_text(encoding="utf-8")
     found = []
-    for node in _statements(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise ValueError(f"{path}: relative imports are not followed; write the full name")
-            found += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-    named = {
-        node.targets[0].id: tuple(ast.literal_eval(node.value))
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in NAMED
-    }
+    for module, listed in _IMPORT.findall(text):
+        if module.startswith("."):
+            raise ValueError(f"{path}: relative imports are not followed; write the full name")
+        names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", listed))
+        found += [module, *(f"{module}.{name}" for name in names)] if module else names
+    named = {name: tuple(ast.literal_eval(value)) for name, value in _NAMED.findall(text)}
     return tuple(name for name in dict.fromkeys(found) if _file(name) is not None), named
 
 
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Every statement, at any depth. An import is one; expressions, most of a tree, are passed over."""
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, name, [])
-            todo += inner if isinstance(inner, list) else []  # the body of a lambda is an expression
+def listing(*modules: str) -> str:
+    """Path of the list of the files in `closure_of(*modules)` with their hashes, brought up to date if need be.
+
+    Equal content is never written again, so that touching sources leaves it as it is. Its name holds for these modules
+    whatever they import: an edit may be accepted for a rule (`--consider-ancient train=code`) that adds an import, too.
+    Contents that it had before are kept beside it, for `changes`. Raises UserError where it must be written and cannot.
+    """
+    return _listing(modules, Path.cwd().resolve())
+
+
+@cache  # thousands of jobs share a dozen listings
+def _listing(modules: tuple[str, ...], root: Path) -> str:
+    files = dict(_named_sha256(root / file) for file in _paths(modules, root))
+    text = pretty_json({"modules": modules, "files": files})
+    name = f"{modules[0].rpartition('.')[2]}-{sha256_text(' '.join(modules))[:8]}"
+    # A folder each: Snakemake lists a folder once, and would not see what is written there for a later job.
+    path = LISTINGS / name / "sources.json"
+    before = _text(path)
+    if before != text:
+        try:
+            if before is not None:
+                _keep(path, before)
+            write_text(path, text)
+            if before is None:
+                # As old as what it lists: where Snakemake has no records and goes by times, a list that was lost
+                # and is written again makes nothing stale that its files would not.
+                newest = max((root / file).stat().st_mtime for file in _paths(modules, root))
+                os.utime(path, (newest, newest))
+        except OSError as error:
+            if _text(path) != text:  # not even by another Snakemake that found the same
+                reason = error.strerror
+                raise UserError(
+                    "the list of a job's source files cannot be written.", file=path, reason=reason
+                ) from None
+    return str(path)
+
+
+@cache
+def _named_sha256(file: Path) -> tuple[str, str]:
+    return file.relative_to(PACKAGE.parent).as_posix(), sha256_file(file)
+
+
+def _keep(listing: Path, text: str) -> None:
+    """A copy under the hash by which Snakemake's records name what a job ran with."""
+    write_text(listing.with_name(f"{sha256_text(text)}.json"), text)
+    earlier = sorted(listing.parent.glob(f"{'?' * 64}.json"), key=lambda path: path.stat().st_mtime)
+    for path in earlier[:-KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def changes(listing: Path, sha256: str) -> list[str]:
+    """Source files that came, went or changed since the listing had this hash; [] where its content of then is gone."""
+    before, now = _text(listing.with_name(f"{sha256}.json")), _text(listing)
+    if before is None or now is None:
+        return []
+    old, new = json.loads(before)["files"], json.loads(now)["files"]
+    changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
+    return [_shown(PACKAGE.parent / name, Path.cwd().resolve()) for name in changed]

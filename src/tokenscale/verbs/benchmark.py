@@ -68,13 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workflow.add_argument("--rounds", type=int, default=3, metavar="N", help="everything is timed once in each")
     states = ["cold", "complete", "checkout"]
     workflow.add_argument("--states", nargs="+", choices=states, default=states, help="nothing built, all built, …")
+    workflow.add_argument("--profiles", nargs="+", default=["none"], metavar="P", help="as Snakemake's; each is timed")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure and print the table."""
     module = importlib.import_module(BENCHMARKS[arguments.benchmark])
     if arguments.benchmark == "workflow":
-        print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states)))
+        print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states, arguments.profiles)))
         return
     if arguments.benchmark == "training":
         options = {"models": tuple(arguments.models), "steps": arguments.steps, "rounds": arguments.rounds}
