@@ -19,7 +19,9 @@ def slurm(monkeypatch, tmp_path):
     program(
         tmp_path,
         "scontrol",
-        f'case "$2" in job) echo "{SHOWN}";; hostnames) echo nid000001; echo nid000002;;'
+        # of a job array, all elements are told
+        f'case "$2" in job) echo "{SHOWN}"; echo "JobId=46 NodeList=(null)";;'
+        " hostnames) echo nid000001; echo nid000002;;"
         ' node) echo "NodeName=nid000001 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=nid000001";; esac',
     )
     return tmp_path
@@ -41,10 +43,10 @@ def test_a_controller_that_does_not_answer_is_an_error_with_its_words(slurm):
 @pytest.mark.parametrize(
     "says, answer",
     [
-        ("echo RUNNING", True),
-        ("echo COMPLETING", True),
-        ("echo COMPLETED", False),
-        ("echo PENDING", False),  # of a requeued one: it will wait in its turn
+        ("echo 45 RUNNING", True),
+        ("echo 45 COMPLETING; echo 46 FAILED", True),
+        ("echo 46 RUNNING; echo 45 COMPLETED", False),
+        ("echo 45 PENDING", False),  # of a requeued one: it will wait in its turn
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
         ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
         ("exec sleep 9", None),

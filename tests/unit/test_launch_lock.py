@@ -1,5 +1,7 @@
 """One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -103,4 +105,26 @@ def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
     process.wait()
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     with lock.held(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
+        pass
+
+
+def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
+    """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write the same states."""
+    code = (
+        "import sys; from pathlib import Path; from tokenscale.launch import lock, ranks\n"
+        "with lock.held(Path(sys.argv[1]), 'run x') as held:\n"
+        "    sleep = 'import time; print(1, flush=True); time.sleep(60)'\n"
+        "    ranks.run_ranks([sys.executable, '-c', sleep], 1, keep=(held,))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "1\n"
+    (rank,) = (
+        int(pid) for pid in subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True).stdout.split()
+    )
+    launcher.kill()
+    launcher.wait()
+    with pytest.raises(UserError, match="being written by another process"), lock.held(tmp_path, "run x"):
+        pass
+    os.kill(rank, signal.SIGKILL)
+    with lock.held(tmp_path, "run x", wait=True, poll_s=0.02):
         pass

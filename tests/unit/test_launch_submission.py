@@ -4,6 +4,7 @@ What sbatch gets is computed by the plugin's own functions: an upgrade that asks
 """
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,20 @@ COMMON = "--parsable --job-name name --output log --export=ALL --comment what"
 ALPS, TEST = "-A g1 -p normal -t 720 --mem 450000", "-A test -p normal -t 10 --mem 20000"
 SUBMITTED = {
     "alps": {
-        1: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=36 --signal=USR1@300 -D here --gpus=1",
-        2: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=72 --signal=USR1@300 -D here --gpus=2",
-        4: f"{ALPS} --nodes=1 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gpus=4",
-        8: f"{ALPS} --nodes=2 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gpus=8",
-        12: f"{ALPS} --nodes=3 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gpus=12",
-        16: f"{ALPS} --nodes=4 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gpus=16",
+        1: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=36 --gpus-per-node=1 --signal=USR1@300 -D here",
+        2: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=72 --gpus-per-node=2 --signal=USR1@300 -D here",
+        4: f"{ALPS} --nodes=1 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
+        8: f"{ALPS} --nodes=2 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
+        12: f"{ALPS} --nodes=3 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
+        16: f"{ALPS} --nodes=4 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
     },
     "slurm-test": {
-        1: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=1",
-        2: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=2",
-        4: f"{TEST} --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=4",
-        8: f"{TEST} --nodes=2 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=8",
-        12: f"{TEST} --nodes=3 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=12",
-        16: f"{TEST} --nodes=4 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gpus=16",
+        1: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-node=1 --signal=USR1@60 -D here",
+        2: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-node=2 --signal=USR1@60 -D here",
+        4: f"{TEST} --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
+        8: f"{TEST} --nodes=2 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
+        12: f"{TEST} --nodes=3 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
+        16: f"{TEST} --nodes=4 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
     },
 }
 #: nodes and ranks of each; what follows is one for all sizes
@@ -92,7 +93,15 @@ def test_a_job_holds_the_cores_of_its_ranks(site):
     for size in SIZES:
         resources = submission.resources_of(geometry(size, where.gpus_per_node), where, stated)
         held = resources["nodes"] * resources["tasks_per_node"] * resources["cpus_per_task"]
-        assert held >= size * where.cores_per_rank and resources["gpu"] == size
+        assert held >= size * where.cores_per_rank and resources["ranks"] == size
+
+
+def test_nodes_that_are_not_full_have_as_many_gpus_each(site):
+    """Six for the whole job may be four on the one and two on the other."""
+    _, stated, where = site
+    resources = submission.resources_of(geometry(6, where.gpus_per_node), where, stated)
+    words = submission.options(resources, name="name", comment="what", log="log")
+    assert {"--nodes=2", "--ntasks-per-node=3", "--gpus-per-node=3"} <= set(words)
 
 
 def test_runs_that_share_a_node_take_only_their_part(site):
@@ -115,11 +124,11 @@ def test_a_job_script_asks_for_the_same(site):
 def test_runs_of_one_rank_share_a_node_in_one_script(site):
     name, stated, where = site
     words = [["launch", "--share", "4", "--output", str(number)] for number in range(4)]
-    text = submission.script([run_of(1)] * 4, where, stated, words, [])
+    text = submission.script([replace(run_of(1), seed=n) for n in range(4)], where, stated, words, [])
     options = " ".join(line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH"))
     assert SUBMITTED[name][4].replace("-D here", f"-D {Path.cwd()}") in options
     assert text.count(" &\npids+=($!)") == 4
-    for runs in ([run_of(1)] * 5, [run_of(1), run_of(2)]):
+    for runs in ([replace(run_of(1), seed=n) for n in range(5)], [run_of(1), run_of(2)]):
         with pytest.raises(UserError, match="cannot share a node"):
             submission.script(runs, where, stated, words, [])
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -82,3 +83,33 @@ def test_a_second_interrupt_of_a_terminal_ends_at_once():
         assert signals.told == "SIGINT"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.told is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(lab, tmp_path, monkeypatch):
+    """Of a budget in seconds, the step that begins after them is the last; a stop before it must not take it away."""
+    run = make_run("packed", 32, budget=BudgetSettings(wall_s=0.6), **SETTINGS)
+    step = loop.Training.step
+
+    def slow(training):
+        time.sleep(0.25)
+        if training.done == 2 and not (tmp_path / "told").exists():
+            (tmp_path / "told").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(training)
+
+    monkeypatch.setattr(loop.Training, "step", slow)
+    with pytest.raises(Interrupted):
+        loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
+    budget = loop.Training(run, lab.inputs(run), tmp_path / "run", WORLD, 1).budget
+    state = json.loads(next((tmp_path / "run/checkpoints").glob("step=*/checkpoint.json")).read_text())["budget"]
+    assert state["clock"] <= state["seconds"] and budget._done == state["clock"]

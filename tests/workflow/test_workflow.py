@@ -70,7 +70,7 @@ def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     assert sorted(found) == [1, 2, 4, 8, 12, 16], text[-4000:]
     for size, nodes, tasks in [(1, 1, 2), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]:
         resources = found[size]
-        assert resources["nodes"] == str(nodes) and resources["gpu"] == str(size)
+        assert resources["nodes"] == str(nodes) and resources["ranks"] == str(size)
         assert resources["tasks_per_node"] == str(tasks) and resources["mpi"] == "srun"
         assert resources["cpus_per_task"] == ("36" if size == 1 else "72")
         assert resources["mem_mb"] == "450000" and resources["slurm_account"] == "g1"

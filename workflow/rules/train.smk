@@ -21,17 +21,17 @@ rule train:
         cpus_per_task=lambda w: nodes_of(w).cores_per_task(
             settings.machine.cores_per_rank
         ),
-        gpu=world_size,
+        ranks=world_size,
         mem_mb=settings.machine.memory_mb,
         runtime=settings.machine.minutes,
-        slurm_extra=settings.machine.slurm_options,
+        slurm_extra=lambda w: settings.machine.slurm_options(nodes_of(w)),
         # what only the launcher reads: the machine's file, and how many runs share a node
         site=settings.settings.machine or "",
         share=1,
     params:
         run=lambda w: run_of(w).to_json(),
     message:
-        "train {wildcards.run_id} (ranks: {resources.gpu}, nodes: {resources.nodes})"
+        "train {wildcards.run_id} (ranks: {resources.ranks}, nodes: {resources.nodes})"
     shell:
         "python -m tokenscale launch --run {params.run:q} --site {resources.site:q} --share {resources.share}"
         " --output {output:q} --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"

@@ -70,7 +70,7 @@ def train_together(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace, world: World, held: ExitStack) -> tuple[dict[str, Any], tuple]:
     """What rank 0 tells the others, and what it seals the run with. The run's folder stays held."""
     job = prepare(request(arguments, world.size), lambda line: print(line, flush=True))
-    identity, attempt = held.enter_context(opened(job.run, job.output, job.manifests))
+    identity, attempt, _ = held.enter_context(opened(job.run, job.output, job.manifests))
     directory = job.output.parent.resolve()
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:

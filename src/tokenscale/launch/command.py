@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,12 @@ class Launch:
         """Where srun puts each rank's output."""
         return self.directory / f"attempt={attempt:02d}" / "output"
 
-    def go(self, attempt: int, manifests: dict[str, Path]) -> int:
-        """Start the ranks and wait for them. Returns their exit code."""
+    def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
+        """Start the ranks and wait for them; they keep the files `keep` open. Returns their exit code."""
         world_size = self.shape.world_size
         argv, variables = self.command(attempt, manifests)
         if self.machine.starter == "here":
-            return ranks.run_ranks(argv, world_size, variables=variables)
+            return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
         threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
         base = ranks.environment(threads)
         if self.machine.starter == "torchrun":
@@ -100,8 +101,8 @@ class Launch:
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
             with open(self.outputs(attempt) / failure.SRUN, "w") as said:
-                return ranks.run([(argv, base | variables)], stderr=said)
-        return ranks.run([(argv, base | variables)])
+                return ranks.run([(argv, base | variables)], stderr=said, word=signal.SIGUSR1, keep=keep)
+        return ranks.run([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:
         """The same as text for a shell, of the attempt that would come first in an empty folder."""
@@ -119,9 +120,16 @@ class Launch:
 
     def check(self) -> None:
         """Raise UserError where srun would have no job, or one that is too small, before anything is made for it."""
-        if self.machine.starter != "srun":
-            return
         shape = self.shape
+        if self.machine.starter != "srun":
+            if shape.nodes > 1:
+                raise UserError(
+                    "this run is for several nodes, which only srun starts.",
+                    run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                    machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
+                    next='starter = "srun" in the machine\'s file, or a smaller layout',
+                )
+            return
         if self.job is None:
             raise UserError(
                 "this machine starts ranks by srun, and this process is in no SLURM job.",

@@ -26,6 +26,11 @@ ECHOES = (
 #: rank runs out of memory, the others lose their peer, srun cancels the step, and the batch script is killed: four
 #: messages, one cause. To teach a new message, add a row above everything that its cause brings along.
 CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"User defined signal 1",
+        "the time limit came before the ranks had begun",
+        "more `minutes`, or a smaller `signal_s`, in machine.toml",
+    ),
     # -- sbatch refused it: nothing has run
     (
         r"[Ii]nvalid account|InvalidAccount|given account \S+ appears to be invalid",

@@ -44,7 +44,9 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def this_job(identity: str) -> Job:
     """The job of that id. Raises UserError where its controller does not answer."""
-    facts = _fields(_asked("scontrol", "show", "job", "--oneliner", identity))
+    lines = _asked("scontrol", "show", "job", "--oneliner", identity).splitlines()
+    # of a job array, one element has the array's number, and all of them are told
+    facts = next((found for found in map(_fields, lines) if found.get("JobId") == identity), {})
     nodes = tuple(_asked("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
     first = _fields(_asked("scontrol", "show", "node", "--oneliner", nodes[0]))
     return Job(
@@ -62,13 +64,14 @@ def this_job(identity: str) -> Job:
 def may_write(identity: str, timeout_s: float = 20) -> bool | None:
     """Whether processes of a job may still be there; None where the queue cannot be asked."""
     try:
-        argv = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={identity}"]
+        argv = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={identity}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:  # forgotten by its controller
         return False if "Invalid job id" in done.stderr else None
-    return bool(ALIVE & set(done.stdout.split()))
+    told = [line.split() for line in done.stdout.splitlines()]
+    return any(words[:1] == [identity] and words[-1] in ALIVE for words in told)
 
 
 def _asked(*argv: str) -> str:

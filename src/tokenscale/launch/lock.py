@@ -26,9 +26,10 @@ def held(
     wait: bool = False,
     may_write: Callable[[str], bool | None] = job.may_write,
     poll_s: float = 1.0,
-) -> Iterator[None]:
-    """Hold the folder while the block runs. Where another process has it: UserError, or with `wait`, until it is free.
+) -> Iterator[int]:
+    """Hold the folder while the block runs; yields the lock's descriptor: processes that inherit it go on holding it.
 
+    Where another process has the folder: UserError, or with `wait`, until it is free.
     The owner's process, host and job are in the lock's file. A file system may keep locks of one node from the others
     (Lustre without `flock`), and a process may be gone whose ranks are not: so a lock that is free, but was left by
     another job, counts only once the queue says that this job has ended.
@@ -43,7 +44,7 @@ def held(
         file.write(f"process {os.getpid()} on {platform.node()}{f', job {mine}' if mine else ''}\n")
         file.flush()
         os.fsync(file.fileno())
-        yield
+        yield file.fileno()
         file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
 
 

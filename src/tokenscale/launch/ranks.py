@@ -26,6 +26,7 @@ def run_ranks(
     variables: dict[str, str] | None = None,
     poll_s: float = 0.05,
     grace_s: float = GRACE_S,
+    keep: tuple[int, ...] = (),
 ) -> int:
     """Run `argv` once a rank, with the environment torchrun would set, and `variables` over it.
 
@@ -35,10 +36,10 @@ def run_ranks(
     """
     base = environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
-        return run([(argv, base)], poll_s=poll_s, grace_s=grace_s)
+        return run([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
     base |= one_machine(base) | {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     places = [{"RANK": str(r), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(world_size)} for r in range(world_size)]
-    return run([(argv, base | place) for place in places], poll_s=poll_s, grace_s=grace_s)
+    return run([(argv, base | place) for place in places], poll_s=poll_s, grace_s=grace_s, keep=keep)
 
 
 def one_machine(base: dict[str, str]) -> dict[str, str]:
@@ -68,17 +69,27 @@ def run(
     poll_s: float = 0.05,
     grace_s: float = GRACE_S,
     stderr: IO[str] | None = None,
+    word: signal.Signals = signal.SIGTERM,
+    keep: tuple[int, ...] = (),
 ) -> int:
-    """Start these (argv, environment) and wait for all of them; they end together. Returns as `run_ranks` does."""
+    """Start these (argv, environment) and wait for all of them; they end together. Returns as `run_ranks` does.
+
+    `word` is what tells them to end: ranks and torchrun understand SIGTERM; srun ends its tasks by force at that, and
+    passes SIGUSR1 on. They keep the files `keep` open: the lock of a run is held as long as one of its ranks lives.
+    """
     # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
     # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
     told: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: told.append(number)) for number in SIGNALS}
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda number, frame: told.append(number)) for number in heard}
     processes: list[subprocess.Popen] = []
     try:
         for argv, variables in commands:
-            processes.append(subprocess.Popen(argv, env=variables, stderr=stderr))
-        return _wait(processes, told, poll_s, grace_s)
+            try:
+                processes.append(subprocess.Popen(argv, env=variables, stderr=stderr, pass_fds=keep))
+            except OSError as error:
+                raise UserError("a process cannot be started.", program=argv[0], reason=error.strerror) from None
+        return _wait(processes, told, word, poll_s, grace_s)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -98,7 +109,9 @@ def threads_per_rank(world_size: int) -> int:
     return max(1, job // world_size)
 
 
-def _wait(processes: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> int:
+def _wait(
+    processes: list[subprocess.Popen], told: list[int], word: signal.Signals, poll_s: float, grace_s: float
+) -> int:
     while not told:
         codes = [r.poll() for r in processes]
         failed = [(number, code) for number, code in enumerate(codes) if code]
@@ -114,15 +127,17 @@ def _wait(processes: list[subprocess.Popen], told: list[int], poll_s: float, gra
         if all(code == 0 for code in codes):
             return 0
         time.sleep(poll_s)
-    _tell(processes, told, poll_s, grace_s)
+    _tell(processes, told, word, poll_s, grace_s)
     return 128 + told[0]
 
 
-def _tell(processes: list[subprocess.Popen], told: list[int], poll_s: float, grace_s: float) -> None:
+def _tell(
+    processes: list[subprocess.Popen], told: list[int], word: signal.Signals, poll_s: float, grace_s: float
+) -> None:
     """Pass the word on, once, and wait: for as long as a time limit leaves, or the grace; a second SIGINT cuts it."""
     for process in processes:
         if process.poll() is None:
-            process.send_signal(signal.SIGUSR1 if told[0] == signal.SIGUSR1 else signal.SIGTERM)
+            process.send_signal(word)
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
         late = told[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s

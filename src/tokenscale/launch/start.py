@@ -23,8 +23,8 @@ def opened(
     *,
     launch: dict[str, Any] | None = None,
     wait: bool = False,
-) -> Iterator[tuple[Identity, int | None]]:
-    """Hold the folder of `output` for a run: (its identity, the number of the attempt to make).
+) -> Iterator[tuple[Identity, int | None, int]]:
+    """Hold the folder of `output` for a run: (its identity, the number of the attempt to make, the lock's descriptor).
 
     The number is None where the run is sealed there with this identity; `output` is then there, too. Raises UserError
     for a missing manifest and for a folder that another process writes; with `wait`, it waits for that one's end.
@@ -35,7 +35,7 @@ def opened(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
     directory = output.parent
-    with lock.held(directory, run.identity, wait=wait):
+    with lock.held(directory, run.identity, wait=wait) as held:
         # read once the folder is ours: waiting may have taken hours
         identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)))
         attempt = prepare(directory, run, identity, launch)
@@ -43,7 +43,7 @@ def opened(
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             finish(directory, output, identity, run)
             drop_states(directory, run)
-        yield identity, attempt
+        yield identity, attempt, held
 
 
 def start(
@@ -64,10 +64,10 @@ def start(
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=job_of(machine))
     launched.check()
-    with opened(run, output, manifests, launch=launched.record(), wait=wait) as (identity, attempt):
+    with opened(run, output, manifests, launch=launched.record(), wait=wait) as (identity, attempt, held):
         if attempt is None:
             return 0
-        exit_code = launched.go(attempt, manifests)
+        exit_code = launched.go(attempt, manifests, keep=(held,))
         if finish(output.parent, output, identity, run):
             if exit_code:  # what counts was on disk before the processes were torn down
                 text = f"{run.identity} is sealed; its processes then ended with {exit_code}."

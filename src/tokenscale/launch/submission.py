@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError
+from tokenscale.launch.before import without_a_value
 from tokenscale.settings.geometry import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
@@ -40,12 +41,20 @@ def resources_of(shape: Geometry, machine: Machine, profile: dict[str, Any]) -> 
         "nodes": shape.nodes,
         "tasks_per_node": shape.tasks_per_node,
         "cpus_per_task": shape.cores_per_task(machine.cores_per_rank),
-        "gpu": shape.world_size,
+        "ranks": shape.world_size,
         "mem_mb": machine.memory_mb,
         "runtime": machine.minutes,
-        "slurm_extra": machine.slurm_options,
+        "slurm_extra": machine.slurm_options(shape),
     }
-    stated = {**profile.get("default-resources", {}), **asked, **profile.get("set-resources", {}).get(RULE, {})}
+    maps = [profile.get(name) or {} for name in ("default-resources", "set-resources")]
+    if not all(isinstance(stated, dict) for stated in maps):
+        raise UserError(
+            "a job script is written from profiles whose resources are mappings.",
+            next="name: value in place of name=value",
+        )
+    stated = {**maps[0], **asked, **maps[1].get(RULE, {})}
+    if not str(stated["runtime"]).isdigit():
+        raise UserError("a job script needs a time limit in minutes.", runtime=stated["runtime"], next="runtime: 120")
     return {name: os.path.expandvars(value) if isinstance(value, str) else value for name, value in stated.items()}
 
 
@@ -55,11 +64,9 @@ def options(resources: dict[str, Any], *, name: str, comment: str, log: str, dir
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
     job = SubmittedJob(resources)
+    if error := without_a_value([resources]):
+        raise error
     account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
-    if account and str(account).startswith("$"):
-        raise UserError(
-            f"a variable of the profile has no value: {str(account)[1:]}.", next=f"export {str(account)[1:]}=<project>"
-        )
     parameters = {
         "run_uuid": name,
         "slurm_logfile": log,
@@ -90,6 +97,8 @@ def script(
             expected=f"runs of one rank, {machine.gpus_per_node} at most",
             next="a script for each",
         )
+    if len({run.identity for run in runs}) < len(runs):
+        raise UserError("a run is named twice.", next="name each once")
     here, name = Path.cwd(), "+".join(run.identity for run in runs)
     # side by side they ask for what a run of as many ranks asks for
     shape = geometry(sum(sizes), machine.gpus_per_node)

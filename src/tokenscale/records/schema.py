@@ -62,6 +62,6 @@ FIELDS: dict[str, dict[str, str]] = {
         "gradients_bytes": "BIGINT",
         "optimizer_bytes": "BIGINT",
         "activations_bytes": "BIGINT",  # of the forward passes in flight; null where it was not measured
-        "energy_j": "DOUBLE",  # run_stop: of this rank's board, over all steps; null where nothing counts it
+        "energy_j": "DOUBLE",  # run_stop: of this rank's board, over this attempt's steps; null where nothing counts it
     },
 }

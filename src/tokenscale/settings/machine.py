@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.errors import UserError
+from tokenscale.settings.geometry import Geometry
 from tokenscale.settings.options import STRICT, option
 
 
@@ -38,10 +39,13 @@ class Machine:
     )
     srun_options: tuple[str, ...] = option(tuple, "further options of the inner srun")
 
-    @property
-    def slurm_options(self) -> str:
-        """What a training's job asks for beside its resources. The signal goes to ranks, not to the batch script."""
-        return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
+    def slurm_options(self, shape: Geometry) -> str:
+        """What a training's job asks for beside its resources. The signal goes to ranks, not to the batch script.
+
+        GPUs are asked for by the node: of six for the whole job SLURM may put four on one node and two on the next.
+        """
+        signal = f" --signal=USR1@{self.signal_s}" if self.signal_s else ""
+        return f"--gpus-per-node={shape.ranks_per_node}{signal}"
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) of fields that do not fit together."""
@@ -52,6 +56,8 @@ class Machine:
             found.append(("signal_s", f"{self.signal_s} s are no part of {self.minutes} minutes"))
         if self.starter == "srun" and self.gpus_per_node is None:
             found.append(("gpus_per_node", "srun needs to know how many ranks a node holds"))
+        if self.environment_by_local_rank and self.gpus_per_node is None:
+            found.append(("environment_by_local_rank", "say gpus_per_node, too: as many values as a node has ranks"))
         for name, values in self.environment_by_local_rank.items():
             if self.gpus_per_node is not None and len(values) != self.gpus_per_node:
                 text = f"{name} has {len(values)} values for {self.gpus_per_node} ranks a node"
@@ -72,7 +78,7 @@ def load(path: str | Path | None, root: str | Path = ".") -> Machine:
         raise UserError(
             "the machine's file is missing.", file=file, next="profiles/alps/machine.toml is an example"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError("the machine's file is not readable TOML.", file=file, reason=error) from None
     machine: Machine = validate.build(Machine, values, file=str(file))
     validate.check_problems(machine.problems(), file=str(file))

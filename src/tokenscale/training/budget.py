@@ -105,14 +105,20 @@ class Budget:
         return done >= self.steps if self.steps is not None else self._done >= self._goal
 
     def state(self) -> dict[str, float]:
-        """Plain numbers; the seconds are this rank's, and rank 0's count."""
-        return {"useful_tokens": self._tokens.item() + self._alone, "seconds": self._seconds, "warm": self._warm}
+        """Plain numbers; the seconds are this rank's, and rank 0's count. `clock`: what a budget in seconds has seen of
+        them, which is what was over when the last step began."""
+        clock = {"clock": self._done} if self.steps is None and not self._counts_tokens else {}
+        return {
+            "useful_tokens": self._tokens.item() + self._alone,
+            "seconds": self._seconds,
+            "warm": self._warm,
+        } | clock
 
     def load(self, state: dict[str, float]) -> None:
         """What `state` returned on rank 0, of a run with this budget or another."""
         self._tokens.fill_(state["useful_tokens"])
         self._seconds, self._warm = state["seconds"], state["warm"]
-        self._done = state["useful_tokens"] if self._counts_tokens else state["seconds"]
+        self._done = state["useful_tokens"] if self._counts_tokens else state.get("clock", state["seconds"])
 
 
 def _read(sums: Tensor, event: torch.cuda.Event | None) -> list[float]:

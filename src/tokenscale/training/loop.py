@@ -47,7 +47,14 @@ class Inputs:
     validation_store: Path | None = None
 
 
-def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attempt: int = 0) -> torch.nn.Module:
+def train(
+    run: RunSettings,
+    inputs: Inputs,
+    directory: Path,
+    world: World,
+    attempt: int = 0,
+    signals: Signals | None = None,
+) -> torch.nn.Module:
     """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
 
     Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
@@ -55,7 +62,7 @@ def train(run: RunSettings, inputs: Inputs, directory: Path, world: World, attem
     sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`stopping.py`), with a
     resume state on disk and the record not sealed.
     """
-    return Training(run, inputs, directory, world, attempt).run()
+    return Training(run, inputs, directory, world, attempt, signals=signals).run()
 
 
 class Training:
@@ -69,10 +76,11 @@ class Training:
         world: World,
         attempt: int = 0,
         batches: Batches | None = None,
+        signals: Signals | None = None,
     ):
         started = time.monotonic()
         self.settings, self.world, self.directory = run, world, directory
-        self.signals = Signals()
+        self.signals = signals or Signals()
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.writer.event("run_start", world_size=world.size)

@@ -6,7 +6,8 @@ from types import FrameType
 from typing import Any
 
 #: SIGUSR1: the time limit comes (`sbatch --signal=USR1@seconds`). SIGTERM: preemption, scancel, a launcher that ends.
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+#: SIGHUP: a terminal that is gone.
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interrupted(Exception):
@@ -18,18 +19,19 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """In its block, which signal has told this rank to stop, if any.
+    """In its block, which signal has told this rank to stop, if any. Blocks may be nested.
 
-    A second SIGINT ends the process at once, as it does everywhere.
+    A second SIGINT ends the process at once, as it does everywhere; what is ignored (`nohup`) stays so.
     """
 
     def __init__(self) -> None:
         self.told: str | None = None
-        self._before: dict[int, Any] = {}
+        self._before: list[dict[int, Any]] = []
 
     def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+        heard = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
+        self._before.append({number: signal.signal(number, self._note) for number in heard})
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -38,5 +40,5 @@ class Signals:
             signal.signal(number, signal.default_int_handler)
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._before.pop().items():
             signal.signal(number, handler)

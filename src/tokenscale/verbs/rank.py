@@ -34,6 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
     place = int(os.environ.get("LOCAL_RANK", 0))
     os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
 
+    from tokenscale.training.stopping import Signals
+
+    with Signals() as signals:  # from the start: imports, containers and first communicators take a minute
+        return _run(arguments, signals)
+
+
+def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
     from tokenscale.parallel.world import heard_last, join, part
     from tokenscale.settings.run import RunSettings
     from tokenscale.training.loop import Inputs, train
@@ -52,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
     with heard_last(world):
         try:
-            train(settings, inputs, arguments.directory, world, arguments.attempt)
+            train(settings, inputs, arguments.directory, world, arguments.attempt, signals)
         except Interrupted:
             pass  # not a failure, for which the others would be killed; the launcher reads it from the log
     part(world)
