@@ -30,6 +30,7 @@ ROOMS_OF = {
     "distributed/test_memory.py": ["costs", "training", "parallel"],
     "distributed/test_parity.py": ["parallel"],
     "distributed/test_starters.py": ["launch", "parallel"],
+    "distributed/test_stopping.py": ["training", "parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
     "faults/": ["training", "launch"],
@@ -86,6 +87,7 @@ LONGEST = [
     "distributed/test_layout_checkpoints.py",
     "distributed/test_memory.py",
     "distributed/test_starters.py",
+    "distributed/test_stopping.py",
     "distributed/test_communication.py",
 ]
 
