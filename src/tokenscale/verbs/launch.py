@@ -34,21 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to `commands.launch`."""
-    from tokenscale.commands import launch
+    """Hand over to `launch.request`."""
     from tokenscale.errors import UserError
+    from tokenscale.launch import request
 
     if arguments.run is None:
-        requests = launch.named(arguments.run_id, arguments.profile, arguments.config)
+        requests = request.named(arguments.run_id, arguments.profile, arguments.config)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-        requests = [launch.stated(arguments.run, arguments.output, arguments.site, manifests)]
+        requests = [request.stated(arguments.run, arguments.output, arguments.site, manifests)]
     if arguments.sbatch is not None:
-        print(launch.written(requests, arguments.sbatch))
+        print(request.written(requests, arguments.sbatch))
         return 0
     if len(requests) > 1:
         raise UserError("one run is launched at a time.", found=len(requests), next="--sbatch FILE for one shared node")
     if arguments.print:
-        print(launch.printed(requests[0], arguments.share))
+        print(request.printed(requests[0], arguments.share))
         return 0
-    return launch.start(requests[0], arguments.share)
+    return request.start(requests[0], arguments.share)
