@@ -53,6 +53,12 @@ REASONS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Workers of a test session are told of narrow terminals."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def line(folder, number=6, state="RUNNING", reason="None", **values):
     usual = {"used": "0:04", "limit": "12:00:00", "count": 1, "nodes": "nid000002", "start": "2026-11-21T16:12:12"}
     usual |= {"name": "tokenscale_12234107-f5a1", "comment": f"rule_train_wildcards_{RUN}"} | values

@@ -17,6 +17,12 @@ from tokenscale.records.status import Status
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Workers of a test session are told of narrow terminals."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 @pytest.fixture
 def results(monkeypatch, tmp_path):
     """A working folder without SLURM's programs."""

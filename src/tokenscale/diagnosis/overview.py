@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -166,5 +165,5 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def terminal_width() -> int:
-    """Columns to fill; of what is no terminal, as many as its readers have, whatever COLUMNS says."""
-    return max(80, min(160, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else 120
+    """Columns to fill."""
+    return max(80, min(160, shutil.get_terminal_size((120, 24)).columns))
