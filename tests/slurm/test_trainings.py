@@ -80,7 +80,7 @@ def test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing(project):
     project.change("long", layout={"data": 8}, global_batch=16)
     text = project.snakemake(
         *("runs", "--config", "experiments=long", "--retries", "0"),
-        *("--set-resources", "train:nodes=1", "train:slurm_extra=--gpus-per-node=4"),
+        *("--set-resources", "train:nodes=1"),
         code=1,
     )
     assert "the job has fewer nodes than the run needs" in text

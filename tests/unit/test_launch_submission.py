@@ -22,20 +22,20 @@ COMMON = "--parsable --job-name name --output log --export=ALL --comment what"
 ALPS, TEST = "-A g1 -p normal -t 720 --mem 450000", "-A test -p normal -t 10 --mem 20000"
 SUBMITTED = {
     "alps": {
-        1: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=36 --gpus-per-node=1 --signal=USR1@300 -D here",
-        2: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=72 --gpus-per-node=2 --signal=USR1@300 -D here",
-        4: f"{ALPS} --nodes=1 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
-        8: f"{ALPS} --nodes=2 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
-        12: f"{ALPS} --nodes=3 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
-        16: f"{ALPS} --nodes=4 --ntasks-per-node=4 --cpus-per-task=72 --gpus-per-node=4 --signal=USR1@300 -D here",
+        1: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=36 --signal=USR1@300 -D here --gres=gpu:1",
+        2: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=72 --signal=USR1@300 -D here --gres=gpu:2",
+        4: f"{ALPS} --nodes=1 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gres=gpu:4",
+        8: f"{ALPS} --nodes=2 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gres=gpu:4",
+        12: f"{ALPS} --nodes=3 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gres=gpu:4",
+        16: f"{ALPS} --nodes=4 --ntasks-per-node=4 --cpus-per-task=72 --signal=USR1@300 -D here --gres=gpu:4",
     },
     "slurm-test": {
-        1: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-node=1 --signal=USR1@60 -D here",
-        2: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-node=2 --signal=USR1@60 -D here",
-        4: f"{TEST} --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
-        8: f"{TEST} --nodes=2 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
-        12: f"{TEST} --nodes=3 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
-        16: f"{TEST} --nodes=4 --ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 --signal=USR1@60 -D here",
+        1: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:1",
+        2: f"{TEST} --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:2",
+        4: f"{TEST} --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:4",
+        8: f"{TEST} --nodes=2 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:4",
+        12: f"{TEST} --nodes=3 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:4",
+        16: f"{TEST} --nodes=4 --ntasks-per-node=4 --cpus-per-task=1 --signal=USR1@60 -D here --gres=gpu:4",
     },
 }
 #: nodes and ranks of each; what follows is one for all sizes
@@ -101,7 +101,7 @@ def test_nodes_that_are_not_full_have_as_many_gpus_each(site):
     _, stated, where = site
     resources = submission.resources_of(geometry(6, where.gpus_per_node), where, stated)
     words = submission.options(resources, name="name", comment="what", log="log")
-    assert {"--nodes=2", "--ntasks-per-node=3", "--gpus-per-node=3"} <= set(words)
+    assert {"--nodes=2", "--ntasks-per-node=3", "--gres=gpu:3"} <= set(words)
 
 
 def test_runs_that_share_a_node_take_only_their_part(site):

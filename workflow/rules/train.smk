@@ -24,7 +24,9 @@ rule train:
         ranks=world_size,
         mem_mb=settings.machine.memory_mb,
         runtime=settings.machine.minutes,
-        slurm_extra=lambda w: settings.machine.slurm_options(nodes_of(w)),
+        # by the node: of six GPUs for a job SLURM may put four on one node and two on the next
+        gres=lambda w: f"gpu:{nodes_of(w).ranks_per_node}",
+        slurm_extra=settings.machine.slurm_options,
         # what only the launcher reads: the machine's file, and how many runs share a node
         site=settings.settings.machine or "",
         share=1,

@@ -44,7 +44,8 @@ def resources_of(shape: Geometry, machine: Machine, profile: dict[str, Any]) -> 
         "ranks": shape.world_size,
         "mem_mb": machine.memory_mb,
         "runtime": machine.minutes,
-        "slurm_extra": machine.slurm_options(shape),
+        "gres": f"gpu:{shape.ranks_per_node}",
+        "slurm_extra": machine.slurm_options,
     }
     maps = [profile.get(name) or {} for name in ("default-resources", "set-resources")]
     if not all(isinstance(stated, dict) for stated in maps):

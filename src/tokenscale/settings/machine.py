@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.errors import UserError
-from tokenscale.settings.geometry import Geometry
 from tokenscale.settings.options import STRICT, option
 
 
@@ -39,13 +38,10 @@ class Machine:
     )
     srun_options: tuple[str, ...] = option(tuple, "further options of the inner srun")
 
-    def slurm_options(self, shape: Geometry) -> str:
-        """What a training's job asks for beside its resources. The signal goes to ranks, not to the batch script.
-
-        GPUs are asked for by the node: of six for the whole job SLURM may put four on one node and two on the next.
-        """
-        signal = f" --signal=USR1@{self.signal_s}" if self.signal_s else ""
-        return f"--gpus-per-node={shape.ranks_per_node}{signal}"
+    @property
+    def slurm_options(self) -> str:
+        """What a training's job asks for beside its resources. The signal goes to ranks, not to the batch script."""
+        return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) of fields that do not fit together."""
