@@ -137,6 +137,26 @@ def losses(run: Path) -> list[float]:
     return [step["loss"] / step["tokens"] for step in latest]
 
 
+def run_of(project) -> tuple[str, object]:
+    """The one run of the experiment `long`: its id and its folder."""
+    ((name, path),) = project.runs().items()
+    return name, path
+
+
+def whole(project, attempts: int) -> None:
+    """The run is complete in so many attempts; each of its steps is there once, as if it had never been stopped."""
+    name, path = run_of(project)
+    record = json.loads((path / "run.json").read_text())
+    assert record["outcome"]["status"] == "complete" and record["attempt"] == attempts - 1
+    assert len(losses(path)) == record["outcome"]["steps"]
+    assert (path / "done.json").is_file() and len([*path.glob("attempt=*")]) == attempts
+
+
+def events(path, attempt: int, event: str) -> list[dict]:
+    lines = (path / f"attempt={attempt:02d}/rank=00000/events.jsonl").read_text().splitlines()
+    return [found for found in map(json.loads, lines) if found["event"] == event]
+
+
 def make(folder: Path) -> None:
     """A project with these experiments, whose tokens are made."""
     project = make_project(folder)

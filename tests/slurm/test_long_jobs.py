@@ -1,43 +1,10 @@
 """Jobs that end before their run does: each attempt goes on where the one before was, and nothing is trained twice."""
 
-import json
 import os
 import re
 import signal
 
-from tests.slurm.projects import losses
-
-
-def run_of(project) -> tuple[str, object]:
-    """The one run of the experiment `long`: its id and its folder."""
-    ((name, path),) = project.runs().items()
-    return name, path
-
-
-def whole(project, attempts: int) -> None:
-    """The run is complete in so many attempts; each of its steps is there once, as if it had never been stopped."""
-    name, path = run_of(project)
-    record = json.loads((path / "run.json").read_text())
-    assert record["outcome"]["status"] == "complete" and record["attempt"] == attempts - 1
-    assert len(losses(path)) == record["outcome"]["steps"]
-    assert (path / "done.json").is_file() and len([*path.glob("attempt=*")]) == attempts
-
-
-def events(path, attempt: int, event: str) -> list[dict]:
-    lines = (path / f"attempt={attempt:02d}/rank=00000/events.jsonl").read_text().splitlines()
-    return [found for found in map(json.loads, lines) if found["event"] == event]
-
-
-def test_a_job_beyond_its_time_limit_goes_on_in_the_next(project):
-    """A job has a minute, of which ranks train less than 55 s: SLURM looks twice, and tells them in its second half."""
-    project.change("long", budget={"wall_s": 55})
-    options = ("--set-resources", "train:runtime=1", "train:slurm_extra=--signal=USR1@1")
-    project.snakemake("runs", *options, "--retries", "9", "--config", "experiments=long")
-    name, path = run_of(project)
-    states = [job["state"] for job in project.jobs_of(name)]
-    assert len(states) > 1 and states[-1] == "COMPLETED"
-    assert [event["status"] for event in events(path, 0, "run_stop")] == ["interrupted"]
-    whole(project, len(states))
+from tests.slurm.projects import events, run_of, whole
 
 
 def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):

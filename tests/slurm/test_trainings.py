@@ -6,7 +6,7 @@ import re
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.slurm.projects import losses
+from tests.slurm.projects import events, losses, run_of, whole
 
 #: columns that are times, and what measures or names the place: memory, threads, jobs, nodes
 PLACE = ("_s", "memory_peak_bytes", "threads_per_rank", "job_ids", "node_names", "machine", "slurm_logs", "seal")
@@ -85,3 +85,15 @@ def test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing(project):
     )
     assert "the job has fewer nodes than the run needs" in text
     assert [*project.root.glob("results/runs/*/attempt=*/rank=*")] == []
+
+
+def test_a_job_beyond_its_time_limit_goes_on_in_the_next(project):
+    """A job has a minute, of which ranks train less than 55 s: SLURM looks twice, and tells them in its second half."""
+    project.change("long", budget={"wall_s": 55})
+    options = ("--set-resources", "train:runtime=1", "train:slurm_extra=--signal=USR1@1")
+    project.snakemake("runs", *options, "--retries", "9", "--config", "experiments=long")
+    name, path = run_of(project)
+    states = [job["state"] for job in project.jobs_of(name)]
+    assert len(states) > 1 and states[-1] == "COMPLETED"
+    assert [event["status"] for event in events(path, 0, "run_stop")] == ["interrupted"]
+    whole(project, len(states))
