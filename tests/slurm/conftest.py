@@ -9,6 +9,12 @@ from tests.slurm.missing import message
 from tests.workflow.conftest import Project, copy_of
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Workers of a test session are told of narrow terminals."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 @pytest.fixture(scope="session")
 def slurm():
     """Skips where SLURM is not installed."""
