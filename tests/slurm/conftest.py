@@ -12,7 +12,7 @@ from tests.workflow.conftest import Project, copy_of
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     """Workers of a test session are told of narrow terminals."""
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "160")
 
 
 @pytest.fixture(scope="session")
