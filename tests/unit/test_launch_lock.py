@@ -33,6 +33,13 @@ def holder(folder, monkeypatch=None, job=None):
     return process
 
 
+def left_by_a_dead_job(folder, monkeypatch):
+    """The lock of a process of job 45 that was killed: free, with its name in it."""
+    process = holder(folder, monkeypatch, job="45")
+    process.kill()
+    process.wait()
+
+
 def test_a_held_folder_is_refused_with_its_owner(tmp_path):
     process = holder(tmp_path)
     try:
@@ -61,9 +68,7 @@ def test_the_owner_names_its_job_and_an_orderly_end_leaves_none(tmp_path, monkey
 
 def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path, monkeypatch, capfd):
     """On another node: the file's lock may not reach there, and ranks outlive their launcher."""
-    process = holder(tmp_path, monkeypatch, job="45")
-    process.kill()
-    process.wait()
+    left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     answers = iter([True, None, True, False])
     with lock.held(tmp_path, "run x", wait=True, may_write=lambda job: next(answers), poll_s=0.01):
@@ -73,17 +78,13 @@ def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path
 
 
 def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, monkeypatch):
-    process = holder(tmp_path, monkeypatch, job="45")
-    process.kill()
-    process.wait()
+    left_by_a_dead_job(tmp_path, monkeypatch)
     with pytest.raises(UserError, match="scancel 45"), lock.held(tmp_path, "run x", may_write=lambda job: True):
         pass
 
 
 def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeypatch):
-    process = holder(tmp_path, monkeypatch, job="45")
-    process.kill()
-    process.wait()
+    left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     monkeypatch.setattr(lock, "PATIENCE_S", 0.05)
     silent = {"wait": True, "may_write": lambda job: None, "poll_s": 0.01}
@@ -92,17 +93,13 @@ def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeyp
 
 
 def test_results_of_a_cluster_are_free_on_a_machine_without_its_queue(tmp_path, monkeypatch):
-    process = holder(tmp_path, monkeypatch, job="45")
-    process.kill()
-    process.wait()
+    left_by_a_dead_job(tmp_path, monkeypatch)
     with lock.held(tmp_path, "run x", may_write=lambda job: None):
         pass
 
 
 def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
-    process = holder(tmp_path, monkeypatch, job="45")
-    process.kill()
-    process.wait()
+    left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     with lock.held(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
         pass

@@ -12,7 +12,6 @@ from tests.unit.test_packaging import project, split
 from tokenscale.launch import processes
 from tokenscale.records import provenance
 from tokenscale.settings import machine, profile
-from tokenscale.settings.geometry import geometry
 
 ROOT = Path(__file__).parents[2]
 ALPS = ROOT / "profiles/alps"
@@ -32,8 +31,7 @@ def container():
 @pytest.fixture(scope="module")
 def exported():
     alps = machine.load(ALPS / "machine.toml")
-    shape = geometry(8, alps.gpus_per_node)
-    return processes.environment(alps, shape, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
+    return processes.environment(alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
 
 
 def containerfile():

@@ -37,10 +37,8 @@ def losses(directory, attempt):
     return {line["step"]: line["loss_sum"] for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab, tmp_path, monkeypatch, number):
-    run = make_run("packed", 32, budget=BudgetSettings(steps=6), **SETTINGS)
-    loop.train(run, lab.inputs(run), tmp_path / "whole", WORLD)
+def tell(monkeypatch, number):
+    """This process gets the signal in the third step."""
     step = loop.Training.step
 
     def told(training):
@@ -49,6 +47,13 @@ def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab,
         return step(training)
 
     monkeypatch.setattr(loop.Training, "step", told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab, tmp_path, monkeypatch, number):
+    run = make_run("packed", 32, budget=BudgetSettings(steps=6), **SETTINGS)
+    loop.train(run, lab.inputs(run), tmp_path / "whole", WORLD)
+    tell(monkeypatch, number)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted) as stopped:
         loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
@@ -64,14 +69,7 @@ def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab,
 
 def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypatch):
     run = make_run("packed", 32, budget=BudgetSettings(steps=3), **SETTINGS)
-    step = loop.Training.step
-
-    def told(training):
-        if training.done == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(training)
-
-    monkeypatch.setattr(loop.Training, "step", told)
+    tell(monkeypatch, signal.SIGTERM)
     loop.train(run, lab.inputs(run), tmp_path, WORLD)
     assert sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
 
@@ -101,14 +99,7 @@ def test_what_nohup_ignores_stays_ignored():
 def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(lab, tmp_path, monkeypatch):
     """Of a budget in seconds, the step that begins after them is the last; a stop before it must not take it away."""
     run = make_run("packed", 32, budget=BudgetSettings(wall_s=600), **SETTINGS)
-    step = loop.Training.step
-
-    def told(training):
-        if training.done == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(training)
-
-    monkeypatch.setattr(loop.Training, "step", told)
+    tell(monkeypatch, signal.SIGTERM)
     with pytest.raises(Interrupted):
         loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
     budget = loop.Training(run, lab.inputs(run), tmp_path / "run", WORLD, 1).budget

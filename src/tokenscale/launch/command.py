@@ -72,7 +72,6 @@ class Launch:
         )
         variables = processes.environment(
             machine,
-            shape,
             outputs=outputs,
             root=Path.cwd(),
             address=self.job.address if self.job else None,

@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+from tokenscale.launch.ranks import THREADS
 from tokenscale.settings.geometry import Geometry
 from tokenscale.settings.machine import Machine
 
-#: ports for the ranks to meet at, by the job's number: nodes may be shared, and on a test machine they are all one
-PORTS = range(20000, 40000)
+#: ports for the ranks to meet at, by the job number: nodes may be shared, and on a test machine they are all one. They
+#: lie below those that Linux gives to whoever asks for any.
+PORTS = range(20000, 32768)
 
 
 def rank_argv(
@@ -64,13 +66,10 @@ def srun_argv(
 
 
 def environment(
-    machine: Machine, shape: Geometry, *, outputs: Path, root: Path, address: str | None = None, job: str | None = None
+    machine: Machine, *, outputs: Path, root: Path, address: str | None = None, job: str | None = None
 ) -> dict[str, str]:
     """Variables that all ranks get from an srun of ours; a machine's own are last, and win."""
-    cores = str(machine.cores_per_rank or 1)
-    found = {
-        name: cores for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-    }
+    found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
     found["TOKENSCALE_ROOT"] = str(root)  # where the container's file finds the project
     if address is not None:
         found |= {"MASTER_ADDR": address, "MASTER_PORT": str(port_of(job or "0"))}
@@ -85,7 +84,7 @@ def environment(
 def port_of(job: str) -> int:
     """Where the ranks of a job meet.
 
-    >>> port_of("41"), port_of("20041")
+    >>> port_of("41"), port_of("12809")
     (20041, 20041)
     """
     number = int("".join(c for c in job if c.isdigit()) or 0)

@@ -15,6 +15,9 @@ from tokenscale.records.hardware import cores
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 #: seconds that ranks get to write a state to go on from, once a launcher has been told to end
 GRACE_S = 30.0
+#: torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
+#: encode while training count by the last
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 #: what says to a process which rank of which world it is
 WORLD = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -52,10 +55,7 @@ def environment(threads: int) -> dict[str, str]:
     """This process' variables as ranks get them, with so many threads for each."""
     # what a launcher around this one may have left: these ranks are a world of their own
     base = {name: value for name, value in os.environ.items() if name not in WORLD}
-    # torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
-    # encode while training count by the last
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
-        base[variable] = str(threads)
+    base |= dict.fromkeys(THREADS, str(threads))
     # glibc hands large freed blocks back at once and faults them in again each step: 0.16 against 0.09 s a step of the
     # demo's model here. Ignored by other C libraries.
     base = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)} | base
