@@ -117,6 +117,13 @@ def test_jobs_of_this_folder_alone_are_told(folder, capsys):
     ]
 
 
+def test_a_job_in_its_first_second_runs(folder, capsys):
+    squeue(folder, line(folder, used="0:00"), waiting(folder, "Priority", number=7))
+    lines = [" ".join(text.split()) for text in said(capsys).splitlines()]
+    assert f"6 running train {RUN} under 1 s of 12 h nid000002" in lines
+    assert f"7 waiting train {RUN} limit 12 h 1 node" in lines
+
+
 def test_a_folder_by_a_link_is_the_same_folder(folder, capsys):
     (folder.parent / "link").symlink_to(folder)
     squeue(folder, line(folder.parent / "link"))

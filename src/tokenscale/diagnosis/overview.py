@@ -129,7 +129,9 @@ def attended(folder: Path, processes: Path = Path("/proc")) -> bool:
 def _job(job: QueuedJob) -> tuple[str, ...]:
     """The cells of its line: id, state, what, time, nodes."""
     limit = duration(job.limit_s) if job.limit_s is not None else "no limit"
-    used = f"{duration(job.used_s)} of {limit}" if job.used_s else f"limit {limit}"
+    # a job in its first second has used none, and yet runs
+    began = job.used_s or (job.used_s == 0 and job.state == "RUNNING")
+    used = f"{duration(job.used_s)} of {limit}" if began else f"limit {limit}"
     count = f"{job.node_count} node{'s' * (job.node_count != 1)}"
     return job.id, job.state_in_words, job.what, used, job.nodes or count
 
