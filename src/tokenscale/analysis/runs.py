@@ -1,0 +1,193 @@
+"""One row of the table `runs`: what a run's settings, its record and its launcher say of it."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tokenscale.analysis import logs
+from tokenscale.costs.flops import parameters
+from tokenscale.costs.memory import largest
+from tokenscale.errors import UserError
+from tokenscale.files import canonical_json, sha256_text
+from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.experiments import dotted
+from tokenscale.settings.layout import DEGREES, LayoutSettings
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.run import APPROACHES, RunSettings
+
+Row = dict[str, Any]
+
+
+def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
+    cell = dotted(entry.get("cell") or {})
+    row: Row = {
+        "experiment": experiment,
+        "run_id": entry["run_id"],
+        "cell": ", ".join(f"{k}={_text(v)}" for k, v in cell.items()),
+        "repeat": entry.get("repeat"),
+        "position": entry.get("position"),
+        "approach": cell.get("approach"),
+        "world_size": _world_size(cell),
+        "status": "missing",
+    }
+    if record is None:
+        return row | _settings(entry.get("run"))
+    outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
+    row |= {
+        "status": outcome.get("status", "unknown"),
+        "device": hardware.get("device") or "cpu",
+        "device_kind": _device_kind(hardware),
+        "cpu": hardware.get("cpu"),
+        "cores": hardware.get("cores"),
+        "threads_per_rank": _threads(record),
+        "parameters": record.get("parameters", outcome.get("parameters")),
+        "code_digest": record.get("digest"),
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+        "versions": canonical_json(record.get("versions") or {}),
+        "seal": record.get("seal"),
+    }
+    row |= _settings(record.get("run")) | _predicted(record.get("run"), row)
+    if row.get("steps_asked") is not None:
+        row["steps_asked"] = _steps_asked(row["steps_asked"], record)
+        row["oversubscribed"] = oversubscribed(row)
+    return row
+
+
+def launches(run: Path) -> Row:
+    """Where the attempts of a run were, from what the launcher left for each; nothing of runs without one."""
+    found = [attempt["launch"] for attempt in logs.launched(run) if isinstance(attempt.get("launch"), dict)]
+    jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
+    if not found:
+        return {}
+    waited = [job["queue_s"] for job in jobs if job.get("queue_s") is not None]
+    return {
+        "machine": found[-1].get("machine"),
+        "share": found[-1].get("share"),
+        "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
+        "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
+        "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
+        "queue_s": sum(waited) if waited else None,
+    }
+
+
+def _world_size(cell: Row) -> int | None:
+    """Of a cell whose run has no settings to ask: the product of the degrees that it varies; None where none is."""
+    degrees = [cell[key] for key in (f"layout.{degree}" for degree in DEGREES) if isinstance(cell.get(key), int)]
+    return math.prod(degrees) if degrees else None
+
+
+def _steps_asked(stated: int, record: Row) -> int:
+    """Steps that the run's own logs must hold. Of a budget in tokens or seconds, those that it came to; what another
+    run did before it, whose checkpoint it began from, is in that run's logs."""
+    outcome = record.get("outcome") or {}
+    if "budget_steps" in record:
+        stated = record["budget_steps"] if record["budget_steps"] is not None else outcome.get("steps") or 0
+    return stated - (outcome.get("begins_at") or 0)
+
+
+def _run(values: Row | None) -> RunSettings | None:
+    """A run's settings; None where they cannot be read."""
+    try:
+        return None if values is None else from_dict(RunSettings, values)
+    except (UserError, TypeError, AttributeError, ValueError):
+        return None
+
+
+def _predicted(values: Row | None, row: Row) -> Row:
+    """Columns of the memory that a run should need; none where its settings cannot say."""
+    run = _run(values)
+    if run is None or run.problems() or (shape := _shape(run, row["parameters"])) is None:
+        return {}
+    held = largest(replace(run, model=shape), row["device_kind"])
+    return {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
+
+
+def _shape(run: RunSettings, count: int | None) -> ModelSettings | None:
+    """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters."""
+    model = run.model.with_positions(run.sequence_length)
+    if model.transformers is not None or not isinstance(count, int):
+        return None
+    if model.vocabulary_size is not None:
+        return model
+    none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
+    size, left = divmod(count - none, one - none)
+    return model.with_vocabulary(size) if size > 0 and not left else None
+
+
+def _settings(values: Row | None) -> Row:
+    """Columns that follow from a run's settings; none where they cannot be read."""
+    run = _run(values)
+    if run is None:
+        return {}
+    return {
+        "approach": run.approach,
+        "model": run.model.name,
+        "world_size": run.layout.world_size,
+        "method": run.layout.method,
+        **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "schedule", "stages_per_rank")},
+        "sequence_length": run.sequence_length,
+        "global_batch": run.global_batch,
+        "micro_batch": run.micro_batch,
+        "tokenizer": run.tokenizer.name,
+        "corpus": run.corpus.name,
+        "precision": run.precision,
+        "seed": run.effective_seed,
+        "science": science(run),
+        "steps_asked": run.budget.steps,
+    }
+
+
+def grouping(approach: str | None, cell: Row) -> Row:
+    """What runs are grouped by beside world size and repeat: the approach and the other factors of their cell.
+
+    Factors of the Parquet store belong to approaches that read one; all other approaches have no `storage`.
+
+    >>> cell = {"approach": "token-list", "layout.data": 2, "storage.dtype": "int64", "sequence_length": 512}
+    >>> grouping("token-list", cell)["series"]
+    'token-list, sequence_length=512, storage.dtype=int64'
+    >>> grouping("padding-free", cell)
+    {'series': 'padding-free, sequence_length=512', 'factors': 'sequence_length=512', 'storage': '', 'layout': ''}
+    """
+    parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
+    for key, value in dotted(cell).items():
+        part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
+        if key not in ("approach", "layout.data"):
+            parts[part].append(f"{key}={_text(value)}")
+    if approach in APPROACHES and APPROACHES[approach] not in ("padded", "token-list"):
+        parts["storage"] = []
+    named = {part: ", ".join(texts) for part, texts in parts.items()}
+    return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
+
+
+def science(run: RunSettings) -> str:
+    """Digest of what two runs must share to be compared across approaches and world sizes.
+
+    Approach, storage, layout and micro-batch are left out: they may change the speed, never the data of a pair.
+    """
+    shared = replace(run, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1)
+    return sha256_text(canonical_json(to_dict(shared, science_only=True)))[:16]
+
+
+def oversubscribed(row: Row) -> bool:
+    """Do the ranks of a CPU run want more cores than there are? Unknown threads count as all cores a rank."""
+    if row["device_kind"] != "cpu" or not row["cores"] or row["world_size"] == 1:
+        return False
+    return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
+
+
+def _device_kind(hardware: Row) -> str:
+    """`cpu` or `cuda`; an older record says only the device's name."""
+    return hardware.get("device_kind") or ("cpu" if (hardware.get("device") or "cpu").startswith("cpu") else "cuda")
+
+
+def _threads(record: Row) -> int | None:
+    stated = (record.get("hardware") or {}).get("threads_per_rank") or (record.get("hardware") or {}).get("threads")
+    stated = stated or (record.get("environment") or {}).get("OMP_NUM_THREADS")
+    return int(stated) if str(stated).isdigit() else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
