@@ -50,7 +50,7 @@ ROOMS_OF = {
     "unit/test_packing.py": ["order"],
     "unit/test_prose.py": ["benchmark"],
     "unit/test_sources.py": ["corpus"],
-    "unit/test_sql.py": ["analysis"],
+    "unit/test_sql": ["analysis"],
     "unit/test_stale.py": ["diagnosis"],
     "unit/test_statistics.py": ["analysis"],
     "unit/test_study_pretokenize.py": ["commands", "formats"],

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import logs
-from tokenscale.costs.flops import parameters
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest
+from tokenscale.costs.peaks import peak_of
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.data import StorageSettings
@@ -18,6 +19,14 @@ from tokenscale.settings.options import from_dict, to_dict
 from tokenscale.settings.run import APPROACHES, RunSettings
 
 Row = dict[str, Any]
+
+#: convention, as a record names it → column
+FLOPS = {
+    "full": "flops_per_token",
+    "causal": "flops_per_token_causal",
+    "hardware": "flops_per_token_hardware",
+}
+NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
@@ -33,7 +42,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "status": "missing",
     }
     if record is None:
-        return row | _settings(entry.get("run"))
+        return row | _settings(_run(entry.get("run")))
     outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
     row |= {
         "status": outcome.get("status", "unknown"),
@@ -48,8 +57,11 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
         "seal": record.get("seal"),
+        **_inputs(record),
     }
-    row |= _settings(record.get("run")) | _predicted(record.get("run"), row)
+    run = _run(record.get("run"))
+    shape = _shape(run, row["parameters"])
+    row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
     if row.get("steps_asked") is not None:
         row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
@@ -96,17 +108,67 @@ def _run(values: Row | None) -> RunSettings | None:
         return None
 
 
-def _predicted(values: Row | None, row: Row) -> Row:
+def _predicted(run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
     """Columns of the memory that a run should need; none where its settings cannot say."""
-    run = _run(values)
-    if run is None or run.problems() or (shape := _shape(run, row["parameters"])) is None:
+    if shape is None:
         return {}
     held = largest(replace(run, model=shape), row["device_kind"])
     return {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
 
 
-def _shape(run: RunSettings, count: int | None) -> ModelSettings | None:
-    """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters."""
+def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
+    """Columns of what a token costs and of what the device could do at most, in the run's number format.
+
+    FLOPs are counted from the settings, so that a wrapped or compiled module cannot change them; of a shape that only
+    its own library knows, and of a run that is not ours, those that the record states. On a CPU there is no peak.
+    """
+    stated = _stated_flops(record)
+    counted = {} if shape is None else _counted_flops(run, shape)
+    number = record.get("number_format") or (None if run is None else _number_format(run))
+    peak = peak_of(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
+    flops = peak and getattr(peak, number)
+    return {
+        **{column: counted.get(name, stated.get(name)) for name, column in FLOPS.items()},
+        "flops_per_token_stated": stated.get("full"),
+        "number_format": number,
+        "peak_flops": None if flops is None else flops * 1e12,
+        "peak_source": None if flops is None else peak.source,
+    }
+
+
+def _stated_flops(record: Row) -> dict[str, float]:
+    """FLOPs a token that a record states, by convention."""
+    stated = record.get("flops_per_token")
+    stated = stated if isinstance(stated, dict) else {}
+    return {name: float(n) for name, n in stated.items() if isinstance(n, (int, float)) and not isinstance(n, bool)}
+
+
+def _counted_flops(run: RunSettings, shape: ModelSettings) -> dict[str, float]:
+    """FLOPs a token by convention."""
+    counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
+    again = run.activation_checkpointing
+    hardware = hardware_flops_per_token(shape, run.sequence_length, Convention.FULL, again, run.objective)
+    return counted | {"hardware": hardware}
+
+
+def _number_format(run: RunSettings) -> str:
+    """Of the matrix products, as the table of peaks names it; an older record does not."""
+    return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
+
+
+def _inputs(record: Row) -> Row:
+    """Hashes of the manifests that the run read: the keys to what the stores and corpora say of themselves."""
+    inputs = record.get("inputs")
+    inputs = inputs if isinstance(inputs, dict) else {}
+    hashes = {f"{role}_sha256": inputs.get(role) for role in ("corpus", "tokenizer", "store", "validation_store")}
+    return {column: value if isinstance(value, str) else None for column, value in hashes.items()}
+
+
+def _shape(run: RunSettings | None, count: int | None) -> ModelSettings | None:
+    """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters. None
+    of settings that do not fit together."""
+    if run is None or run.problems():
+        return None
     model = run.model.with_positions(run.sequence_length)
     if model.transformers is not None or not isinstance(count, int):
         return None
@@ -117,9 +179,8 @@ def _shape(run: RunSettings, count: int | None) -> ModelSettings | None:
     return model.with_vocabulary(size) if size > 0 and not left else None
 
 
-def _settings(values: Row | None) -> Row:
+def _settings(run: RunSettings | None) -> Row:
     """Columns that follow from a run's settings; none where they cannot be read."""
-    run = _run(values)
     if run is None:
         return {}
     return {

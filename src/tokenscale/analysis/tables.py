@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from tokenscale.files import atomic
 from tokenscale.records.schema import FIELDS
 
-_ARROW = {
+#: SQL type → Arrow type
+ARROW = {
     "INTEGER": pa.int32(),
     "BIGINT": pa.int64(),
     "DOUBLE": pa.float64(),
@@ -78,6 +79,19 @@ TABLES: dict[str, dict[str, str]] = {
         "predicted_gradients_bytes": "BIGINT",
         "predicted_optimizer_bytes": "BIGINT",
         "predicted_activations_bytes": "BIGINT",
+        # model FLOPs of a position's forward and backward pass (costs/flops.py): attention in full, or without what the
+        # causal mask leaves out; with what backward computes again; and the first of them as the record states it
+        "flops_per_token": "DOUBLE",
+        "flops_per_token_causal": "DOUBLE",
+        "flops_per_token_hardware": "DOUBLE",
+        "flops_per_token_stated": "DOUBLE",
+        "number_format": "VARCHAR",  # of matrix products: bf16, fp16, fp32, fp8
+        "peak_flops": "DOUBLE",  # FLOP/s of one device in that format; null on a CPU and where nobody knows it
+        "peak_source": "VARCHAR",
+        "corpus_sha256": "VARCHAR",  # of the manifests that it read; null where it read none of the kind
+        "tokenizer_sha256": "VARCHAR",
+        "store_sha256": "VARCHAR",
+        "validation_store_sha256": "VARCHAR",
         "code_digest": "VARCHAR",
         "git_commit": "VARCHAR",
         "git_dirty": "BOOLEAN",
@@ -121,7 +135,7 @@ Row = dict[str, Any]
 
 def schema(table: str) -> pa.Schema:
     """The Arrow schema of a table."""
-    return pa.schema([(name, _ARROW[sql]) for name, sql in TABLES[table].items()])
+    return pa.schema([(name, ARROW[sql]) for name, sql in TABLES[table].items()])
 
 
 @contextmanager

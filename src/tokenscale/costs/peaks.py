@@ -45,6 +45,12 @@ PEAKS = (
 )
 
 
+def peak_of(device_name: str) -> Peak | None:
+    """The row of a device; None where it is not in the table."""
+    name = device_name.removeprefix("NVIDIA ").strip()
+    return next((peak for peak in PEAKS if name in peak.names), None)
+
+
 def peak_flops(device_name: str, number: str = "bf16") -> float | None:
     """Peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8).
 
@@ -55,6 +61,6 @@ def peak_flops(device_name: str, number: str = "bf16") -> float | None:
     >>> peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
     True
     """
-    name = device_name.removeprefix("NVIDIA ").strip()
-    found = next((getattr(peak, number) for peak in PEAKS if name in peak.names), None)
+    peak = peak_of(device_name)
+    found = peak and getattr(peak, number)
     return None if found is None else found * 1e12
