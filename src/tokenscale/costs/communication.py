@@ -1,0 +1,92 @@
+"""What an exchange between ranks takes, by the alpha-beta model: so long for each hop, so long for each byte."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+#: how hops grow with the ranks: one after the other around a ring, or down and up a tree
+Latency = Literal["ring", "tree"]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins ranks: seconds of one hop, seconds of one byte through one rank's own link (1 / bus bandwidth)."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    latency: Latency = "ring"
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bytes through each rank's link for one byte of the collective's size: bus over algorithm bandwidth.
+
+    2 (N - 1) / N for all-reduce, (N - 1) / N for its two halves, where the size is that of the whole buffer
+    (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("all_reduce", 1)
+    (1.5, 0.75, 0.0)
+    """
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def hops(collective: str, ranks: int, latency: Latency) -> float:
+    """Messages that follow one another. Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al. 2005).
+
+    Tree: 2 log2 N, down and up (Sanders, Speck & Träff 2009; what NCCL takes for all-reduce between many nodes); its
+    halves have no tree.
+
+    >>> hops("all_reduce", 8, "ring"), hops("all_reduce", 8, "tree"), hops("all_gather", 8, "ring")
+    (14, 6.0, 7)
+    """
+    if latency == "tree" and collective == "all_reduce":
+        return 2 * math.log2(ranks)
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1)
+
+
+def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of one collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes.
+
+    >>> round(collective_s("all_reduce", 1e9, 2, Link(alpha_s=1e-5, beta_s_per_byte=1e-10)), 6)
+    0.10002
+    """
+    per_byte = bus_factor(collective, ranks) * link.beta_s_per_byte
+    return hops(collective, ranks, link.latency) * link.alpha_s + per_byte * size_bytes
+
+
+def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -> tuple[float, float]:
+    """(algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them: bytes over time, and that times the factor.
+
+    >>> bandwidths("all_reduce", 1e9, 4, 0.1)
+    (10000000000.0, 15000000000.0)
+    """
+    return size_bytes / seconds, size_bytes / seconds * bus_factor(collective, ranks)
+
+
+def legs(ranks: int, ranks_per_node: int) -> tuple[int, int]:
+    """(ranks of a node, nodes) that an exchange of so many ranks has: inside nodes first, then between them.
+
+    >>> legs(2, 4), legs(12, 4), legs(3, 1)
+    ((2, 1), (4, 3), (1, 3))
+    """
+    return min(ranks, ranks_per_node), -(-ranks // ranks_per_node)
+
+
+@cache
+def expected_maximum(ranks: int) -> float:
+    """Mean of the largest of N standard normal values: how far the slowest of N equal ranks falls behind their mean.
+
+    The integral of x N phi(x) Phi(x)^(N - 1) (David & Nagaraja, Order Statistics, 3rd edition, section 3.1), by the
+    trapezoidal rule; below sqrt(2 ln N), which it approaches slowly.
+
+    >>> [round(expected_maximum(n), 4) for n in (1, 2, 3, 10)]
+    [0.0, 0.5642, 0.8463, 1.5388]
+    """
+    if ranks == 1:
+        return 0.0
+    step, total = 0.002, 0.0
+    for i in range(-4500, 4501):
+        x = i * step
+        total += x * math.exp(-x * x / 2) * (math.erfc(-x / math.sqrt(2)) / 2) ** (ranks - 1)
+    return ranks * total * step / math.sqrt(2 * math.pi)
