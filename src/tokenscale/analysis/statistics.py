@@ -1,9 +1,10 @@
 """Statistics over repeats of a run, NumPy only. The independent unit is the run; few runs get no false confidence.
 
 Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
-so none is shown.
+so none is shown. What a whole campaign says of its noise is in `campaign.py`.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ import numpy as np
 COVERAGE, LEVEL = 0.95, 0.05
 #: effects inside ± this share count as the same
 MARGIN = 0.01
+#: effects of the power table; the chance to resolve one that is asked for (Cohen 1988)
+EFFECTS, POWER = (0.005, 0.01, 0.02, 0.05), 0.8
+#: no campaign is planned for more pairs than this
+MOST_PAIRS = 500
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
 
@@ -29,6 +34,7 @@ class Summary:
     kind: str
 
 
+@functools.cache
 def order_statistic_rank(n: int, coverage: float = COVERAGE) -> tuple[int, float] | None:
     """(k, coverage) of the narrowest interval [x_(k), x_(n+1-k)] that covers a median at least so often, or None.
 
@@ -118,8 +124,9 @@ def ratio_of_medians(
 ) -> Comparison:
     """Compare two cells given as repeat → value (> 0, higher is faster); repeats that both have form the pairs.
 
-    The verdict is `faster` or `slower` where the exact test and the interval agree, `same within 1 %` where the whole
-    interval lies inside the margin, `too few runs` where no data could reach the level, else `no difference shown`.
+    The verdict is `faster` or `slower` where the exact test and the interval agree, `equivalent` where the whole
+    interval lies within 1 ± `margin` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where
+    no data could reach the level, else `no difference shown`.
     """
     pairs = sorted(values.keys() & baseline.keys(), key=str)
     a = np.array([values[k] for k in pairs], dtype=float)
@@ -140,7 +147,7 @@ def verdict(spread: Summary, p: float, smallest_p: float, *, level: float = LEVE
     if smallest_p >= level or order_statistic_rank(spread.n) is None:
         return "too few runs"
     if 1 - margin <= spread.low and spread.high <= 1 + margin:
-        return f"same within {100 * margin:g} %"
+        return "equivalent"
     if p < level and spread.low > 1:
         return "faster"
     if p < level and spread.high < 1:
@@ -160,3 +167,80 @@ def holm(ps: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(ps) - place) * ps[i]))
         adjusted[i] = largest
     return adjusted
+
+
+def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
+    """The fewest pairs that can reach a verdict: their smallest p, after Holm over such a family, is below the level.
+
+    >>> fewest_pairs(), fewest_pairs(4)
+    (6, 8)
+    """
+    n = 1
+    while order_statistic_rank(n) is None or family * 2 / 2**n >= level:
+        n += 1
+    return n
+
+
+def resolving(n: int, effect: float, spread: float, family: int = 1, level: float = LEVEL) -> float:
+    """Chance that n pairs show an effect: that their interval, and the sign test at `level` over the family, exclude 1.
+
+    The interval [x_(k), x_(n+1-k)] lies on one side of 1 where at least n + 1 - k pairs do, which is the sign test
+    (Dixon & Mood 1946). A pair does with chance Φ(log(1 + effect) / spread) where log ratios are normal with that
+    standard deviation (Noether 1987 gives sample sizes of this test). The exact test seldom asks for more.
+    """
+    interval = order_statistic_rank(n)
+    of_test = order_statistic_rank(n, 1 - level / family)
+    if interval is None or of_test is None or n < fewest_pairs(family, level):
+        return 0.0
+    k = min(interval[0], of_test[0])
+    share = 1.0 if spread == 0 else (1 + math.erf(math.log1p(effect) / spread / math.sqrt(2))) / 2
+    if share == 1:
+        return 1.0
+    logs = [
+        math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1)
+        + j * math.log(share) + (n - j) * math.log1p(-share)
+        for j in range(n + 1 - k, n + 1)
+    ]  # fmt: skip
+    return math.fsum(map(math.exp, logs))
+
+
+@dataclass(frozen=True)
+class Power:
+    """What it takes to resolve an effect: pairs of runs, and hours of devices. None: more than `MOST_PAIRS`."""
+
+    effect: float
+    runs: int | None
+    device_hours: float | None
+
+
+def spread_of_pairs(ratios: Sequence[float]) -> float:
+    """Standard deviation of the logarithms of ratios, of pairs of runs; nan where there are fewer than two."""
+    x = np.log(np.asarray(list(ratios), dtype=float))
+    return float(x.std(ddof=1)) if len(x) > 1 else math.nan
+
+
+def spread_of_cells(values: Sequence[float], baseline: Sequence[float]) -> float:
+    """The same where runs are not paired: of a ratio of one run of each cell, √(s² + s²)."""
+    return math.hypot(spread_of_pairs(values), spread_of_pairs(baseline))
+
+
+def power_table(
+    spread: float,
+    device_s: float = math.nan,
+    *,
+    effects: Sequence[float] = EFFECTS,
+    family: int = 1,
+    power: float = POWER,
+    level: float = LEVEL,
+) -> list[Power]:
+    """The fewest pairs with which each effect is shown with chance `power` (see `resolving`).
+
+    `spread` is that of `spread_of_pairs`; `device_s` what both runs of a pair take: seconds times devices, summed.
+    """
+    table = []
+    for effect in effects:
+        tried = range(fewest_pairs(family, level), MOST_PAIRS + 1) if math.isfinite(spread) else ()
+        runs = next((n for n in tried if resolving(n, effect, spread, family, level) >= power), None)
+        known = runs is not None and math.isfinite(device_s)
+        table.append(Power(effect, runs, runs * device_s / 3600 if known else None))
+    return table

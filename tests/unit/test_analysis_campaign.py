@@ -1,0 +1,86 @@
+"""A/A pairs, drift over a campaign, and whether runs were started in the planned order."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tokenscale.analysis.campaign import drift, noise_floor, order_kept
+
+
+def test_neighbours_of_equal_settings_say_what_noise_makes():
+    values = 1000 * np.exp(np.random.default_rng(0).normal(0, 0.01, 400))
+    found = noise_floor(values)
+    assert found.pairs == 200
+    assert found.spread == pytest.approx(math.sqrt(2) * 0.01, rel=0.1)
+    # |N(0, s)| has its median at 0.6745 s
+    assert found.difference.median == pytest.approx(0.6745 * math.sqrt(2) * 0.01, rel=0.3)
+
+
+def test_few_pairs_have_a_range_and_none_have_nothing():
+    assert noise_floor([100.0, 101.0, 99.0]).pairs == 1
+    assert noise_floor([100.0, 101.0, 99.0]).difference.kind == "single run"
+    assert noise_floor([100.0]).difference.kind == "no runs"
+    assert math.isnan(noise_floor([100.0, 101.0]).spread)
+
+
+def test_a_drift_of_five_percent_is_found_and_named():
+    start = np.linspace(0, 3600, 12)
+    values = 1000 * (1 + 0.05 * start / 3600) * np.exp(np.random.default_rng(1).normal(0, 0.003, 12))
+    found = drift(start, values)
+    assert found.share == pytest.approx(0.05, abs=0.01)
+    assert found.verdict == "drift" and found.p < 0.001
+
+
+def test_cells_are_compared_with_themselves_alone():
+    """A cell twice as fast that was run later is no drift; both growing slower is one."""
+    start = np.arange(12.0)
+    fast = np.array([100.0] * 6 + [200.0] * 6)
+    cells = ["slow"] * 6 + ["fast"] * 6
+    noise = np.exp(0.001 * np.cos(7 * start))
+    assert drift(start, fast * noise, cells).verdict == "no drift shown"
+    assert drift(start, fast * noise * (1 - 0.02 * start), cells).verdict == "drift"
+    assert drift(start, fast * noise).verdict == "drift"  # without cells the factor looks like one
+
+
+def test_the_p_of_few_runs_is_enumerated():
+    start, values = [0.0, 1.0, 3.0, 4.0, 9.0], [100.0, 103.0, 101.0, 104.0, 106.0]
+    t, v = np.array(start) - np.mean(start), np.log(values)
+    sums = [abs(t @ np.array(order)) for order in itertools.permutations(v)]
+    assert drift(start, values).p == pytest.approx(np.mean([s >= abs(t @ v) - 1e-12 for s in sums]))
+
+
+def test_noise_is_called_a_drift_as_often_as_the_level_says():
+    random = np.random.default_rng(2)
+    found = [drift(range(6), np.exp(random.normal(0, 0.01, 6))).verdict for _ in range(400)]
+    assert found.count("drift") / 400 == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 400))
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_four_runs_or_fewer_show_no_drift(n):
+    assert drift(range(n), [100.0 + 10 * i for i in range(n)]).verdict == "too few runs"
+
+
+def test_single_runs_of_many_cells_say_nothing_of_drift():
+    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs"
+
+
+def test_runs_out_of_order_are_counted():
+    assert order_kept(range(5), [1.0, 2.0, 3.0, 4.0, 5.0]).verdict == "in the planned order"
+    assert order_kept(range(5), [5.0, 4.0, 3.0, 2.0, 1.0]).verdict == "not in the planned order"
+    swapped = order_kept(range(20), [*range(18), 19.0, 18.0])
+    assert (swapped.inversions, swapped.verdict) == (1, "mostly in the planned order")
+
+
+def test_runs_that_were_not_started_have_no_place():
+    found = order_kept([0, math.nan, 1, 2], [1.0, 0.0, math.nan, 2.0])
+    assert (found.n, found.verdict) == (2, "in the planned order")
+    assert order_kept([3], [1.0]).verdict == "order not known"
+
+
+def test_values_that_are_no_speeds_are_refused():
+    with pytest.raises(ValueError, match="above zero"):
+        noise_floor([1.0, 0.0])
+    with pytest.raises(ValueError, match="above zero"):
+        drift([0, 1], [1.0, math.nan])
