@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tokenscale.errors import UserError
+from tokenscale.files import canonical_json
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
@@ -34,6 +36,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Canary:
+    """One cell that is run again and again: its runs say what noise makes of equal settings, and what time does."""
+
+    __pydantic_config__ = STRICT
+
+    cell: dict[str, Any] = option(description="dotted key → level, as many as tell the one cell from the others")
+    every: int = option(10, "other runs between two of its runs; one stands first and one last", ge=1, strict=True)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One file in config/experiments, after its scale's overlay."""
 
@@ -50,6 +62,9 @@ class Experiment:
     )
     repeats: int = option(1, "runs a cell; each has its own seed", ge=1, strict=True)
     order_seed: int = option(0, "of the randomised order in which runs are started", ge=0, strict=True)
+    canary: Canary | None = option(
+        None, "further repeats of one cell, spread over the order: the noise floor and the drift of the campaign"
+    )
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
     figures: tuple[str, ...] = option(tuple, "figures of its page")
     scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")
@@ -129,11 +144,33 @@ def cells(experiment: Experiment) -> list[dict[str, Any]]:
 def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     """(cell, repeat) in the order of starting: blocks of one repeat, shuffled inside a block from `order_seed`.
 
-    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors.
+    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors. Runs of the canary
+    stand between them; their repeats follow those of the cells, `experiment.repeats` and up.
     """
     result = []
     for repeat in range(experiment.repeats):
         block = cells(experiment)
         random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
         result += [(cell, repeat) for cell in block]
-    return result
+    if experiment.canary is None:
+        return result
+    cell, every = canary_cell(experiment), experiment.canary.every
+    parts = [result[i : i + every] for i in range(0, len(result), every)]
+    mixed = [(cell, experiment.repeats)]
+    for number, part in enumerate(parts, 1):
+        mixed += [*part, (cell, experiment.repeats + number)]
+    return mixed
+
+
+def canary_cell(experiment: Experiment) -> dict[str, Any]:
+    """The cell that the canary names. Raises UserError where it is none, or several."""
+    found = [cell for cell in cells(experiment) if matches(cell, experiment.canary.cell)]
+    if len(found) != 1:
+        raise UserError(
+            f"the canary is {'no cell' if not found else 'several cells'} of the experiment.",
+            key="canary.cell",
+            found=canonical_json(experiment.canary.cell),
+            cells="\n".join(canonical_json(cell) for cell in found or cells(experiment)),
+            next="name the levels of one cell",
+        )
+    return found[0]
