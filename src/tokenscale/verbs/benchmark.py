@@ -13,6 +13,7 @@ BENCHMARKS = {
     "text": "tokenscale.benchmark.prose",
     "pretokenize": "tokenscale.benchmark.pretokenize",
     "training": "tokenscale.benchmark.training",
+    "collectives": "tokenscale.benchmark.collectives",
     "gpu": "tokenscale.benchmark.gpu",
     "workflow": "tokenscale.benchmark.workflow",
 }
@@ -55,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=5, metavar="N", help="each arm has its turn in each (default 5)"
     )
     training.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
+    collectives = kinds.add_parser(
+        "collectives", help="what an exchange between ranks takes: alpha and beta of the link"
+    )
+    collectives.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)")
+    collectives.add_argument("--sizes", nargs="+", type=int, metavar="BYTES", help="default 4 KiB to 64 MiB, by fours")
+    collectives.add_argument("--collectives", nargs="+", metavar="NAME", help="all_reduce, all_gather, reduce_scatter")
+    collectives.add_argument("--rounds", type=int, default=5, metavar="N", help="everything is timed once in each")
+    collectives.add_argument("--device", choices=("auto", "cpu"), default="auto", help="cpu: gloo, GPUs or not")
+    collectives.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write, which `predict` reads")
     gpu = kinds.add_parser("gpu", help="tokens/s and MFU on one GPU, case by case; at toy size without one")
     gpu.add_argument("--output", required=True, type=Path, metavar="DIR", help="one JSON a case; those there are kept")
     gpu.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
@@ -80,6 +90,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.benchmark == "training":
         options = {"models": tuple(arguments.models), "steps": arguments.steps, "rounds": arguments.rounds}
         print(module.table(module.measure(arguments.output, **options)))
+        return
+    if arguments.benchmark == "collectives":
+        options = {
+            name: getattr(arguments, name) for name in ("world_size", "sizes", "collectives", "rounds", "device")
+        }
+        result = module.measure(arguments.output, **{k: v for k, v in options.items() if v is not None})
+        if result is not None:
+            print(module.table(result))
         return
     if arguments.benchmark == "gpu":
         if arguments.case:

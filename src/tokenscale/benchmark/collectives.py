@@ -1,0 +1,224 @@
+"""What ranks here need to exchange so many bytes: all-reduce, all-gather and reduce-scatter over sizes.
+
+In each round every collective of every size has its turn, from another place in the order, so that drift of the machine
+falls on all alike. One time is that of several calls in a row, over the calls, of the slowest rank. From the medians
+over rounds follow alpha (seconds a hop) and beta (seconds a byte) of `costs.communication`; from each round alone,
+their spread. Gloo on CPUs, NCCL on GPUs. Started alone it starts its ranks on this machine; under torchrun or srun it
+is one of them.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tokenscale.analysis.scaling_model import fit_link
+from tokenscale.costs.communication import COLLECTIVES, bandwidths
+from tokenscale.errors import UserError, unknown
+from tokenscale.files import read_json, write_json
+from tokenscale.launch.ranks import run_ranks
+from tokenscale.parallel.exchange import all_gather, reduce_scatter
+from tokenscale.parallel.world import World, join, part
+from tokenscale.records import hardware
+from tokenscale.records.provenance import versions
+
+#: bytes of the whole buffer: from where latency is all to where it is nothing
+SIZES = tuple(4096 * 4**n for n in range(8))
+#: calls in a row move so many bytes, within these bounds
+MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
+BYTES = 4  # of a number in the buffer (fp32)
+
+
+def measure(
+    output: Path | None = None,
+    *,
+    world_size: int = 2,
+    sizes: Sequence[int] = SIZES,
+    collectives: Sequence[str] = COLLECTIVES,
+    rounds: int = 5,
+    device: str = "auto",
+) -> dict[str, Any] | None:
+    """Seconds a call of each collective, size (bytes of the whole buffer) and round, and the links that follow.
+
+    Returns None on ranks other than the first, where somebody else has started them (their number is the world size
+    then). Raises UserError for fewer than two ranks, sizes or rounds, for a size that has no number for each rank, and
+    where a rank fails.
+    """
+    started = "RANK" in os.environ
+    world_size = int(os.environ["WORLD_SIZE"]) if started else world_size
+    settings = {
+        **{"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(collectives)},
+        **{"rounds": rounds, "device": device},
+    }
+    _check(settings)
+    if started:
+        return _rank(settings, output)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "collectives.json"
+        code = run_ranks([sys.executable, "-m", __name__, json.dumps(settings), str(written)], world_size)
+        if code:
+            raise UserError("a rank of the sweep failed.", code=code, next="its own words are above")
+        result = read_json(written)
+    if output is not None:
+        write_json(output, result)
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """Median times, algorithm and bus bandwidth as nccl-tests defines them; alpha and beta with their residuals."""
+    place = f"{result['world_size']} ranks on {result['nodes']} node(s), {result['backend']}, {result['device']}"
+    lines = [place, f"{'collective':<15} {'bytes':>12} {'us':>10} {'rounds':>19} {'algbw GB/s':>11} {'busbw GB/s':>11}"]
+    for collective in result["fits"]:
+        for size, seconds in _times(result, collective).items():
+            median = statistics.median(seconds)
+            algorithm, bus = bandwidths(collective, size, result["world_size"], median)
+            spread = f"{min(seconds) * 1e6:.0f}-{max(seconds) * 1e6:.0f}"
+            shown = f"{median * 1e6:>10.1f} {spread:>19} {algorithm / 1e9:>11.3f} {bus / 1e9:>11.3f}"
+            lines.append(f"{collective:<15} {size:>12} {shown}")
+    lines.append("")
+    for collective, found in result["fits"].items():
+        alphas, betas = found["alpha_s_of_rounds"], found["beta_s_per_byte_of_rounds"]
+        worst = max(found["residuals"], key=lambda r: abs(r["relative"]))
+        lines.append(
+            f"{collective:<15} alpha {found['alpha_s'] * 1e6:.1f} us a hop ({min(alphas) * 1e6:.1f}-"
+            f"{max(alphas) * 1e6:.1f} over rounds), beta {found['beta_s_per_byte'] * 1e9:.4f} ns a byte "
+            f"({min(betas) * 1e9:.4f}-{max(betas) * 1e9:.4f}); largest residual {100 * worst['relative']:+.0f} % at "
+            f"{worst['bytes']} bytes"
+        )
+    return "\n".join(lines)
+
+
+def _check(settings: dict[str, Any]) -> None:
+    for name, least in (("world_size", 2), ("rounds", 1)):
+        if settings[name] < least:
+            raise UserError(f"a sweep needs {name} of at least {least}.", found=settings[name])
+    for collective in settings["collectives"]:
+        if collective not in COLLECTIVES:
+            raise unknown("collective", collective, COLLECTIVES)
+    least = BYTES * settings["world_size"]
+    if len(settings["sizes"]) < 2 or settings["sizes"][0] < least:
+        raise UserError(
+            "a sweep needs at least two sizes, each with a number for every rank.",
+            found=", ".join(map(str, settings["sizes"])),
+            expected=f"two sizes of at least {least} bytes",
+        )
+
+
+def _rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
+    """One rank's part. The first rank gathers, fits, writes and returns the result."""
+    world = join(settings["world_size"], settings["device"])
+    cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
+    calls = {cell: _Call(*cell, world) for cell in cells}
+    for call in calls.values():
+        call.seconds()  # connections, buffers, algorithms
+    records = []
+    for number in range(settings["rounds"]):
+        begin = number * len(cells) // settings["rounds"]
+        for cell in cells[begin:] + cells[:begin]:
+            call = calls[cell]
+            place = {"collective": cell[0], "bytes": call.size_bytes, "round": number, "calls": call.calls}
+            records.append(place | {"seconds": call.seconds()})
+    result = _result(settings, world, records) if world.rank == 0 else None
+    if result is not None and output is not None:
+        write_json(output, result)
+    part(world)
+    return result
+
+
+class _Call:
+    """One collective over one buffer of about `size` bytes: the next number that divides among the ranks."""
+
+    def __init__(self, collective: str, size: int, world: World):
+        each = size // (BYTES * world.size)
+        self.size_bytes = each * world.size * BYTES
+        self.calls = max(FEWEST, min(MOST, MOVED // self.size_bytes))
+        self._world = world
+        whole, own = torch.zeros(each * world.size, device=world.device), torch.zeros(each, device=world.device)
+        self._call: Callable[[], Any] = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "all_gather": lambda: all_gather(whole, own),
+            "reduce_scatter": lambda: reduce_scatter(own, whole),
+        }[collective]
+
+    def seconds(self) -> float:
+        """Of one call, on the slowest rank."""
+        self._ready()
+        self._world.barrier()
+        self._ready()
+        start = time.perf_counter()
+        for _ in range(self.calls):
+            self._call()
+        self._ready()
+        slowest = torch.tensor((time.perf_counter() - start) / self.calls, dtype=torch.float64)
+        slowest = slowest.to(self._world.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return slowest.item()
+
+    def _ready(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+
+def _result(settings: dict[str, Any], world: World, records: list[dict[str, Any]]) -> dict[str, Any]:
+    cuda, nodes = world.device.type == "cuda", max(1, len(world.nodes))
+    result = {
+        "schema_version": 1,
+        "benchmark": "collectives",
+        "settings": settings,
+        "backend": "nccl" if cuda else "gloo",
+        "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
+        "network": world.network,
+        "world_size": world.size,
+        "nodes": nodes,
+        "ranks_per_node": -(-world.size // nodes),
+        "latency": "tree" if cuda else "ring",
+        "hardware": hardware.describe(),
+        "versions": versions(),
+        "records": records,
+    }
+    return result | {"fits": {name: _fit(result, name) for name in settings["collectives"]}}
+
+
+def _fit(result: dict[str, Any], collective: str) -> dict[str, Any]:
+    """Alpha and beta of the link that limits: between nodes where there are several, else between the ranks of one.
+
+    Between nodes each rank of a node sends its own part of the buffer.
+    """
+    nodes, each = result["nodes"], result["ranks_per_node"]
+    ranks, parts = (nodes, each) if nodes > 1 else (result["world_size"], 1)
+    times = _times(result, collective)
+    sizes = [size / parts for size in times]
+
+    def link(seconds: Sequence[float]) -> Any:
+        return fit_link(collective, sizes, seconds, ranks, result["latency"])
+
+    found, residuals = link([statistics.median(seconds) for seconds in times.values()])
+    rounds = [link(seconds)[0] for seconds in zip(*times.values(), strict=True)]
+    return {
+        "alpha_s": found.alpha_s,
+        "beta_s_per_byte": found.beta_s_per_byte,
+        "residuals": [{"bytes": b, "relative": r} for b, r in zip(times, residuals, strict=True)],
+        "alpha_s_of_rounds": [r.alpha_s for r in rounds],
+        "beta_s_per_byte_of_rounds": [r.beta_s_per_byte for r in rounds],
+    }
+
+
+def _times(result: dict[str, Any], collective: str) -> dict[int, list[float]]:
+    """Bytes → seconds of each round, by round."""
+    times: dict[int, list[float]] = {}
+    for record in sorted(result["records"], key=lambda r: (r["bytes"], r["round"])):
+        if record["collective"] == collective:
+            times.setdefault(record["bytes"], []).append(record["seconds"])
+    return times
+
+
+if __name__ == "__main__":
+    _rank(json.loads(sys.argv[1]), Path(sys.argv[2]))
