@@ -48,6 +48,7 @@ def write_attempt(
 ) -> None:
     """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive."""
     world = run.layout.world_size
+    began = t0 + 1000 * attempt
     stop = run.budget.steps if stop is None else stop
     stop = stop if diverges is None else diverges + 1
     step_s, wait_s, useful_share = SHAPES[run.approach]
@@ -72,7 +73,8 @@ def write_attempt(
             bad = step == diverges
             loss_sum = math.nan if bad else loss * useful
             writer.step(
-                step=step, t_unix_s=t0 + step, t_mono_s=100.0 + step * step_s, step_s=step_s * (1 if step else 5),
+                step=step, t_unix_s=began + step, t_mono_s=100 + rank + step * step_s,
+                step_s=step_s * (1 if step else 5),
                 loss_sum=loss_sum, useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1,
                 data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
                 learning_rate=1e-3, grad_norm=1.5, grad_norm_clipped=1.0, order_digest=digest(run, step, rank),

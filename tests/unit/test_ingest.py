@@ -8,8 +8,9 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import logs as reader
-from tokenscale.analysis.ingest import ingest, merge
-from tokenscale.analysis.tables import TABLES, schema
+from tokenscale.analysis.attempts import merge
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
 from tokenscale.records.schema import VERSION
@@ -311,7 +312,8 @@ def test_ranks_of_two_attempts_never_mix_in_a_step():
         {"event": "run_start", "attempt": 0, "world_size": 3},
         {"event": "run_start", "attempt": 1, "world_size": 2},
     ]
-    merged, overlap = merge(rows_of_both, started)
+    table = merge(of_rows("steps", rows_of_both), started)
+    merged = table.to_pylist()
     assert [(r["step"], r["attempt"], r["rank"]) for r in merged] == [
         (0, 0, 0),
         (0, 0, 1),
@@ -320,4 +322,4 @@ def test_ranks_of_two_attempts_never_mix_in_a_step():
         (1, 1, 1),
     ]
     assert [r["world_size"] for r in merged] == [3, 3, 3, 2, 2]
-    assert overlap == 3
+    assert [r["attempt_step"] for r in merged] == [0, 0, 0, 0, 0]

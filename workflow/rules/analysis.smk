@@ -30,10 +30,11 @@ rule ingest:
     log:
         "results/logs/ingest/{experiment}.log",
     localrule: True
+    threads: 2
     params:
         directory=lambda w, output: os.path.dirname(output[0]),
     message:
         "tables of {wildcards.experiment}"
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
-        " --output {params.directory:q} > {log:q} 2>&1"
+        " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"

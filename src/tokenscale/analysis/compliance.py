@@ -3,30 +3,63 @@
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 Row = dict[str, Any]
 
 #: order in which a rank must report, once an attempt
 ORDER = ("run_start", "init_done", "run_stop")
 
 
-def complete_steps(steps: list[Row]) -> int:
+class Steps:
+    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that reported it."""
+
+    def __init__(self, rows: pa.Table):
+        self._rows = rows
+        self._cache: dict[str, np.ndarray] = {}
+        self.numbers, self._place = np.unique(self["step"].astype(np.int64), return_inverse=True)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._cache:
+            column = self._rows[name]
+            column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+            self._cache[name] = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
+        return self._cache[name]
+
+    def sums(self, name: str) -> np.ndarray:
+        """Sum over ranks, null as 0; one value for each of `numbers`."""
+        weights = np.nan_to_num(self[name], posinf=0.0, neginf=0.0)
+        return np.bincount(self._place, weights=weights, minlength=len(self.numbers))
+
+    def largest(self, name: str) -> np.ndarray:
+        """Maximum over ranks; one value for each of `numbers`, NaN where no rank has one."""
+        result = np.full(len(self.numbers), np.nan)
+        np.fmax.at(result, self._place, self[name])
+        return result
+
+    def whole(self) -> np.ndarray:
+        """For each of `numbers`: has every rank of its attempt's world size reported it?"""
+        return np.bincount(self._place, minlength=len(self.numbers)) == self.largest("world_size")
+
+
+def complete_steps(steps: Steps) -> int:
     """Number of steps that have a row of every rank."""
-    ranks: dict[int, set[int]] = defaultdict(set)
-    world = {}
-    for row in steps:
-        ranks[row["step"]].add(row["rank"])
-        world[row["step"]] = row["world_size"]
-    return sum(len(found) == world[step] for step, found in ranks.items())
+    return int(steps.whole().sum()) if len(steps) else 0
 
 
 def check(
-    run: Row, raw: list[Row], steps: list[Row], events: list[Row], changed: list[str] = (), trouble: str | None = None
-) -> tuple[str, str]:
+    run: Row, raw: Steps, steps: Steps, events: list[Row], changed: list[str] = (), trouble: str | None = None,
+    copies: list[str] = (),
+) -> tuple[str, str]:  # fmt: skip
     """(validity, reasons parted by "; ").
 
     `raw` are all step rows of all attempts, `steps` the merged ones; `changed` names logs that differ from their sealed
-    hash, `trouble` says what is wrong with run.json. Invalid: a number from this run would be wrong.
-    Suspect: it may be right, and somebody should look.
+    hash, `trouble` says what is wrong with run.json, `copies` which logs are the same file twice. Invalid: a number
+    from this run would be wrong. Suspect: it may be right, and somebody should look.
     """
     invalid, suspect = [], []
     if trouble:
@@ -47,9 +80,12 @@ def check(
         suspect.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
     if not trouble and run.get("steps_asked") is not None:
         invalid += [] if diverged else _whole(run, steps)
-        invalid += _content(run, steps)
+        invalid += _tokens(run, steps)
+        invalid += _too_good(run, steps)
     invalid += _world(run, events)
+    invalid += copies
     suspect += _monotone(raw)
+    suspect += _apart(raw)
     suspect += _event_order(run, events)
     if (run.get("share") or 1) > 1:
         suspect.append(f"{run['share']} runs had its node at once: its times are not those of a run alone")
@@ -60,45 +96,60 @@ def check(
     return validity, "; ".join(invalid + suspect)
 
 
-def _first_nonfinite(steps: list[Row]) -> int | None:
-    return min(
-        (r["step"] for r in steps if r["nonfinite"] or (r["loss_sum"] is None and (r["useful_tokens"] or 0) > 0)),
-        default=None,
-    )
+def _first_nonfinite(steps: Steps) -> int | None:
+    bad = (steps["nonfinite"] > 0) | (np.isnan(steps["loss_sum"]) & (steps["useful_tokens"] > 0))
+    return int(steps["step"][bad].min()) if bad.any() else None
 
 
-def _stop(run: Row, steps: list[Row]) -> str:
+def _stop(run: Row, steps: Steps) -> str:
     """Why a run ended early whose training ran into a number that is not finite."""
     first = _first_nonfinite(steps)
     where = "" if first is None else f" at step {first} of {run.get('steps_asked') or 'an unknown number'}"
     return f"training stopped: loss or gradient not finite{where}"
 
 
-def _whole(run: Row, steps: list[Row]) -> list[str]:
+def _whole(run: Row, steps: Steps) -> list[str]:
     """What a run that was not stopped must have: all of its steps, all of them finite."""
     found = []
-    if run["steps_seen"] != run["steps_asked"]:
+    if not len(steps) and run["steps_asked"]:
+        found.append("its logs hold no step")
+    elif run["steps_seen"] != run["steps_asked"]:
         found.append(f"{run['steps_seen']} of {run['steps_asked']} steps are in the logs of all ranks")
     if (first := _first_nonfinite(steps)) is not None:
         found.append(f"loss or gradient not finite at step {first}")
     return found
 
 
-def _content(run: Row, steps: list[Row]) -> list[str]:
+def _tokens(run: Row, steps: Steps) -> list[str]:
+    """Do the counts of tokens and rows add up?"""
     found = []
-    if any((r["useful_tokens"] or 0) > (r["total_tokens"] or 0) for r in steps):
+    if (steps["useful_tokens"] > steps["total_tokens"]).any():
         found.append("more useful tokens than tokens")
-    if any(r["step_s"] is not None and r["step_s"] <= 0 for r in steps):
+    whole = steps.whole()
+    rows, tokens = steps.sums("rows"), steps.sums("total_tokens")
+    for wrong in steps.numbers[whole & (rows != run["global_batch"])][:1]:
+        held = int(rows[steps.numbers == wrong][0])
+        found.append(f"ranks hold {held} rows at step {wrong}, the global batch is {run['global_batch']}")
+    if length := run.get("sequence_length"):
+        room = run["global_batch"] * length
+        for wrong in steps.numbers[whole & (tokens > room)][:1]:
+            held, shape = int(tokens[steps.numbers == wrong][0]), f"{run['global_batch']} rows of {length}"
+            found.append(f"ranks report {held} tokens at step {wrong}, {shape} hold at most {room}")
+    return found
+
+
+def _too_good(run: Row, steps: Steps) -> list[str]:
+    """Times that no machine can have: none at all, or more FLOPs than the devices can do in them."""
+    found = []
+    if (steps["step_s"] <= 0).any():
         found.append("a step that took no time")
-    rows: dict[int, int] = defaultdict(int)
-    ranks: dict[int, int] = defaultdict(int)
-    for r in steps:
-        rows[r["step"]] += r["rows"] or 0
-        ranks[r["step"]] += 1
-    world = {r["step"]: r["world_size"] for r in steps}
-    wrong = sorted(s for s in rows if ranks[s] == world[s] and rows[s] != run["global_batch"])
-    if wrong:
-        found.append(f"ranks hold {rows[wrong[0]]} rows at step {wrong[0]}, the global batch is {run['global_batch']}")
+    times, tokens = steps.largest("step_s"), steps.sums("total_tokens")
+    timed = steps.whole() & (times > 0)
+    peak, flops = run.get("peak_flops"), run.get("flops_per_token")
+    if peak and flops and run.get("world_size") and timed.any():
+        share = tokens[timed].sum() * flops / (times[timed].sum() * peak * run["world_size"])
+        if share > 1:
+            found.append(f"MFU of {100 * share:.0f} %: more than the devices can do")
     return found
 
 
@@ -111,19 +162,29 @@ def _world(run: Row, events: list[Row]) -> list[str]:
     return []
 
 
-def _monotone(raw: list[Row]) -> list[str]:
-    last: dict[tuple[int, int], Row] = {}
-    steps = clock = False
-    for row in raw:  # in the order of the file
-        key = (row["attempt"], row["rank"])
-        before = last.get(key)
-        if before is not None:
-            steps |= row["step"] != before["step"] + 1
-            clock |= None not in (row["t_mono_s"], before["t_mono_s"]) and row["t_mono_s"] < before["t_mono_s"]
-        last[key] = row
-    return ["steps skip or repeat inside an attempt"] * steps + [
-        "the monotonic clock goes back inside an attempt"
-    ] * clock
+def _monotone(raw: Steps) -> list[str]:
+    """Inside the log of an attempt's rank, in the order of the file."""
+    if len(raw) < 2:
+        return []
+    same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
+    found = []
+    if (same & (np.diff(raw["step"]) != 1)).any():
+        found.append("steps skip or repeat inside an attempt")
+    if (same & (np.diff(raw["t_mono_s"]) < 0)).any():
+        found.append("the monotonic clock goes back inside an attempt")
+    return found
+
+
+def _apart(raw: Steps) -> list[str]:
+    """An attempt begins after the one before has ended: two at once would be two trainings of one run."""
+    ends = -np.inf
+    for number in np.unique(raw["attempt"]):
+        times = raw["t_unix_s"][raw["attempt"] == number]
+        times = times[np.isfinite(times)]
+        if len(times) and times.min() < ends:
+            return [f"attempt {int(number)} took its first step before an earlier attempt had taken its last"]
+        ends = max(ends, times.max(initial=-np.inf))
+    return []
 
 
 def _event_order(run: Row, events: list[Row]) -> list[str]:

@@ -1,98 +1,172 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import compliance, logs, tables
+import pyarrow as pa
+
+from tokenscale.analysis import compliance, tables
+from tokenscale.analysis.attempts import merge, read_run
+from tokenscale.analysis.kept import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file, write_json
+from tokenscale.files import read_json, write_json
 from tokenscale.records import provenance
 
 Row = dict[str, Any]
+Tables = dict[str, pa.Table]
+
+#: tables beside `runs` that a run has rows in
+OF_RUNS = tuple(name for name, columns in tables.TABLES.items() if "run_id" in columns and name != "runs")
 
 
-def ingest(experiment: Path, runs: Path, output: Path, benchmarks: list[Path] = ()) -> dict[str, int]:
+#: columns that are 0 where there is no log
+COUNTED = ("steps_seen", "attempts", "overlap_rows", "quarantined", "quarantined_benign")
+
+
+def ingest(
+    experiment: Path,
+    runs: Path,
+    output: Path,
+    benchmarks: list[Path] = (),
+    *,
+    kept: Path | None = None,
+    threads: int = 1,
+) -> dict[str, int]:
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; returns row counts.
 
-    A run without logs is listed as missing; a broken line goes to quarantine. Raises UserError only where the
-    experiment's own table or a benchmark file cannot be read, or where the table lists two runs as the same repeat.
+    `kept` is a folder for the tables of the last ingest: what has not changed since is taken from there, and the
+    files have the same bytes. A run without logs is listed as missing; a broken line goes to quarantine. Raises
+    UserError only where the experiment's own table or a benchmark file cannot be read, or where the table lists two
+    runs as the same repeat.
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
         raise UserError(
             "this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"'
         )
-    listed = sorted(table["runs"], key=lambda r: r["run_id"])
-    twice = [run_id for run_id, n in Counter(r["run_id"] for r in listed).items() if n > 1]
-    if twice:
-        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice))
-    benchmark_rows = [row for path in sorted(benchmarks, key=lambda p: p.name) for row in read_benchmark(path)]
-    counts: Counter[str] = Counter()
-    places: dict[tuple, str] = {}
-    with ExitStack() as stack:
-        add = {t: stack.enter_context(tables.writer(output / f"{t}.parquet", t)) for t in tables.TABLES}
-        for entry in listed:
-            rows = one_run(entry, table["experiment"], runs)
-            _own_place(rows["runs"][0], places, experiment)
-            for name, values in rows.items():
-                add[name](values)
-                counts[name] += len(values)
-        add["benchmarks"](benchmark_rows)
-    counts["benchmarks"] = len(benchmark_rows)
+    listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
+    if len(listed) < len(table["runs"]):
+        twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]
+        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(sorted(twice)))
+    for path in benchmarks:
+        read_benchmark(path)  # refused before anything is written
+    benchmarks = sorted(benchmarks, key=lambda p: p.name)
+    of = {run_id: made_of(runs / run_id, [table["experiment"], entry]) for run_id, entry in listed.items()}
+    before, measured = Kept(kept), stamps(benchmarks)
+    if before.is_of(of, measured):
+        before.give(output)
+        counts = before.counts()
+    else:
+
+        def rows_of(run_id: str) -> Tables:
+            return before.run(run_id, of[run_id]) or one_run(listed[run_id], table["experiment"], runs)
+
+        counts, groups = _write(output, _ahead(rows_of, list(listed), threads), benchmarks, experiment)
+        before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
     said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "figures")
     write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in said}})
-    return {name: counts[name] for name in tables.TABLES}
+    return counts
 
 
-def one_run(entry: Row, experiment: str, runs: Path) -> dict[str, list[Row]]:
+def _write(
+    output: Path, made: Iterator[tuple[str, Tables]], benchmarks: list[Path], experiment: Path
+) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Write the tables of all runs; (rows of each, run → table → number of its row group where it has one)."""
+    counts, groups = Counter(), {}
+    places: dict[tuple, str] = {}
+    small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
+    numbers = Counter()
+    with ExitStack() as stack:
+        add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}
+        for run_id, found in made:
+            _own_place(found["runs"].to_pylist()[0], places, experiment)
+            groups[run_id] = {}
+            for name, rows in found.items():
+                counts[name] += len(rows)
+                if name not in STREAMED:
+                    small[name].append(rows)
+                elif len(rows):
+                    add[name](rows)
+                    groups[run_id][name] = numbers[name]
+                    numbers[name] += 1
+        small["benchmarks"].append(tables.of_rows("benchmarks", [row for p in benchmarks for row in read_benchmark(p)]))
+        counts["benchmarks"] = len(small["benchmarks"][-1])
+        for name in tables.TABLES:
+            if name not in STREAMED:
+                add[name](pa.concat_tables(small[name]).combine_chunks())
+    return {name: counts[name] for name in tables.TABLES}, groups
+
+
+def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Iterator[tuple[str, Tables]]:
+    """(item, work of it) in order; on so many threads, and never more than twice as many results in memory."""
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        waiting: deque[tuple[str, Future]] = deque()
+        try:
+            for item in items:
+                waiting.append((item, pool.submit(work, item)))
+                if len(waiting) > 2 * threads:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
     """All rows of one run, by table."""
     run_id = entry["run_id"]
-    record, sealed, trouble = _record(runs / run_id / "run.json")
-    read: dict[str, list[Row]] = {"steps": [], "spans": [], "events": []}
-    quarantine: list[Row] = []
-    attempts = set()
-    if record is not None or trouble:
-        for attempt, rank, directory in logs.attempts(runs / run_id):
-            attempts.add(attempt)
-            for kind, rows in read.items():
-                lines = logs.read(directory / f"{kind}.jsonl", kind)
-                place = {"run_id": run_id, "attempt": attempt, "rank": rank}
-                rows += [{**place, **row} for row in lines.rows]
-                file = (directory / f"{kind}.jsonl").relative_to(runs).as_posix()
-                quarantine += [{"run_id": run_id, "file": file, **broken} for broken in lines.broken]
-    steps, overlap = merge(read["steps"], read["events"])
+    folder = runs / run_id
+    record, sealed, trouble = _record(folder / "run.json")
     row = run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
-    row |= launches(runs / run_id)
-    stops = [e["status"] for e in read["events"] if e["event"] == "run_stop"]
+    row |= launches(folder)
+    if record is None and not trouble:
+        row |= {"validity": "missing", "reasons": "not started, or its folder is elsewhere (no run.json)"}
+        row |= dict.fromkeys(COUNTED, 0) | {"sealed": False}
+        return {"runs": tables.of_rows("runs", [row]), **{t: tables.schema(t).empty_table() for t in OF_RUNS}}
+    log = read_run(folder, run_id, (record or {}).get("digest"))
+    steps = merge(log.steps, log.events)
+    whole = compliance.Steps(steps)
+    stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
     row |= {
         "status": "unreadable" if trouble else row["status"],
         "sealed": sealed,
-        "attempts": len(attempts),
-        "overlap_rows": overlap,
-        "quarantined": len(quarantine),
-        "quarantined_benign": sum(q["benign"] for q in quarantine),
-        "steps_seen": compliance.complete_steps(steps),
+        "attempts": len(log.merged),
+        "overlap_rows": len(log.steps) - len(steps),
+        "quarantined": len(log.quarantine),
+        "quarantined_benign": sum(q["benign"] for q in log.quarantine),
+        "steps_seen": compliance.complete_steps(whole),
     }
-    times = [e["t_unix_s"] for e in read["events"] if e["t_unix_s"] is not None]
+    times = [e["t_unix_s"] for e in log.events if e["t_unix_s"] is not None]
     if times:
         row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}
-    if record is None and not trouble:
-        row |= {
-            "steps_seen": 0,
-            "validity": "missing",
-            "reasons": "not started, or its folder is elsewhere (no run.json)",
-        }
-    else:
-        changed = _changed_logs(runs / run_id, record) if sealed else []
-        row["validity"], row["reasons"] = compliance.check(row, read["steps"], steps, read["events"], changed, trouble)
-    spans = sorted(read["spans"], key=lambda r: (r["attempt"], r["rank"], r["start_mono_s"] or 0.0))
-    return {"runs": [row], "steps": steps, "spans": spans, "events": read["events"], "quarantine": quarantine}
+    row["validity"], row["reasons"] = compliance.check(
+        row,
+        compliance.Steps(log.steps),
+        whole,
+        log.events,
+        changed=log.changed(record) if sealed else [],
+        trouble=trouble,
+        copies=log.copies(),
+    )
+    return {
+        "runs": tables.of_rows("runs", [row]),
+        "attempts": tables.of_rows("attempts", log.attempts(steps)),
+        "steps": steps,
+        "spans": log.spans,
+        "events": tables.of_rows("events", log.events),
+        "quarantine": tables.of_rows("quarantine", log.quarantine),
+    }
 
 
 def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:
@@ -109,35 +183,6 @@ def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:
         )
 
 
-def merge(rows: list[Row], events: list[Row]) -> tuple[list[Row], int]:
-    """(one row a step and rank, number of rows left out). The latest attempt wins per step, for all ranks together.
-
-    Ranks of two attempts never mix in one step: a resumed run may have another world size. Adds the `world_size`
-    that the attempt observed and `attempt_step`, the place of the step in its attempt (for the warm-up rule).
-    """
-    world: dict[int, int] = {}
-    for event in events:
-        if event["event"] == "run_start" and event["world_size"] is not None:
-            world[event["attempt"]] = max(world.get(event["attempt"], 0), event["world_size"])
-    first: dict[int, int] = {}
-    latest: dict[int, int] = {}
-    for row in rows:
-        attempt, step = row["attempt"], row["step"]
-        first[attempt] = min(first.get(attempt, step), step)
-        latest[step] = max(latest.get(step, attempt), attempt)
-    kept = {(row["step"], row["rank"]): row for row in rows if row["attempt"] == latest[row["step"]]}
-    ranks = {a: len({r["rank"] for r in rows if r["attempt"] == a}) for a in first}
-    merged = [
-        {
-            **row,
-            "world_size": world.get(row["attempt"], ranks[row["attempt"]]),
-            "attempt_step": step - first[row["attempt"]],
-        }
-        for (step, _), row in sorted(kept.items())
-    ]
-    return merged, len(rows) - len(merged)
-
-
 def _record(path: Path) -> tuple[Row | None, bool, str | None]:
     """(run.json or None, is it sealed and untouched, what is wrong with it)."""
     if not path.is_file():
@@ -149,12 +194,6 @@ def _record(path: Path) -> tuple[Row | None, bool, str | None]:
         return record, provenance.sealed(path) is not None, None
     except (UserError, ValueError):
         return None, False, "run.json is not readable JSON"
-
-
-def _changed_logs(directory: Path, record: Row) -> list[str]:
-    """Log files that are not those whose hashes were sealed into run.json."""
-    logged = (record.get("outcome") or {}).get("logs") or {}
-    return sorted(n for n, h in logged.items() if not (directory / n).is_file() or sha256_file(directory / n) != h)
 
 
 def read_benchmark(path: Path) -> list[Row]:

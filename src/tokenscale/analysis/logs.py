@@ -1,14 +1,25 @@
 """Lines of the event files → typed rows and a quarantine. Nothing is dropped without being counted."""
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from tokenscale.analysis.tables import ARROW
 from tokenscale.records.schema import FIELDS, VERSION
+
+#: kind of event file → Arrow schema of its rows
+SCHEMAS = {kind: pa.schema([(name, ARROW[sql]) for name, sql in fields.items()]) for kind, fields in FIELDS.items()}
+#: lines are read in blocks of about so many bytes
+BLOCK_BYTES = 1 << 20
 
 #: without this field a line says nothing
 REQUIRED = {"steps": "step", "spans": "name", "events": "event"}
@@ -20,20 +31,36 @@ _NUMBERED = re.compile(r"^(attempt|rank)=(\d+)$")
 
 @dataclass
 class Lines:
-    """What one file holds: typed rows (every field of the schema, null where absent) and broken lines."""
+    """What one file holds: a table with every field of the schema (null where absent), and its broken lines."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[dict[str, Any]] = field(default_factory=list)  # line (from 1), reason, text, benign
+    table: pa.Table
+    broken: list[dict[str, Any]]  # line (from 1), reason, text, benign
+    sha256: str | None = None  # of the whole file; None for one that is missing
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as dictionaries."""
+        return self.table.to_pylist()
 
 
 class Broken(ValueError):
     """Why a line cannot be used, in words."""
 
 
-def attempts(run: Path) -> Iterator[tuple[int, int, Path]]:
-    """(attempt, rank, directory) of a run's logs in ascending order; `superseded/` is not looked into."""
-    found = [(a, r, d) for a, outer in _numbered(run, "attempt") for r, d in _numbered(outer, "rank")]
-    yield from sorted(found)
+def attempts(run: Path) -> Iterator[tuple[int, Path]]:
+    """(attempt, directory) of a run in ascending order, but those that were set aside."""
+    yield from sorted(_numbered(run, "attempt"))
+
+
+def superseded(run: Path) -> Iterator[tuple[int, Path]]:
+    """The same of those that were set aside, for they are of other code or inputs."""
+    for folder in sorted((run / "superseded").glob("*/")):
+        yield from attempts(folder)
+
+
+def ranks(attempt: Path) -> Iterator[tuple[int, Path]]:
+    """(rank, directory) of an attempt in ascending order."""
+    yield from sorted(_numbered(attempt, "rank"))
 
 
 def launched(run: Path) -> Iterator[dict[str, Any]]:
@@ -59,22 +86,68 @@ def read(path: Path, kind: str) -> Lines:
 
     A broken line is benign only where a killed writer leaves one: at the very end, without its newline.
     """
-    result = Lines()
     if not path.is_file():
-        return result
-    pieces = path.read_bytes().split(b"\n")
-    terminated = pieces[-1] == b""
-    if terminated:
+        return Lines(SCHEMAS[kind].empty_table(), [])
+    content = path.read_bytes()
+    tables, broken = [SCHEMAS[kind].empty_table()], []
+    begin = line = 0
+    while begin < len(content):
+        # one broken line makes only its own block slow to read
+        end = content.find(b"\n", begin + BLOCK_BYTES) + 1 if begin + BLOCK_BYTES < len(content) else 0
+        end = end or content.rfind(b"\n", begin) + 1 or len(content)
+        block = content[begin:end]
+        count = block.count(b"\n")
+        table = _clean(block, count, kind)
+        if table is None:
+            table, found = _by_line(block, line, kind)
+            broken += found
+        tables.append(table)
+        begin, line = end, line + count
+    if broken and not content.endswith(b"\n"):
+        broken[-1]["benign"] = broken[-1]["line"] == line + 1
+    return Lines(pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest())
+
+
+def _clean(block: bytes, count: int, kind: str) -> pa.Table | None:
+    """Whole lines that all hold what the schema says, read at once; None where `_by_line` must look.
+
+    Every line begins with { and ends with }, and a row comes of each: so no object spans two lines, and none shares its
+    line. Text beyond ASCII, escapes, and numbers that are not finite are left to the careful reader, too.
+    """
+    whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
+    if not whole or b"\\" in block or not block.isascii():
+        return None
+    options = pyarrow.json.ParseOptions(explicit_schema=SCHEMAS[kind], unexpected_field_behavior="ignore")
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
+    try:
+        table = pyarrow.json.read_json(pa.BufferReader(block), read_options=reading, parse_options=options)
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != count or table[REQUIRED[kind]].null_count or (pc.max(table["schema"]).as_py() or 0) > VERSION:
+        return None
+    for name, sql in FIELDS[kind].items():
+        if sql == "DOUBLE" and pc.all(pc.is_finite(table[name])).as_py() is False:
+            return None
+    if kind == "steps":
+        place = table.schema.get_field_index("nonfinite")
+        table = table.set_column(place, SCHEMAS[kind].field(place), table["nonfinite"].fill_null(False))
+    return table
+
+
+def _by_line(block: bytes, before: int, kind: str) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """(rows, broken lines) of a block that begins after so many lines of its file."""
+    pieces = block.split(b"\n")
+    if pieces[-1] == b"":
         pieces.pop()
-    for number, raw in enumerate(pieces, start=1):
+    rows, broken = [], []
+    for number, raw in enumerate(pieces, start=before + 1):
         try:
-            result.rows.append(parse(raw, kind))
+            rows.append(parse(raw, kind))
         except Broken as reason:
-            benign = number == len(pieces) and not terminated
             text = raw[: 4 * CUT].decode("utf-8", "backslashreplace")
             text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)[:CUT]
-            result.broken.append({"line": number, "reason": str(reason), "text": text, "benign": benign})
-    return result
+            broken.append({"line": number, "reason": str(reason), "text": text, "benign": False})
+    return pa.Table.from_pylist(rows, SCHEMAS[kind]), broken
 
 
 def parse(raw: bytes, kind: str) -> dict[str, Any]:

@@ -100,6 +100,20 @@ TABLES: dict[str, dict[str, str]] = {
         "stopped_unix_s": "DOUBLE",
         "seal": "VARCHAR",
     },
+    "attempts": {  # superseded ones too, wherever they lie
+        "run_id": "VARCHAR",
+        "folder": "VARCHAR",  # below the run's
+        "attempt": "INTEGER",
+        "superseded": "BOOLEAN",  # made by other code or inputs than the run's record: never merged
+        "digest": "VARCHAR",  # of its code and inputs
+        "ranks": "INTEGER",
+        "first_step": "BIGINT",
+        "last_step": "BIGINT",
+        "step_rows": "BIGINT",  # of all ranks
+        "merged_rows": "BIGINT",  # of these, those that no later attempt repeats
+        "started_unix_s": "DOUBLE",
+        "stopped_unix_s": "DOUBLE",
+    },
     "steps": {**_PLACE, "world_size": "INTEGER", "attempt_step": "BIGINT", **FIELDS["steps"]},
     "spans": {**_PLACE, **FIELDS["spans"]},
     "events": {**_PLACE, **FIELDS["events"]},
@@ -128,6 +142,26 @@ TABLES: dict[str, dict[str, str]] = {
         "cpu": "VARCHAR",
         "cores": "INTEGER",
     },
+    "stores": {  # token stores that the runs read, or that hold what others of them tokenize while training
+        "corpus": "VARCHAR",
+        "tokenizer": "VARCHAR",
+        "store": "VARCHAR",  # its folder's name
+        "format": "VARCHAR",
+        "split": "VARCHAR",
+        "sequence_length": "INTEGER",
+        "documents": "BIGINT",
+        "documents_cut": "BIGINT",
+        "rows": "BIGINT",
+        "useful_tokens": "BIGINT",  # labels that count, in one epoch; so the next two
+        "total_tokens": "BIGINT",
+        "padding_tokens": "BIGINT",  # the rest that is not useful: labels that are a BOS
+        "stored_bytes": "BIGINT",
+        "text_bytes": "BIGINT",  # UTF-8, of the documents; null where the corpus is not at hand
+        "manifest_sha256": "VARCHAR",
+        "corpus_sha256": "VARCHAR",  # of the corpus' manifest
+        "engine": "VARCHAR",  # what made the ids; archive: unpacked
+        "seconds": "DOUBLE",  # of the whole build; null where the record is lost or tells of a part
+    },
 }
 
 Row = dict[str, Any]
@@ -138,18 +172,22 @@ def schema(table: str) -> pa.Schema:
     return pa.schema([(name, ARROW[sql]) for name, sql in TABLES[table].items()])
 
 
-@contextmanager
-def writer(path: Path, table: str) -> Iterator[Callable[[Iterable[Row]], None]]:
-    """A function that appends rows (one call, one row group); the file appears whole at the end."""
-    columns = schema(table)
-    with atomic(path) as temporary:
-        with pq.ParquetWriter(temporary, columns, compression="zstd", compression_level=3) as out:
+def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
+    """Rows as they are written: every column of the table, null where a row lacks it."""
+    columns, rows = schema(table), list(rows)
+    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
+    return pa.Table.from_arrays(arrays, schema=columns)
 
-            def add(rows: Iterable[Row]) -> None:
-                rows = list(rows)
-                if rows:
-                    arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in columns]
-                    out.write_table(pa.Table.from_arrays(arrays, schema=columns))
+
+@contextmanager
+def writer(path: Path, table: str) -> Iterator[Callable[[pa.Table], None]]:
+    """A function that appends rows (one call, one row group); the file appears whole at the end."""
+    with atomic(path) as temporary:
+        with pq.ParquetWriter(temporary, schema(table), compression="zstd", compression_level=3) as out:
+
+            def add(rows: pa.Table) -> None:
+                if len(rows):
+                    out.write_table(rows, row_group_size=len(rows))
 
             yield add
 
@@ -157,4 +195,4 @@ def writer(path: Path, table: str) -> Iterator[Callable[[Iterable[Row]], None]]:
 def write(path: Path, table: str, rows: Iterable[Row]) -> None:
     """Write one table."""
     with writer(path, table) as add:
-        add(rows)
+        add(of_rows(table, rows))

@@ -1,6 +1,7 @@
-"""Logs of an experiment's runs, and benchmark files → typed tables (Parquet)."""
+"""Logs of an experiment's runs, and benchmark files → typed tables (Parquet). Reads only what has changed."""
 
 import argparse
+import shutil
 from pathlib import Path
 
 
@@ -14,12 +15,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--benchmark", nargs="*", type=Path, default=[], action="extend", help="data benchmark files (JSON)"
     )
     parser.add_argument("--output", required=True, type=Path, help="folder of the tables: results/tables/<name>")
+    parser.add_argument("--afresh", action="store_true", help="read every log, also those that have not changed")
+    parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ingest and say how much."""
     from tokenscale.analysis.ingest import ingest
 
-    counts = ingest(arguments.experiment, arguments.runs, arguments.output, arguments.benchmark)
+    # beside the tables: whoever makes them anew may delete their folder first
+    kept = arguments.output.parent / f".{arguments.output.name}.kept"
+    if arguments.afresh:
+        shutil.rmtree(kept, ignore_errors=True)
+    counts = ingest(
+        arguments.experiment,
+        arguments.runs,
+        arguments.output,
+        arguments.benchmark,
+        kept=kept,
+        threads=max(arguments.threads, 1),
+    )
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
     return 0
