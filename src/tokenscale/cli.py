@@ -26,6 +26,7 @@ VERBS = {
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
     "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
     "report": "tables → figures and the HTML report",
+    "predict": "step times on more ranks, by a model fitted to few; and its back-test on published points",
     "benchmark": "side-by-side measurements",
     "plan": "what would run, and on what",
     "check": "check the configuration; write its JSON schemas",

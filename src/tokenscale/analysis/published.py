@@ -6,11 +6,24 @@ predicts the others. Beside it stand two guesses that need no model.
 """
 
 import csv
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
+from typing import Any
 
-from tokenscale.analysis.scaling_model import Fit, Links, Point, Prediction, Work, fit, fit_link, predict
+from tokenscale.analysis.scaling_model import (
+    COVERAGE,
+    Fit,
+    Links,
+    Point,
+    Prediction,
+    Work,
+    constants,
+    fit,
+    fit_link,
+    predict,
+)
 from tokenscale.costs.communication import Link
 from tokenscale.errors import unknown
 
@@ -72,9 +85,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Tested:
-    """A series with its fit and its rows, fitted sizes first."""
+    """A series with its fit and its rows by world size."""
 
     series: str
+    method: str
     fit: Fit
     rows: tuple[Row, ...]
     sources: tuple[str, ...]
@@ -105,11 +119,8 @@ def untestable(group: Sequence[Published], sweep: bool = False) -> str | None:
     if len(sizes) < 3:
         return f"world size{'s' * (len(sizes) > 1)} {', '.join(map(str, sizes))}: two to fit and one to test are needed"
     swept = all_reduces()[0]
-    if sweep and (group[0].gpu, group[0].gpus_per_node, group[0].method) != (
-        swept["gpu"],
-        int(swept["gpus_per_node"]),
-        "ddp",
-    ):
+    machine = group[0].gpu, str(group[0].gpus_per_node)
+    if sweep and (machine != (swept["gpu"], swept["gpus_per_node"]) or group[0].method != "ddp"):
         return "the published sweep is of another machine or another exchange"
     return None
 
@@ -170,7 +181,7 @@ def _test(series: str, group: Sequence[Published], links: Links) -> Tested:
         _row(point, prediction, point.world_size in sizes, per_gpu[sizes[0]], per_gpu[sizes[-1]])
         for point, prediction in zip(group, predictions, strict=True)
     ]
-    return Tested(series, found, tuple(rows), tuple(dict.fromkeys(p.source for p in group)))
+    return Tested(series, group[0].method, found, tuple(rows), tuple(dict.fromkeys(p.source for p in group)))
 
 
 def _row(point: Published, prediction: Prediction, fitted: bool, first: float, last: float) -> Row:
@@ -180,6 +191,94 @@ def _row(point: Published, prediction: Prediction, fitted: bool, first: float, l
         *(tokens / prediction.step_s, tokens / prediction.high_s, tokens / prediction.low_s),
         *(first * point.world_size, last * point.world_size),
     )
+
+
+#: guesses by their names in `Row`, and what they say
+GUESSES = {"predicted": "model", "perfect": "perfect scaling", "kept": "last efficiency kept"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How far one guess was from the sizes that no fit saw: share of the measured value, without its sign."""
+
+    points: int
+    median: float
+    mean: float
+    largest: float
+
+
+def score(tested: Sequence[Tested], by: str) -> Score:
+    """Of one guess over all rows that were not fitted."""
+    errors = sorted(abs(row.residual(by)) for one in tested for row in one.rows if not row.fitted)
+    return Score(len(errors), statistics.median(errors), statistics.fmean(errors), errors[-1])
+
+
+def words(tested: Sequence[Tested], skipped: dict[str, str]) -> str:
+    """The back-test as plain text: each series with its residuals, the scores, and what was not tested."""
+    lines = [
+        "Back-test of the scaling model, fitted to the small world sizes; the others are predicted. No blind test: its",
+        "laws were chosen with these tables at hand, its constants were not. Tokens/s of all GPUs, padding included;",
+        f"residual: predicted over measured - 1; band: {100 * COVERAGE:g} % of runs, if terms that fit are right.",
+    ]
+    for one in tested:
+        sizes = ", ".join(map(str, one.fit.world_sizes))
+        lines += ["", one.series, f"  fitted to {sizes}: {constants(one.fit)}; noise {one.fit.noise_from}"]
+        lines.append(
+            f"  {'GPUs':>5} {'measured':>11} {'model':>11} {'band':>23} {'residual':>9}    {'perfect':>8} {'kept':>8}"
+        )
+        for row in one.rows:
+            verdict = "fitted" if row.fitted else "inside" if row.inside else "OUTSIDE"
+            lines.append(
+                f"  {row.world_size:>5} {row.measured:>11,.0f} {row.predicted:>11,.0f} "
+                f"{f'{row.low:,.0f}-{row.high:,.0f}':>23} {_percent(row.residual()):>9}    "
+                f"{_percent(row.residual('perfect')):>8} {_percent(row.residual('kept')):>8}  {verdict}"
+            )
+    if tested:
+        lines += ["", *_scores(tested)]
+    lines += ["", *(f"not tested: {name}: {why}" for name, why in skipped.items())] if skipped else []
+    return "\n".join(lines)
+
+
+def _scores(tested: Sequence[Tested]) -> list[str]:
+    methods = list(dict.fromkeys(one.method for one in tested))
+    groups = {method: [one for one in tested if one.method == method] for method in methods}
+    if len(groups) > 1:
+        groups["all"] = list(tested)
+    lines = ["Points that no fit saw, residuals without sign:"]
+    for name, group in groups.items():
+        rows = [row for one in group for row in one.rows if not row.fitted]
+        inside = sum(row.inside for row in rows)
+        lines.append(f"  {name}: {len(rows)} points of {len(group)} series, {inside} inside the band")
+        for by, guess in GUESSES.items():
+            found = score(group, by)
+            closer = sum(abs(row.residual()) < abs(row.residual(by)) for row in rows)
+            lines.append(
+                f"    {guess:<21} median {100 * found.median:4.1f} %, mean {100 * found.mean:4.1f} %, largest "
+                f"{100 * found.largest:4.1f} %" + (f"; the model is closer at {closer}" if by != "predicted" else "")
+            )
+    return lines
+
+
+def facts(tested: Sequence[Tested], skipped: dict[str, str]) -> dict[str, Any]:
+    """The back-test as JSON values."""
+    return {
+        "kind": "model",
+        "band": COVERAGE,
+        "series": [
+            {
+                **{"series": one.series, "fitted_world_sizes": one.fit.world_sizes, "sources": list(one.sources)},
+                **{"constants": one.fit.constants, "left_out": one.fit.left_out},
+                "rows": [{**asdict(row), "inside": row.inside, "residual": row.residual()} for row in one.rows],
+            }
+            for one in tested
+        ],
+        "scores": {name: asdict(score(tested, by)) for by, name in GUESSES.items()} if tested else {},
+        "not_tested": skipped,
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -22,8 +22,8 @@ them apart. The other sets of terms that fit as well are not forgotten, they mak
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,6 +42,15 @@ DRAWS = 2000
 APART = 0.1
 #: fewer degrees of freedom than this say too little of the noise
 LEAST_FREEDOM = 2
+#: what each constant is, in words
+UNITS = {
+    "compute": "s on one rank",
+    "inside": "exposed s a byte",
+    "between": "exposed s a byte",
+    "latency": "exposed s a hop",
+    "straggler": "s, standard deviation of a rank",
+    "exchange": "of the sweep's exchange exposed",
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,8 @@ class Work:
     `global_rows` None is weak scaling, where a rank's work stays; else so many rows are shared out among the replicas.
     `exchanged_bytes` go through an all-reduce in so many `messages`; `tail_bytes` of them after backward has ended.
     `model_ranks` are those that share one copy of the model, which exchange nothing of this with each other.
+    `threads` of a rank by world size, on CPUs where they differ: half of them are taken to compute half as fast. World
+    sizes that it does not name have those of the largest that it does.
     """
 
     ranks_per_node: int = 1
@@ -79,6 +90,7 @@ class Work:
     latency: Latency = "ring"
     model_ranks: int = 1
     pipeline: Pipeline | None = None
+    threads: Mapping[int, int] = field(default_factory=dict)
 
     def replicas(self, world_size: int) -> int:
         """Copies of the model."""
@@ -92,6 +104,11 @@ class Work:
         """Work of a rank, as a part of what it would be on one replica."""
         rows = self.rows(world_size)
         return 1.0 if rows is None else rows / self.global_rows
+
+    def slower(self, world_size: int) -> float:
+        """How much longer a rank computes than with the threads of the largest world size that `threads` names."""
+        last = self.threads[max(self.threads)] if self.threads else 1
+        return last / self.threads.get(world_size, last)
 
     def bubble(self, world_size: int) -> float:
         """Share of time that a rank of the pipeline waits, by its schedule."""
@@ -196,6 +213,15 @@ def fit(points: Sequence[Point], work: Work, links: Links = Links()) -> Fit:  # 
     """
     points = tuple(sorted(points, key=lambda p: (p.world_size, p.step_s)))
     _check(points, work)
+    found = _fit(points, work, links)
+    if found.constants.get("exchange", 0.0) <= 1:
+        return found
+    # more than all of it cannot be exposed: then it is known, and another term has to say what is left
+    found = _fit(points, replace(work, tail_bytes=work.exchanged_bytes), links)
+    return replace(found, left_out={"exchange": "all of it is exposed"} | found.left_out)
+
+
+def _fit(points: tuple[Point, ...], work: Work, links: Links) -> Fit:
     laws = _laws(work, links)
     sizes = sorted({p.world_size for p in points})
     terms, left_out = _primary(laws, sizes)
@@ -224,7 +250,8 @@ def predict(fitted: Fit, world_sizes: Sequence[int], coverage: float = COVERAGE)
     work, offset = fitted.work, _offset(fitted.work, fitted.links)
     laws = _laws(work, fitted.links)
     for size in world_sizes:
-        _reaches(size, fitted)
+        if (reason := why_not(fitted, size)) is not None:
+            raise reason
     random = np.random.default_rng(0)
     spread = np.full(DRAWS, fitted.noise)
     if fitted.freedom is not None:  # the noise is known no better than its own estimate
@@ -240,11 +267,19 @@ def predict(fitted: Fit, world_sizes: Sequence[int], coverage: float = COVERAGE)
     return [_prediction(fitted, laws, offset, size, np.array(around[size])) for size in world_sizes]
 
 
+def constants(found: Fit) -> str:
+    """The constants of a fit with their units.
+
+    >>> constants(fit([Point(1, 1.0), Point(2, 1.1)], Work()))
+    'compute 1 s on one rank, between 0.1 exposed s a byte'
+    """
+    return ", ".join(f"{term} {value:.3g} {UNITS[term]}" for term, value in found.constants.items())
+
+
 def _prediction(fitted: Fit, laws: "Laws", offset: "Law", size: int, bands: np.ndarray) -> Prediction:
-    share, bubbled = fitted.work.share(size), fitted.work.bubble(size)
     parts = {term: constant * laws[term](size) for term, constant in fitted.constants.items()}
-    parts["bubble"] = parts["compute"] * bubbled
-    parts["compute"] = fitted.constants["compute"] * share
+    parts["bubble"] = parts["compute"] * fitted.work.bubble(size)
+    parts["compute"] -= parts["bubble"]
     parts |= {"tail": offset(size), "data": _waited(fitted, size)}
     low, high = float(bands[:, 0].min()), float(bands[:, 1].max())
     return Prediction(size, sum(parts.values()), low, high, {t: s for t, s in parts.items() if s})
@@ -257,21 +292,22 @@ Laws = dict[str, Law]
 def _laws(work: Work, links: Links) -> Laws:
     """Term → its law of the world size, in the order in which they are taken."""
     overlapped = work.exchanged_bytes - work.tail_bytes
-    laws: Laws = {"compute": lambda n: work.share(n) / (1 - work.bubble(n))}
-    if links != Links():
-        laws["exchange"] = lambda n: _known_s(work, links, overlapped, work.messages, n)
-    if links.inside is None:
+    laws: Laws = {"compute": lambda n: work.share(n) * work.slower(n) / (1 - work.bubble(n))}
+    if links != Links() and overlapped > 0:
+        laws["exchange"] = lambda n: _known_s(work, links, overlapped, n)
+    if links.inside is None and work.ranks_per_node > work.model_ranks:
         laws["inside"] = lambda n: work.exchanged_bytes * bus_factor("all_reduce", work.legs(n)[0])
     if links.between is None:
         laws["between"] = lambda n: work.exchanged_bytes / work.legs(n)[0] * bus_factor("all_reduce", work.legs(n)[1])
         laws["latency"] = lambda n: work.messages * hops("all_reduce", work.replicas(n), work.latency)
-    laws["straggler"] = lambda n: expected_maximum(n) * work.share(n)
+    laws["straggler"] = lambda n: expected_maximum(n) * work.share(n) * work.slower(n)
     return laws
 
 
-def _known_s(work: Work, links: Links, size_bytes: float, messages: int, world_size: int) -> float:
+def _known_s(work: Work, links: Links, size_bytes: float, world_size: int) -> float:
     """Seconds of an all-reduce over the links that a sweep measured: first inside nodes, then between them."""
     inside, nodes = work.legs(world_size)
+    messages = max(1, round(work.messages * size_bytes / work.exchanged_bytes))
     seconds = 0.0
     if links.inside is not None:
         seconds += messages * collective_s("all_reduce", size_bytes / messages, inside, links.inside)
@@ -284,7 +320,7 @@ def _offset(work: Work, links: Links) -> Law:
     """Seconds that are known beforehand: the exchange of the tail, where a sweep measured a link."""
     if links == Links() or not work.tail_bytes:
         return lambda n: 0.0
-    return lambda n: _known_s(work, links, work.tail_bytes, 1, n)
+    return lambda n: _known_s(work, links, work.tail_bytes, n)
 
 
 def _waited(fitted: Fit, world_size: int) -> float:
@@ -381,32 +417,34 @@ def _check(points: Sequence[Point], work: Work) -> None:
             )
 
 
-def _reaches(size: int, fitted: Fit) -> None:
-    least = fitted.world_sizes[0]
+def why_not(fitted: Fit, size: int) -> UserError | None:
+    """Why a world size cannot be predicted from this fit; None where it can."""
+    work, least = fitted.work, fitted.world_sizes[0]
     if size < least:
-        raise UserError(
-            "a world size below the smallest fitted one cannot be predicted: what it exchanges is in its compute.",
+        return UserError(
+            "a world size below the smallest fitted one cannot be predicted: what that exchanges is in its compute.",
             asked=f"world size {size}",
             expected=f"at least {least}",
         )
-    if size % fitted.work.model_ranks:
-        raise UserError(
+    if size % work.model_ranks:
+        return UserError(
             "a world size is no multiple of the ranks that share one copy of the model.",
             asked=f"world size {size}",
-            expected=f"a multiple of {fitted.work.model_ranks}",
+            expected=f"a multiple of {work.model_ranks}",
         )
-    crosses = [n for n in fitted.world_sizes if fitted.work.legs(n)[1] > 1]
-    if fitted.work.legs(size)[1] > 1 and not crosses and fitted.links.between is None:
-        raise UserError(
+    crossing = work.legs(size)[1] > 1 and all(work.legs(n)[1] == 1 for n in fitted.world_sizes)
+    if crossing and fitted.links.between is None:
+        return UserError(
             "no fitted run goes beyond one node, and no sweep does: what lies between nodes is unknown.",
-            asked=f"world size {size} on nodes of {fitted.work.ranks_per_node}",
+            asked=f"world size {size} on nodes of {work.ranks_per_node}",
             fitted=", ".join(map(str, fitted.world_sizes)),
-            next="a run on two nodes, or `python -m tokenscale benchmark collectives` on two nodes",
+            next="a run on two nodes, or `benchmark collectives` over two nodes and --collectives",
         )
-    if fitted.work.global_rows is not None and fitted.work.replicas(size) > fitted.work.global_rows:
-        raise UserError(
+    if work.global_rows is not None and work.replicas(size) > work.global_rows:
+        return UserError(
             "there are more replicas than rows in a global batch: some would have nothing to do.",
-            asked=f"world size {size}, {fitted.work.replicas(size)} replicas",
-            rows=fitted.work.global_rows,
+            asked=f"world size {size}, {work.replicas(size)} replicas",
+            rows=work.global_rows,
             next="a larger global batch, or smaller world sizes",
         )
+    return None
