@@ -22,7 +22,7 @@ from tokenscale.report.words import SHARED_CORES
 from tokenscale.settings.data import StorageSettings
 
 #: what `queries.connect` itself reads
-VIEWS = {"steps_global"}
+VIEWS = {"steps_global", "validation"}
 EVIL = "<script>alert('x')</script> & \"co\""
 
 

@@ -1,4 +1,4 @@
-"""The definitions of `sql/*.sql`, asked of a folder of tables. One thread, in memory: equal tables, equal digits."""
+"""The definitions of `sql/*.sql`, asked of a folder of tables. One thread: equal tables, equal digits."""
 
 from importlib import resources
 from pathlib import Path
@@ -10,21 +10,35 @@ import pandas as pd
 from tokenscale.analysis.tables import TABLES
 from tokenscale.errors import UserError, unknown
 
+WARM_UP = {"warmup_steps": 3}
+TARGET = {"target": None, "window_tokens": None}
+
 #: query → default of each parameter
 PARAMETERS: dict[str, dict[str, Any]] = {
     "steps_global": {},
-    "throughput": {"warmup_steps": 3},
+    "throughput": WARM_UP,
+    "computing": WARM_UP,
+    "epochs": WARM_UP,
+    "padding": WARM_UP,
     "loss": {},
     "validation": {},
-    "stalls": {"warmup_steps": 3},
+    "time_to_target": TARGET,
+    "time_to_training_loss": TARGET,
+    "stalls": WARM_UP,
+    "communication": WARM_UP,
+    "pretokenization": {},
+    "break_even": WARM_UP,
     "benchmark": {},
-    "scaling": {"warmup_steps": 3},
-    "parallelism": {"warmup_steps": 3},
-    "pipeline": {"warmup_steps": 3},
+    "scaling": WARM_UP,
+    "scaling_weak": WARM_UP,
+    "parallelism": WARM_UP,
+    "pipeline": WARM_UP,
     "memory": {},
     "order": {},
     "inventory": {},
 }
+#: queries that others ask, in the order they are made
+VIEWS = ("steps_global", "validation")
 
 
 def sql(name: str) -> str:
@@ -48,7 +62,8 @@ def definition(name: str) -> str:
 
 
 def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory connection with every table of the folder, and `steps_global`."""
+    """An in-memory connection with every table of the folder, and `VIEWS`. Nothing is read before it is asked for: of
+    two million steps a query needs a few columns."""
     tables = Path(tables)
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
@@ -59,8 +74,9 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
             raise UserError(
                 "a table is missing.", path=path, next="python -m tokenscale ingest --experiment … --runs … --output …"
             )
-        connection.execute(f"CREATE TABLE {table} AS SELECT * FROM read_parquet(?)", [str(path)])
-    connection.execute(f"CREATE TABLE steps_global AS {sql('steps_global')}")
+        connection.read_parquet(str(path)).create_view(table)
+    for view in VIEWS:  # whoever asks a view gives its rows an order
+        connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     return connection
 
 

@@ -16,7 +16,7 @@ from tokenscale.settings.experiments import dotted
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import APPROACHES, RunSettings
+from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings
 
 Row = dict[str, Any]
 
@@ -196,7 +196,11 @@ def _settings(run: RunSettings | None) -> Row:
         "corpus": run.corpus.name,
         "precision": run.precision,
         "seed": run.effective_seed,
+        "objective": run.objective,
+        "labels": run.labels,
+        "eos": run.eos,
         "science": science(run),
+        "science_per_rank": science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
         "steps_asked": run.budget.steps,
     }
 

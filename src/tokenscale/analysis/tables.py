@@ -51,7 +51,11 @@ TABLES: dict[str, dict[str, str]] = {
         "corpus": "VARCHAR",
         "precision": "VARCHAR",
         "seed": "BIGINT",
+        "objective": "VARCHAR",
+        "labels": "VARCHAR",
+        "eos": "BOOLEAN",
         "science": "VARCHAR",  # digest of all settings but approach, storage, layout and micro-batch
+        "science_per_rank": "VARCHAR",  # the same without global batch, budget and repeat, for weak scaling
         "steps_asked": "BIGINT",
         "status": "VARCHAR",  # of run.json; missing: listed, never started
         "validity": "VARCHAR",  # valid, suspect, invalid, missing
@@ -148,10 +152,10 @@ TABLES: dict[str, dict[str, str]] = {
         "store": "VARCHAR",  # its folder's name
         "format": "VARCHAR",
         "split": "VARCHAR",
-        "sequence_length": "INTEGER",
+        "sequence_length": "INTEGER",  # null where the format has none
+        "eos": "BOOLEAN",
         "documents": "BIGINT",
         "documents_cut": "BIGINT",
-        "rows": "BIGINT",
         "useful_tokens": "BIGINT",  # labels that count, in one epoch; so the next two
         "total_tokens": "BIGINT",
         "padding_tokens": "BIGINT",  # the rest that is not useful: labels that are a BOS

@@ -22,7 +22,7 @@ from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: SQL that `analysis/queries.py` prepares for all queries
-VIEWS = {"steps_global"}
+VIEWS = {"steps_global", "validation"}
 NAMED = ("QUERIES", "FILES")
 EXCLUDED = {
     "tokenscale.cli",

@@ -1,6 +1,6 @@
--- Data-stall share of a run: time that the step waited for its batch over the time of the step, both of the slowest rank,
--- sum over sum after warm-up ($warmup_steps steps an attempt). `largest_gain` is the bound that follows (Amdahl): no
--- data format can speed this run up by more than 1 / (1 - share).
+-- Data-stall share of a run: time that a step waited for its batch over the time of the step, each the longest of any
+-- rank, sum over sum after warm-up ($warmup_steps steps an attempt). `largest_gain` is the bound that follows (Amdahl):
+-- no data format and no loader can speed this run up by more than 1 / (1 - share).
 SELECT
     r.run_id,
     r.approach,
@@ -10,7 +10,8 @@ SELECT
     sum(g.data_wait_s) AS data_wait_s,
     sum(g.step_s) AS seconds,
     sum(g.data_wait_s) / sum(g.step_s) AS data_stall_share,
-    1 / nullif(1 - sum(g.data_wait_s) / sum(g.step_s), 0) AS largest_gain
+    CASE WHEN sum(g.data_wait_s) >= sum(g.step_s) THEN 'inf'::DOUBLE
+         ELSE 1 / (1 - sum(g.data_wait_s) / sum(g.step_s)) END AS largest_gain
 FROM steps_global AS g
 JOIN runs AS r USING (run_id)
 WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL AND g.data_wait_s IS NOT NULL
