@@ -272,7 +272,7 @@ def facts(tested: Sequence[Tested], skipped: dict[str, str]) -> dict[str, Any]:
             }
             for one in tested
         ],
-        "scores": {name: asdict(score(tested, by)) for by, name in GUESSES.items()} if tested else {},
+        "scores": {by: asdict(score(tested, by)) for by in GUESSES} if tested else {},
         "not_tested": skipped,
     }
 

@@ -1,0 +1,88 @@
+"""The sweep of collectives: on two gloo ranks at tiny sizes; its record, its table, and what `predict` reads of it."""
+
+import json
+import statistics
+
+import pytest
+
+from tokenscale.analysis.scaling_model import fit_link
+from tokenscale.benchmark import collectives
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+
+SIZES = [4096, 32772, 262144]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweep") / "out.json"
+    result = collectives.measure(path, sizes=SIZES, rounds=3, device="cpu")
+    assert json.loads(path.read_text()) == result
+    return result
+
+
+@pytest.mark.distributed
+def test_everything_has_its_turn_in_each_round_and_rounds_begin_elsewhere(measured):
+    cells = [(name, size) for name in collectives.COLLECTIVES for size in (4096, 32768, 262144)]
+    rounds = [[(r["collective"], r["bytes"]) for r in measured["records"] if r["round"] == n] for n in range(3)]
+    assert all(sorted(found) == sorted(cells) for found in rounds)
+    assert len({found[0] for found in rounds}) == 3
+    assert all(r["seconds"] > 0 and r["calls"] >= collectives.FEWEST for r in measured["records"])
+    assert (measured["backend"], measured["world_size"], measured["nodes"]) == ("gloo", 2, 1)
+    assert measured["latency"] == "ring" and measured["versions"]["torch"] and measured["hardware"]["cores"]
+
+
+@pytest.mark.distributed
+def test_alpha_and_beta_are_fitted_to_the_medians_and_to_each_round(measured):
+    for name, found in measured["fits"].items():
+        times = [
+            statistics.median(
+                r["seconds"] for r in measured["records"] if (r["collective"], r["bytes"]) == (name, size)
+            )
+            for size in (4096, 32768, 262144)
+        ]
+        link, residuals = fit_link(name, (4096, 32768, 262144), times, 2, "ring")
+        assert (found["alpha_s"], found["beta_s_per_byte"]) == (link.alpha_s, link.beta_s_per_byte)
+        assert [r["relative"] for r in found["residuals"]] == residuals
+        assert len(found["alpha_s_of_rounds"]) == len(found["beta_s_per_byte_of_rounds"]) == 3
+
+
+@pytest.mark.distributed
+def test_the_table_has_bandwidths_by_the_definitions_of_nccl_tests(measured):
+    lines = collectives.table(measured).splitlines()
+    row = next(line.split() for line in lines if line.startswith("all_gather ") and " 262144 " in line)
+    microseconds, algorithm, bus = float(row[2]), float(row[4]), float(row[5])
+    assert algorithm == pytest.approx(262144 / microseconds / 1e3, rel=0.05, abs=1e-3)
+    assert bus == pytest.approx(algorithm / 2, abs=1e-3)
+    assert sum("us a hop" in line and "largest residual" in line for line in lines) == 3
+
+
+def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
+    link = {"alpha_s": 1e-4, "beta_s_per_byte": 5e-11}
+    sizes = [2**n for n in range(20, 27)]
+    seconds = {size: 2 * link["alpha_s"] + link["beta_s_per_byte"] * size / 4 for size in sizes}
+    records = [{"collective": "all_reduce", "bytes": s, "round": 0, "seconds": t} for s, t in seconds.items()]
+    result = {"nodes": 2, "ranks_per_node": 4, "world_size": 8, "latency": "tree", "records": records}
+    found = collectives._fit(result, "all_reduce")
+    assert {key: found[key] for key in link} == pytest.approx(link)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--world-size", "1"], "world_size of at least 2"),
+        (["--rounds", "0"], "rounds of at least 1"),
+        (["--sizes", "4096"], "at least two sizes"),
+        (["--sizes", "4", "4096"], "a number for every rank"),
+        (["--collectives", "all_reduse"], "did you mean 'all_reduce'"),
+    ],
+)
+def test_a_sweep_that_says_nothing_is_refused(arguments, said, capsys):
+    assert main(["benchmark", "collectives", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(collectives, "run_ranks", lambda argv, world_size: 3)
+    with pytest.raises(UserError, match="a rank of the sweep failed"):
+        collectives.measure(sizes=SIZES)

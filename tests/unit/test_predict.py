@@ -1,0 +1,190 @@
+"""`predict --tables`: an experiment's own runs through the model, from tables alone, and what it refuses."""
+
+import json
+
+import pytest
+
+from tokenscale.analysis import projection, tables
+from tokenscale.analysis.projection import project
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+
+RUN = {
+    **{"experiment": "e", "approach": "packed", "series": "packed", "model": "m", "method": "ddp", "parameters": 10**8},
+    **{"pipeline": 1, "data": 1, "shard": 1, "tensor": 1, "sharding": "zero3", "schedule": "1f1b"},
+    **{"stages_per_rank": 1, "sequence_length": 128, "global_batch": 64, "micro_batch": 1, "precision": "fp32"},
+    **{"validity": "valid", "device": "cpu", "device_kind": "cpu", "threads_per_rank": 1, "oversubscribed": False},
+}
+COMPUTE, BETWEEN = 6.4, 1e-9
+
+
+def step_s(n, rows=64):
+    """Strong scaling over one link: rows shared out, a ring of 4e8 bytes."""
+    return COMPUTE * -(-rows // n) / rows + BETWEEN * 4e8 * 2 * (n - 1) / n
+
+
+def write(folder, runs, waited=0.0, steps=8):
+    """Tables of runs given as columns that differ from `RUN`, with `step_s` of each."""
+    rows, lines = [], []
+    for number, run in enumerate(runs):
+        row = {**RUN, "run_id": f"r{number}", "data": run["world_size"], **run}
+        seconds = row.pop("step_s", None) or step_s(row["world_size"])
+        rows.append(row)
+        for rank in range(row["world_size"]):
+            for step in range(steps):
+                slow = 9.0 if step < 3 else 1.0
+                lines.append({
+                    "run_id": row["run_id"], "attempt": 0, "rank": rank, "world_size": row["world_size"], "step": step,
+                    "attempt_step": step, "step_s": slow * seconds, "data_wait_s": waited, "loss_sum": 1.0,
+                    "useful_tokens": row["global_batch"] * 100 // row["world_size"], "total_tokens": 128,
+                })  # fmt: skip
+    for table in tables.TABLES:
+        tables.write(folder / f"{table}.parquet", table, {"runs": rows, "steps": lines}.get(table, []))
+    return folder
+
+
+def runs(sizes, **fields):
+    return [{"world_size": n, "repeat": r, **fields} for n in sizes for r in range(2)]
+
+
+@pytest.fixture
+def tables_of(tmp_path):
+    return lambda given, **options: write(tmp_path / "tables", given, **options)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    (tmp_path / "tables").mkdir()
+
+
+def sweep(path, **fields):
+    fits = {"all_reduce": {"alpha_s": 1e-4, "beta_s_per_byte": 4e-9}}
+    said = {"benchmark": "collectives", "backend": "gloo", "device": "cpu", "nodes": 1, "latency": "ring", "fits": fits}
+    write_json(path, said | fields)
+    return path
+
+
+def test_runs_of_small_worlds_give_the_planted_larger_ones(tables_of):
+    (found,) = project(tables_of(runs([1, 2])), world_sizes=[1, 2, 8, 64])
+    assert found.fit.constants == pytest.approx({"compute": COMPUTE, "between": BETWEEN})
+    assert [p.step_s for p in found.predictions] == pytest.approx([step_s(n) for n in (1, 2, 8, 64)])
+    rate, low, high = found.rate(found.predictions[2])
+    assert rate == pytest.approx(6400 / step_s(8)) and low < rate < high
+    assert found.efficiency(found.predictions[2]) == pytest.approx(step_s(1) / step_s(8) / 8)
+
+
+def test_warm_up_steps_do_not_count_and_waiting_for_data_is_apart(tables_of):
+    (found,) = project(tables_of(runs([1, 2]), waited=0.05), world_sizes=[1])
+    assert found.predictions[0].parts_s["data"] == pytest.approx((0.05 + 0.05 * 2) / 2)
+
+
+def test_weak_scaling_is_seen_by_the_global_batch(tables_of):
+    given = [{"world_size": n, "global_batch": 8 * n, "repeat": 0, "step_s": 1 + 0.1 * (n > 1)} for n in (1, 2)]
+    (found,) = project(tables_of(given), world_sizes=[2, 1024])
+    assert found.fit.work.global_rows is None and "weak scaling: the rows of a rank stay" in found.notes
+    two, many = found.predictions
+    assert found.rate(many)[0] == pytest.approx(800 * 1024 / many.step_s) and many.step_s == pytest.approx(
+        1.1998, abs=1e-4
+    )
+
+
+def test_sizes_that_cannot_be_predicted_are_left_out_with_the_reason_unless_asked_for(tables_of, capsys):
+    folder = tables_of(runs([1, 2]))
+    assert main(["predict", "--tables", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "a model, not a measurement" in said and "\n      64 " in said
+    assert "note: not predicted: 128, 256, 512, 1024: there are more replicas than rows" in said
+    assert main(["predict", "--tables", str(folder), "--world-sizes", "2,128"]) == 2
+    assert "world size 128" in capsys.readouterr().err
+
+
+def test_json_says_that_it_is_a_model(tables_of, capsys):
+    given = [run | {"step_s": step_s(run["world_size"]) * (1 + 0.01 * run["repeat"])} for run in runs([1, 2])]
+    assert main(["predict", "--tables", str(tables_of(given)), "--world-sizes", "1,4", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "model" and told["fitted_world_sizes"] == [1, 2] and told["runs"] == 4
+    assert [p["world_size"] for p in told["predictions"]] == [1, 4]
+    assert all(p["low_s"] < p["step_s"] < p["high_s"] for p in told["predictions"])
+
+
+def test_nodes_are_those_that_the_launcher_named(tables_of):
+    given = [*runs([2], node_names="a"), *runs([4], node_names="a, b")]
+    (found,) = project(tables_of(given), world_sizes=[8])
+    assert found.fit.work.ranks_per_node == 2 and found.fit.work.legs(8) == (2, 4)
+
+
+def test_a_sweep_on_one_machine_is_its_link(tables_of, tmp_path):
+    given = runs([1, 2])
+    (found,) = project(tables_of(given), collectives=[sweep(tmp_path / "c.json")], world_sizes=[4])
+    assert found.fit.links.between.beta_s_per_byte == 4e-9 and found.fit.links.inside is None
+    assert 0 < found.fit.constants["exchange"] < 1 and "link between nodes, from a sweep" in projection.words(found)
+    (found,) = project(
+        tables_of(given), collectives=[sweep(tmp_path / "c.json")], world_sizes=[2], ranks_per_node=2
+    )  # fmt: skip
+    assert found.fit.links.inside.beta_s_per_byte == 4e-9 and found.fit.links.between is None
+
+
+def test_all_series_with_two_world_sizes_are_shown_and_one_by_its_name(tables_of):
+    given = [*runs([1, 2]), *runs([1, 2], series="padded"), *runs([1], series="alone")]
+    assert [one.series for one in project(tables_of(given))] == ["packed", "padded"]
+    assert [one.series for one in project(tables_of(given), series="padded")] == ["padded"]
+
+
+def test_crowded_runs_are_left_out(tables_of):
+    given = [*runs([1, 2]), *runs([4], oversubscribed=True, step_s=99.0)]
+    (found,) = project(tables_of(given), world_sizes=[4])
+    assert found.fit.world_sizes == [1, 2] and found.predictions[0].step_s == pytest.approx(step_s(4))
+    assert found.notes[0].startswith("left out: world size 4: ranks wanted more cores")
+
+
+def test_threads_that_differ_are_told_and_reckoned_with(tables_of):
+    given = [*runs([1], threads_per_rank=2, step_s=COMPUTE / 2), *runs([2], step_s=COMPUTE / 2)]
+    (found,) = project(tables_of(given), world_sizes=[4])
+    assert any(note.startswith("threads of a rank: 2 at 1, 1 at 2") for note in found.notes)
+    assert found.predictions[0].step_s == pytest.approx(COMPUTE / 4)
+
+
+@pytest.mark.parametrize(
+    "given, options, said",
+    [
+        (runs([2]), {}, "at least two world sizes"),
+        (runs([1, 2]), {"series": "paked"}, "did you mean 'packed'"),
+        ([*runs([1], precision="bf16"), *runs([2])], {}, "differ in precision"),
+        ([*runs([1], global_batch=64), *runs([2], global_batch=96)], {}, "neither the global batch nor the rows"),
+        ([*runs([1]), *runs([2], oversubscribed=True)], {}, "more cores than there are"),
+        (runs([1, 2], validity="invalid"), {}, "no run of these tables"),
+        (runs([2, 4]), {"world_sizes": [1]}, "below the smallest fitted one"),
+    ],
+)
+def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
+    with pytest.raises(UserError, match=said):
+        project(tables_of(given), **options)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"benchmark": "data"}, "no sweep of all-reduce"),
+        ({"fits": {}}, "no sweep of all-reduce"),
+        ({"backend": "nccl", "device": "H200"}, "another way than the runs"),
+    ],
+)
+def test_a_sweep_that_is_not_of_these_ranks_is_refused(tables_of, tmp_path, fields, said):
+    with pytest.raises(UserError, match=said):
+        project(tables_of(runs([1, 2])), collectives=[sweep(tmp_path / "c.json", **fields)])
+
+
+def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_path):
+    one, two = sweep(tmp_path / "c.json"), sweep(tmp_path / "d.json")
+    with pytest.raises(UserError, match="two sweeps measure the same link"):
+        project(tables_of(runs([1, 2])), collectives=[one, two])
+    with pytest.raises(UserError, match="sweep of collectives is missing"):
+        project(tables_of(runs([1, 2])), collectives=[tmp_path / "none.json"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["--backtest", "--tables", "x"], ["--tables", "x", "--world-sizes", "0"]])
+def test_options_that_say_nothing_or_too_much_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["predict", *arguments])
+    assert "usage: python -m tokenscale predict" in capsys.readouterr().err
