@@ -1,15 +1,18 @@
 """Logs → tables: broken lines, attempts, validity, equal bytes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
+from tokenscale.analysis import ingest as module
 from tokenscale.analysis import logs as reader
 from tokenscale.analysis.attempts import merge
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
@@ -151,6 +154,8 @@ def change(**fields):
         (lambda lines: lines[:-2], "invalid", "10 of 12 steps"),
         (change(t_mono_s=1.0), "suspect", "the monotonic clock goes back"),
         (lambda lines: lines[:4] + lines[3:], "suspect", "steps skip or repeat"),
+        (change(total_tokens=8 * 1024 + 1), "invalid", "8193 tokens at step 3, 8 rows of 1024 hold at most 8192"),
+        (lambda lines: [], "invalid", "its logs hold no step"),
     ],
 )
 def test_what_a_log_cannot_carry_is_said(tmp_path, edit, validity, reason):
@@ -159,6 +164,80 @@ def test_what_a_log_cannot_carry_is_said(tmp_path, edit, validity, reason):
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
     assert row["validity"] == validity
     assert reason in row["reasons"]
+
+
+def of_digest(folder: Path, attempt: int, digest: str) -> None:
+    write_json(folder / f"attempt={attempt:02d}" / "attempt.json", {"digest": digest})
+
+
+def test_attempts_of_other_code_or_inputs_are_kept_apart(tmp_path):
+    """Two digests: steps 0 to 5 are of old code, and the new code's attempt did not begin at 0."""
+    run = logs.settings(world_size=2, steps=10)
+    folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+    of_digest(folder, 0, "e" * 64)
+    of_digest(folder, 1, "d" * 64)  # the record's
+    tables = tables_of(tmp_path, [run])
+    (row,) = rows(tables, "runs")
+    assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("invalid", 1, 6, 0)
+    assert "6 of 10 steps are in the logs of all ranks" in row["reasons"]
+    assert {s["attempt"] for s in rows(tables, "steps")} == {e["attempt"] for e in rows(tables, "events")} == {1}
+    told = [(a["attempt"], a["superseded"], a["step_rows"], a["merged_rows"]) for a in rows(tables, "attempts")]
+    assert told == [(0, True, 12, 0), (1, False, 12, 12)]
+
+
+def test_attempts_that_were_set_aside_are_listed_with_their_digest(tmp_path):
+    run = logs.settings(steps=10)
+    folder = logs.write_run(tmp_path / "runs", run)
+    of_digest(folder, 0, "d" * 64)
+    logs.write_attempt(folder / "superseded" / "000", run, stop=3, stopped=False)
+    of_digest(folder / "superseded" / "000", 0, "c" * 64)
+    tables = tables_of(tmp_path, [run])
+    assert rows(tables, "runs")[0]["validity"] == "valid"
+    new, old = rows(tables, "attempts")
+    assert (new["folder"], new["superseded"], new["digest"]) == ("attempt=00", False, "d" * 64)
+    assert (old["folder"], old["superseded"], old["digest"]) == ("superseded/000/attempt=00", True, "c" * 64)
+    assert (old["first_step"], old["last_step"], old["merged_rows"]) == (0, 2, 0)
+
+
+def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
+    run = logs.settings(steps=10)
+    folder = logs.write_run(tmp_path / "runs", run, attempts=[{}, {"stop": 4, "stopped": False}])
+    for attempt in (0, 1):
+        of_digest(folder, attempt, f"{attempt}" * 64)
+    record = read_json(folder / "run.json")
+    write_json(folder / "run.json", {k: v for k, v in record.items() if k not in ("digest", "seal")})
+    assert {s["attempt"] for s in rows(tables_of(tmp_path, [run]), "steps")} == {1}
+
+
+def test_an_attempt_or_a_rank_that_is_a_copy_is_named(tmp_path):
+    run = logs.settings(world_size=2)
+    folder = logs.write_run(tmp_path / "runs", run)
+    shutil.copytree(folder / "attempt=00/rank=00000", folder / "attempt=01/rank=00000")
+    shutil.copytree(folder / "attempt=00/rank=00001", folder / "attempt=01/rank=00001")
+    tables = tables_of(tmp_path, [run])
+    (row,) = rows(tables, "runs")
+    assert row["validity"] == "invalid" and len(rows(tables, "steps")) == 2 * 12
+    assert "attempt=01/rank=00000/steps.jsonl is a copy of attempt=00/rank=00000/steps.jsonl" in row["reasons"]
+
+
+def test_two_attempts_at_one_time_are_suspect(tmp_path):
+    run = logs.settings(steps=10)
+    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 8, "stopped": False}, {"start": 4, "t0": 1.7e9 - 999}])
+    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    assert row["validity"] == "suspect"
+    assert row["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
+
+
+def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
+    run = logs.settings(world_size=2)
+    logs.write_run(tmp_path / "runs", run)
+    tokens, seconds = 12 * run.global_batch * run.sequence_length, (12 + 4) * 0.25
+    for share, validity in ((2.5, "invalid"), (0.99, "valid")):
+        costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
+        monkeypatch.setattr(module, "grouping", lambda *given, costs=costs: grouping(*given) | costs)
+        (row,) = rows(tables_of(tmp_path, [run]), "runs")
+        assert row["validity"] == validity, row["reasons"]
+        assert row["reasons"] == ("MFU of 250 %: more than the devices can do" if share > 1 else "")
 
 
 def test_another_world_size_than_asked_is_invalid(tmp_path):

@@ -28,7 +28,8 @@ HARM = [
     b'{"step":1,"step_s":1,"useful_tokens":3.0}', b'{"step" : 1 , "rows" : 2}', b'{"name":"x"}', b'{"event":"x"}',
     b'{"step":1,"schema":"1"}', b'{"step":1,"step_s":1.}', b'{"step":1,"step_s":.5}', b'{"step":1,"step_s":0x1}',
     b'{"step":1,"step_s":-}', b'{"step":1,"step_s":1e}', b'{"step":1,"step_s":tru}', b'{"step":1 2}', b'{"step":--1}',
-    b'{"event":"\\ud800"}', b'{"name":"\\ud800"}', b'{"event":"\\u00e9\\n"}', b'{"name":"\\"","step":1}', b'{"st\\u0065p":1}',
+    b'{"event":"\\ud800"}',
+    b'{"name":"\\ud800"}', b'{"event":"\\u00e9\\n"}', b'{"name":"\\"","step":1}', b'{"st\\u0065p":1}',
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,9 @@ def ingest(
         def rows_of(run_id: str) -> Tables:
             return before.run(run_id, of[run_id]) or one_run(listed[run_id], table["experiment"], runs)
 
-        counts, groups = _write(output, _ahead(rows_of, list(listed), threads), benchmarks, experiment)
+        # closed here: were an abandoned one collected in a thread that is starting, the two would wait for each other
+        with closing(_ahead(rows_of, list(listed), threads)) as made:
+            counts, groups = _write(output, made, benchmarks, experiment)
         before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
     said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "figures")
     write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in said}})

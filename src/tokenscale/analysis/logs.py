@@ -112,10 +112,10 @@ def _clean(block: bytes, count: int, kind: str) -> pa.Table | None:
     """Whole lines that all hold what the schema says, read at once; None where `_by_line` must look.
 
     Every line begins with { and ends with }, and a row comes of each: so no object spans two lines, and none shares its
-    line. Text beyond ASCII, escapes, and numbers that are not finite are left to the careful reader, too.
+    line. Text beyond ASCII and numbers that are not finite are left to the careful reader, too.
     """
     whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
-    if not whole or b"\\" in block or not block.isascii():
+    if not whole or not block.isascii():
         return None
     options = pyarrow.json.ParseOptions(explicit_schema=SCHEMAS[kind], unexpected_field_behavior="ignore")
     reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
