@@ -1,12 +1,15 @@
 """Definitions in SQL against numbers worked out by hand."""
 
 import json
+import re
 from dataclasses import replace
+from importlib import resources
 
 import pandas as pd
 import pytest
 
 from tests import logs
+from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import PARAMETERS, connect, definition, query
 from tokenscale.errors import UserError
@@ -331,3 +334,57 @@ def test_misspelt_names_are_mended(tables):
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(UserError, match="table is missing"):
         query("loss", tmp_path)
+
+
+FILES = sorted(resources.files("tokenscale.analysis").joinpath("sql").iterdir(), key=lambda path: path.name)
+#: a mean, a median or a sum of a rate, named or worked out inside: sums of counts over sums of seconds are meant
+RATE_AVERAGED = re.compile(
+    r"\b(avg|mean|median|sum|favg|quantile\w*)\(\s*(\w+\.)?\w*(_per_\w*s|mfu\w*|hfu|share|efficiency)\b"
+    r"|\b(avg|mean|median|favg|quantile\w*)\([^()]*/"
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_is_a_query_that_defines_itself_orders_all_rows_and_averages_no_rate(path):
+    text = path.read_text()
+    assert path.name.removesuffix(".sql") in PARAMETERS
+    assert text.startswith("-- ")
+    assert re.search(r"ORDER BY [^()]*;\n$", text), "the rows' order is the last word"
+    code = re.sub(r"--.*", "", text)
+    assert not RATE_AVERAGED.search(code)
+    assert set(re.findall(r"\$(\w+)", code)) == PARAMETERS[path.name.removesuffix(".sql")].keys()
+
+
+@pytest.mark.parametrize(
+    "rate", ["avg(g.tokens_per_s)", "median( mfu_palm)", "avg(t.useful_tokens_per_device_s)", "avg(tokens / step_s)"]
+)
+def test_the_reader_of_the_files_knows_a_rate_that_is_averaged(rate):
+    assert RATE_AVERAGED.search(f"SELECT {rate} FROM t")
+    assert not RATE_AVERAGED.search("SELECT median(g.step_s), sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s")
+
+
+def test_a_parameter_that_has_no_value_by_default_is_said_in_words():
+    assert "None" not in definition("time_to_target") + definition("time_to_training_loss")
+
+
+def test_one_rank_and_several_give_the_same_steps(tmp_path):
+    """The first branch of steps_global takes rows as they are, the second adds up: equal for what one rank logged."""
+    steps = by_hand.steps("a", 3, order_digest=2**52 + 5, data_wait_s=0.25)
+    shared = by_hand.steps("b", 3, 2, useful_tokens=15, total_tokens=20, rows=2, loss_sum=30.0, data_wait_s=0.25)
+    for row in shared:
+        row["order_digest"] = 2**52 - 10 if row["rank"] else 15
+    folder = by_hand.write(tmp_path, runs=[by_hand.run("a"), by_hand.run("b", repeat=1)], steps=steps + shared)
+    found = query("steps_global", folder)
+    one_rank, two_ranks = (found[found["run_id"] == name].drop(columns=["run_id", "ranks"]) for name in "ab")
+    assert one_rank.reset_index(drop=True).equals(two_ranks.reset_index(drop=True))
+    assert one_rank["order_digest"].tolist() == [5] * 3
+    assert found["ranks"].tolist() == [1] * 3 + [2] * 3
+
+
+def test_samples_and_shares_of_a_device_are_sum_over_sum(tmp_path):
+    steps = by_hand.steps("a", 5, 2, rows=lambda s, _: s, step_s=lambda s, _: float(s))
+    folder = by_hand.write(tmp_path, runs=[by_hand.run("a", world_size=2)], steps=steps)
+    (row,) = query("throughput", folder).to_dict("records")
+    assert (row["rows"], row["seconds"], row["rows_per_s"]) == (14, 7.0, 2.0)
+    assert row["useful_tokens_per_device_s"] == 2 * 2 * 30 / 7 / 2
+    assert row["total_tokens_per_device_s"] == 2 * 2 * 40 / 7 / 2

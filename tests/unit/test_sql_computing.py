@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from tests import logs
+from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
@@ -77,3 +78,55 @@ def test_a_run_names_the_manifests_that_it_read(tmp_path):
     assert (row["store_sha256"], row["validation_store_sha256"]) == ("a" * 64, "b" * 64)
     assert pd.isna(row["corpus_sha256"]) and pd.isna(row["tokenizer_sha256"])
     assert pd.isna(table(tmp_path / "b", small(), inputs=["store"])["store_sha256"])
+
+
+# -- operations per second: 40 positions a step of which 30 are useful, two ranks, half a second a step
+
+
+def computed(folder, **fields):
+    numbers = {"flops_per_token": 3e12, "flops_per_token_causal": 2e12, "flops_per_token_hardware": 4e12} | fields
+    run = by_hand.run("a", world_size=2, **numbers)
+    steps = by_hand.steps("a", 6, 2, total_tokens=20, useful_tokens=15, step_s=lambda s, rank: 9.0 if s < 3 else 0.5)
+    (row,) = query("computing", by_hand.write(folder, runs=[run], steps=steps)).to_dict("records")
+    return row
+
+
+def test_every_convention_has_its_share_of_all_devices_peak(tmp_path):
+    row = computed(tmp_path, peak_flops=400e12, peak_source="a data sheet")
+    assert row["total_tokens_per_s"] == 80.0
+    assert (row["tflops_per_s"], row["tflops_per_device_s"]) == pytest.approx((240.0, 120.0))
+    assert row["mfu_palm"] == pytest.approx(80 * 3 / 800)
+    assert row["mfu_causal"] == pytest.approx(80 * 2 / 800)
+    assert row["mfu_useful"] == pytest.approx(60 * 3 / 800), "padding is no work"
+    assert row["hfu"] == pytest.approx(80 * 4 / 800)
+    assert row["peak_source"] == "a data sheet"
+
+
+def test_without_a_peak_there_are_operations_and_no_share_of_it(tmp_path):
+    row = computed(tmp_path)
+    assert row["tflops_per_s"] == pytest.approx(240.0)
+    assert all(pd.isna(row[name]) for name in ("mfu_palm", "mfu_causal", "mfu_useful", "hfu"))
+
+
+def test_exposed_communication_counts_all_ranks_and_the_one_that_waited_least(tmp_path):
+    """After warm-up three steps of one second on two ranks, which wait 0.1 and 0.4 of them; the last takes two."""
+    steps = by_hand.steps(
+        "a",
+        6,
+        2,
+        exposed_communication_s=lambda s, rank: 9.0 if s < 3 else [0.1, 0.4][rank],
+        step_s=lambda s, rank: 2.0 if s == 5 else 1.0,
+    )
+    runs = [by_hand.run("a", world_size=2, method="ddp"), by_hand.run("b", repeat=1)]
+    folder = by_hand.write(tmp_path, runs=runs, steps=steps + by_hand.steps("b", 6))
+    (row,) = query("communication", folder).to_dict("records")
+    assert row["exposed_share"] == pytest.approx(1.5 / 8)
+    assert row["least_exposed_share"] == pytest.approx(0.3 / 4)
+    assert row["largest_gain"] == pytest.approx(1 / (1 - 1.5 / 8))
+
+
+@pytest.mark.parametrize(("name", "field"), [("stalls", "data_wait_s"), ("communication", "exposed_communication_s")])
+def test_what_waits_all_the_time_has_no_bound(tmp_path, name, field):
+    steps = by_hand.steps("a", 6, **{field: 1.0})
+    (row,) = query(name, by_hand.write(tmp_path, runs=[by_hand.run("a")], steps=steps)).to_dict("records")
+    assert row["largest_gain"] == float("inf")

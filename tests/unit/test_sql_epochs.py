@@ -1,0 +1,257 @@
+"""Epochs, padding, pretokenization and what it saves; bits per byte; and the rows of `stores`."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+
+from tests import corpora, tables
+from tokenscale.analysis import stores
+from tokenscale.analysis.queries import query
+from tokenscale.errors import UserError
+
+#: 100 rows of 10 positions: 700 useful, 250 padding, 50 labels that begin a piece
+STORE = {
+    "corpus": "web",
+    "tokenizer": "bpe",
+    "store": "packed",
+    "format": "packed",
+    "split": "train",
+    "sequence_length": 10,
+    "eos": False,
+    "documents": 60,
+    "useful_tokens": 700,
+    "total_tokens": 1000,
+    "padding_tokens": 250,
+    "stored_bytes": 3000,
+    "text_bytes": 2_000_000,
+    "manifest_sha256": "a" * 64,
+    "corpus_sha256": "c" * 64,
+    "engine": "bpe 1.0",
+    "seconds": 20.0,
+}
+
+
+def ask(folder, name, *runs, stored=(STORE,), events=(), steps=None):
+    """Rows of a query by run id; each run's (row, seconds a step); eight steps of four rows."""
+    rows = [step for run, seconds in runs for step in tables.steps(run["run_id"], 8, run["world_size"], step_s=seconds)]
+    listed = [run for run, _ in runs]
+    folder = tables.write(folder, runs=listed, steps=steps or rows, stores=list(stored), events=list(events))
+    return query(name, folder).set_index("run_id")
+
+
+# -- epochs
+
+
+def test_an_epoch_is_the_rows_of_the_store_over_rows_a_second(tmp_path):
+    run = tables.run("a", store_sha256="a" * 64, started_unix_s=50.0, stopped_unix_s=75.0)
+    events = [
+        tables.validation("a", 0, 9.0, duration_s=0.25),
+        tables.validation("a", 8, 9.0, duration_s=0.5),
+        {"run_id": "a", "attempt": 0, "rank": 0, "event": "init_done", "duration_s": 3.0},
+        {"run_id": "a", "attempt": 0, "rank": 1, "event": "init_done", "duration_s": 4.0},
+        {"run_id": "a", "attempt": 0, "rank": 0, "event": "checkpoint", "duration_s": 1.5},
+    ]
+    steps = tables.steps("a", 8, step_s=lambda s, _: 5.0 if s < 3 else 0.5)
+    row = ask(tmp_path, "epochs", (run, 1.0), events=events, steps=steps).loc["a"]
+    assert (row["training_s"], row["rows"], row["rows_per_s"]) == (17.5, 32, 8.0)
+    assert (row["epoch_rows"], row["epoch_useful_tokens"], row["epoch_documents"]) == (100, 700, 60)
+    assert (row["epochs"], row["epoch_s"]) == (0.32, 12.5)
+    assert (row["validation_s"], row["checkpoint_s"], row["start_s"], row["wall_s"]) == (0.75, 1.5, 4.0, 25.0)
+
+
+def test_an_epoch_online_is_that_of_the_offline_twins_store(tmp_path):
+    padded = {**STORE, "format": "padded", "total_tokens": 600}
+    like = {"tokenizer": "bpe", "corpus_sha256": "c" * 64}
+    runs = [
+        (tables.run("a", approach="padded", **like), 1.0),
+        (tables.run("b", approach="padding-free", **like), 1.0),
+        (tables.run("c", approach="padded", tokenizer="bpe", corpus_sha256="d" * 64, repeat=1), 1.0),
+        (tables.run("d", approach="padded", eos=True, repeat=2, **like), 1.0),
+        (tables.run("e", approach="padded", sequence_length=20, repeat=3, **like), 1.0),
+        (tables.run("f", approach="padded", tokenizer="other", corpus_sha256="c" * 64, repeat=4), 1.0),
+    ]
+    lists = {**STORE, "format": "token-list", "sequence_length": None, "total_tokens": 400}
+    held_out = {**padded, "split": "validation", "total_tokens": 7}
+    found = ask(tmp_path, "epochs", *runs, stored=[STORE, padded, {**padded, "store": "zstd"}, lists, held_out])
+    assert found.loc["a", "epoch_rows"] == 60 and found.loc["a", "epoch_s"] == 15.0
+    assert found.loc["b", "epoch_rows"] == 40
+    assert found.loc[["c", "d", "e", "f"], "epoch_s"].isna().all()
+
+
+def test_an_epoch_of_length_bucketed_batches_is_every_document_once(tmp_path):
+    run = tables.run("a", approach="length-bucketed", store_sha256="a" * 64)
+    assert ask(tmp_path, "epochs", (run, 1.0)).loc["a", "epoch_rows"] == 60
+
+
+def test_stores_that_differ_in_their_tokens_say_nothing_of_an_epoch(tmp_path):
+    run = tables.run("a", approach="padded", tokenizer="bpe", corpus_sha256="c" * 64)
+    stored = [{**STORE, "format": "padded"}, {**STORE, "format": "padded", "total_tokens": 999}]
+    assert pd.isna(ask(tmp_path, "epochs", (run, 1.0), stored=stored).loc["a", "epoch_s"])
+
+
+# -- padding
+
+
+def test_padding_and_other_ignored_labels_are_told_apart_by_the_store(tmp_path):
+    runs = [
+        tables.run("a", store_sha256="a" * 64),
+        tables.run("b", repeat=1),
+        tables.run("c", repeat=2, store_sha256="a" * 64, objective="masked"),
+        tables.run("d", repeat=3, store_sha256="a" * 64, labels="target"),
+    ]
+    found = ask(tmp_path, "padding", *((run, 1.0) for run in runs))
+    assert found["not_useful_share"].tolist() == [0.25] * 4
+    assert (found.loc["a", "padding_share"], found.loc["a", "ignored_share"]) == (0.25, 0.05)
+    assert found.loc[["b", "c", "d"], ["padding_share", "ignored_share"]].isna().all(axis=None)
+
+
+# -- pretokenization
+
+
+def test_pretokenization_is_counts_over_the_seconds_of_the_whole_build(tmp_path):
+    stored = [STORE, {**STORE, "store": "padded", "seconds": None, "text_bytes": None}]
+    found = query("pretokenization", tables.write(tmp_path, stores=stored)).set_index("store")
+    row = found.loc["packed"]
+    assert (row["documents_per_s"], row["text_mb_per_s"], row["useful_tokens_per_s"]) == (3.0, 0.1, 35.0)
+    assert (row["stored_bytes_per_document"], row["padding_share"]) == (50.0, 0.25)
+    assert found.loc["padded", ["documents_per_s", "text_mb_per_s"]].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("online_s", "offline_s", "store", "epochs"),
+    [
+        (1.5, 1.0, {}, 20 / (0.5 * 100 / 4)),  # an epoch is 25 steps of four rows
+        (1.0, 1.0, {}, math.inf),
+        (1.0, 1.5, {}, math.inf),
+        (1.5, 1.0, {"engine": "archive"}, (20 + 30) / 12.5),
+    ],
+)
+def test_preprocessing_pays_off_after_its_seconds_over_those_saved_an_epoch(
+    tmp_path, online_s, offline_s, store, epochs
+):
+    runs = [
+        (tables.run("off", approach="token-list", store_sha256="a" * 64), offline_s),
+        (tables.run("on", approach="padding-free"), online_s),
+    ]
+    stored = [{**STORE, "format": "token-list", **store}]
+    stored += [{**STORE, "format": "archive", "manifest_sha256": "b" * 64, "seconds": 30.0}]
+    (row,) = ask(tmp_path, "break_even", *runs, stored=stored).reset_index().to_dict("records")
+    assert (row["run_id"], row["online_run_id"]) == ("off", "on")
+    assert row["saved_s_per_epoch"] == pytest.approx(25 * (online_s - offline_s))
+    assert row["break_even_epochs"] == pytest.approx(epochs)
+
+
+def test_what_is_no_pair_or_has_no_build_record_breaks_even_nowhere(tmp_path):
+    runs = [
+        (tables.run("off", approach="pretokenized-padded", store_sha256="a" * 64), 1.0),
+        (tables.run("on", approach="padded", micro_batch=1), 1.5),
+        (tables.run("other", approach="padding-free"), 1.5),
+    ]
+    assert len(ask(tmp_path / "a", "break_even", *runs)) == 0
+    runs[1] = (tables.run("on", approach="padded"), 1.5)
+    found = ask(tmp_path / "b", "break_even", *runs, stored=[{**STORE, "seconds": None}])
+    assert pd.isna(found.loc["off", "break_even_epochs"])
+
+
+# -- bits per byte
+
+
+def test_bits_per_byte_count_the_text_of_the_validation_store(tmp_path):
+    """700 useful tokens for 2,000,000 bytes: of 8 ln 2 nats a token, 8 bits."""
+    held_out = {**STORE, "split": "validation", "manifest_sha256": "v" * 64}
+    runs = [
+        (tables.run("a", validation_store_sha256="v" * 64), 1.0),
+        (tables.run("b", validation_store_sha256="v" * 64, objective="masked", repeat=1), 1.0),
+        (tables.run("c", validation_store_sha256="w" * 64, repeat=2), 1.0),
+    ]
+    events = [tables.validation(run["run_id"], 8, 8 * math.log(2)) for run, _ in runs]
+    found = ask(tmp_path, "validation", *runs, stored=[held_out], events=events)
+    assert found.loc["a", "bits_per_byte"] == pytest.approx(8 * 700 / 2_000_000)
+    assert found.loc["a", "perplexity"] == pytest.approx(256.0)
+    assert found.loc[["b", "c"], "bits_per_byte"].isna().all()
+
+
+# -- the rows of `stores`
+
+
+def write_store(folder, corpus=None, build=None, **changes):
+    """A store's manifest, as a writer leaves it, and the record of its build."""
+    manifest = {
+        "format": "packed",
+        "options": {"sequence_length": 10, "eos": True, "split": "train"},
+        "split": "train",
+        "tokenizer": {"name": "bpe"},
+        "documents": 60,
+        "tokens_useful": 700,
+        "tokens_total": 1000,
+        "tokens_stored": 850,
+        "places": 1100,
+        "files": [{"name": "tokens.bin", "bytes": 2000}, {"name": "rows.npy", "bytes": 1000}],
+    } | changes
+    if corpus is not None:
+        manifest["corpus_manifest_sha256"] = corpus
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if build is not None:
+        (folder / "build.json").write_text(json.dumps(build))
+    return folder / "manifest.json"
+
+
+def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
+    corpus = tmp_path / "corpus.json"
+    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
+    sha = stores.sha256_file(corpus)
+    path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe", "parts_taken_over": 0})
+    (row,) = stores.rows([path], [corpus])
+    assert row == {
+        **{key: STORE[key] for key in ("corpus", "tokenizer", "store", "format", "split", "sequence_length")},
+        **{key: STORE[key] for key in ("documents", "useful_tokens", "total_tokens", "padding_tokens", "stored_bytes")},
+        "eos": True,
+        "documents_cut": 0,
+        "text_bytes": 5000,
+        "manifest_sha256": stores.sha256_file(path),
+        "corpus_sha256": sha,
+        "engine": "bpe",
+        "seconds": 2.5,
+    }
+    tables.write(tmp_path / "tables", stores=[row])
+    assert query("pretokenization", tmp_path / "tables")["documents_per_s"].tolist() == [24.0]
+
+
+def test_seconds_of_a_lost_or_partial_record_and_bytes_of_another_corpus_are_not_known(tmp_path):
+    lost = write_store(tmp_path / "web/bpe/a", "0" * 64)
+    partial = write_store(tmp_path / "web/bpe/b", build={"duration_s": 2.5, "engine": "bpe", "parts_taken_over": 3})
+    corpus = tmp_path / "corpus.json"
+    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
+    first, second = stores.rows([partial, lost], [corpus])
+    assert (first["store"], second["store"]) == ("a", "b")
+    assert first.get("seconds") is None and second["seconds"] is None
+    assert first["text_bytes"] is None and second["text_bytes"] is None
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"format": "padded"}', "no json"])
+def test_a_file_that_is_no_manifest_is_named(tmp_path, text):
+    path = tmp_path / "web/bpe/packed/manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(UserError, match="manifest"):
+        stores.rows([path])
+
+
+def test_a_store_that_was_really_written_is_read(tmp_path):
+    corpus = corpora.make_corpus(tmp_path / "corpus/web", corpora.texts_around(16))
+    tokenizer = corpora.make_tokenizer(tmp_path / "tokenizers", corpus, 259)
+    names = ("packed-sequence_length=16", "padded-sequence_length=16", "token-list")
+    for name in names:
+        corpora.make_store(tmp_path / "tokens/web/bpe", corpus, tokenizer, name)
+    manifests = sorted((tmp_path / "tokens").glob("*/*/*/manifest.json"))
+    found = stores.rows(manifests, [corpus / "manifest.json"])
+    assert [row["store"] for row in found] == list(names)
+    packed, padded, lists = found
+    assert padded["padding_tokens"] == padded["total_tokens"] - padded["useful_tokens"] > 0, "rows begin with their BOS"
+    assert lists["padding_tokens"] == 0 and lists["total_tokens"] - lists["useful_tokens"] == lists["documents"]
+    assert packed["useful_tokens"] == lists["useful_tokens"] > padded["useful_tokens"]
+    assert all(row["text_bytes"] > 0 and row["seconds"] > 0 and row["eos"] is False for row in found)
+    assert (packed["sequence_length"], lists["sequence_length"]) == (16, None)
