@@ -8,9 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 import duckdb
+import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import statistics
+from tokenscale.analysis import campaign, likeness, statistics
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.tables import TABLES
 from tokenscale.errors import UserError
@@ -30,6 +31,7 @@ COMPARISONS = (
     ("packed", "padding-free"),
 )
 VALIDITY = ("valid", "suspect", "invalid", "missing")
+_MARGIN = f"1 ± {statistics.MARGIN:g}"
 
 
 class Link(str):
@@ -62,7 +64,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
         runs = query("inventory", connection)
         throughput = query("throughput", connection)
         order = query("order", connection)
-        compared = comparisons(throughput)
+        compared, refused = comparisons(throughput, runs)
         return {
             "name": name,
             "question": head.get("question") or "",
@@ -80,8 +82,9 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "caution": caution(query("scaling", connection)),
             "answers": answers(compared),
             "design": design(runs, head.get("repeats"), head.get("left_out") or []),
-            "throughput": throughput_table(throughput, query("stalls", connection), runs),
-            "comparisons": comparison_table(compared),
+            "throughput": throughput_table(throughput, query("stalls", connection), runs, head.get("repeats")),
+            "comparisons": comparison_table(compared, refused),
+            "power": power_table(compared),
             "validation": validation_table(query("validation", connection)),
             "proof": proof(order),
             "inventory": inventory_table(runs),
@@ -96,14 +99,17 @@ def digest(folder: Path) -> str:
     return sha256_text(canonical_json(hashes | {"experiment": sha256_file(folder / "experiment.json")}))
 
 
-def comparisons(throughput: pd.DataFrame) -> list[dict[str, Any]]:
-    """The pairs of `COMPARISONS`, one comparison a group, paired by repeat, p after Holm over all of them.
+def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
+    """(the pairs of `COMPARISONS`, one comparison a group, paired by repeat, p after Holm over all; who is refused).
 
     A group is what both have in common: all factors but the approach, at the smallest world size that both have.
-    Factors of the Parquet store are those of the approach that is compared; its baseline reads none. Raises UserError
-    where two runs are the same repeat of a cell, or where the runs of a pair differ in more than their cells say.
+    Factors of the Parquet store are those of the approach that is compared; its baseline reads none. Runs that are not
+    like for like (`analysis/likeness.py`, on the rows of `runs`) are in no pair, and sentences say so. Raises UserError
+    where two runs are the same repeat of a cell.
     """
-    cells = _cells(throughput)
+    refused = likeness.refusals(runs, "approach")
+    cells = _cells(throughput[~throughput["run_id"].isin(likeness.refused(refused))])
+    device_s = _device_seconds(runs)
     family = []
     for approach, baseline in COMPARISONS:
         groups = {(c.factors, c.storage, c.layout) for c in cells if c.approach == approach}
@@ -116,15 +122,17 @@ def comparisons(throughput: pd.DataFrame) -> list[dict[str, Any]]:
                 continue
             of, over = (replace(cell, world_size=min(shared)) for cell in (of, over))
             values, bases = cells[of], cells[over]
-            if values.keys() & bases.keys():
-                _same_science(values, bases)
-                compared = statistics.ratio_of_medians(_rates(values), _rates(bases))
-                family.append((of, baseline, compared))
-    corrected = statistics.holm([c.p for _, _, c in family])
-    reachable = statistics.holm([c.smallest_p for _, _, c in family])
-    sizes = {of.world_size for of, _, _ in family}
+            if pairs := values.keys() & bases.keys():
+                rates, base_rates = _rates(values), _rates(bases)
+                compared = statistics.ratio_of_medians(rates, base_rates)
+                spread = statistics.spread_of_pairs([rates[k] / base_rates[k] for k in sorted(pairs)])
+                took = [device_s[values[k].run_id] + device_s[bases[k].run_id] for k in pairs]
+                family.append((of, baseline, compared, spread, float(np.median(took))))
+    corrected = statistics.holm([c.p for _, _, c, *_ in family])
+    reachable = statistics.holm([c.smallest_p for _, _, c, *_ in family])
+    sizes = {of.world_size for of, *_ in family}
     found = []
-    for (of, baseline, c), p, smallest in zip(family, corrected, reachable, strict=True):
+    for (of, baseline, c, noise, took), p, smallest in zip(family, corrected, reachable, strict=True):
         spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
         group = [of.factors, of.storage, of.layout, f"world size {of.world_size}" if len(sizes) > 1 else ""]
         found.append(
@@ -136,9 +144,17 @@ def comparisons(throughput: pd.DataFrame) -> list[dict[str, Any]]:
                 "p": p,
                 "smallest_p": smallest,
                 "verdict": statistics.verdict(spread, p, smallest),
+                "spread_of_pairs": noise,
+                "device_s": took,
             }
         )
-    return found
+    return found, likeness.sentences(refused)
+
+
+def _device_seconds(runs: pd.DataFrame) -> dict[str, float]:
+    """run id → seconds from its first event to its last, times its ranks."""
+    seconds = (runs["stopped_unix_s"] - runs["started_unix_s"]) * runs["world_size"]
+    return dict(zip(runs["run_id"], seconds.astype(float), strict=True))
 
 
 @dataclass(frozen=True)
@@ -168,16 +184,6 @@ def _cells(throughput: pd.DataFrame) -> dict[_Cell, dict[Any, Any]]:
     return cells
 
 
-def _same_science(values: dict[Any, Any], bases: dict[Any, Any]) -> None:
-    for repeat in values.keys() & bases.keys():
-        if values[repeat].science != bases[repeat].science:
-            raise UserError(
-                "two runs of one group and repeat differ in more than their cells say.",
-                runs=f"{values[repeat].run_id}, {bases[repeat].run_id}",
-                next="name what tells them apart as a factor of the experiment",
-            )
-
-
 def _rates(rows: dict[Any, Any]) -> dict[Any, float]:
     return {repeat: row.useful_tokens_per_s for repeat, row in rows.items()}
 
@@ -190,7 +196,7 @@ def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
             + f"{c['approach']} trains on {number(c['result'].paired)} × as many useful tokens a second "
             f"as {c['baseline']}",
             "spread": f"{number(c['result'].low)}–{number(c['result'].high)}, {_pairs(c['result'].n)}, "
-            f"{c['result'].kind}",
+            f"{c['result'].kind}" + (f", within {_MARGIN}" if c["verdict"] == "equivalent" else ""),
             "verdict": c["verdict"],
         }
         for c in compared
@@ -201,8 +207,8 @@ def _pairs(n: int) -> str:
     return f"{n} pair{'s' * (n != 1)}"
 
 
-def comparison_table(compared: list[dict[str, Any]]) -> Table:
-    """Online against offline: ratios, test and verdict. Groups are named where there are any."""
+def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table:
+    """Online against offline: ratios, test and verdict. Groups are named where there are any, and who is in none."""
     grouped = any(c["group"] for c in compared)
     columns = [
         ("approach", False),
@@ -239,12 +245,72 @@ def comparison_table(compared: list[dict[str, Any]]) -> Table:
         rows,
         "Useful tokens per second at the smallest world size that both have, paired by repeat, all other factors "
         "equal. Exact sign-flip test on log ratios, Holm-corrected over the rows; “too few runs” means that no data "
-        "from so many pairs could reach p < 0.05.",
+        "from so many pairs could reach p < 0.05, “equivalent” that the whole interval of the ratios lies within "
+        f"{_MARGIN}. {refused}".strip(),
     )
 
 
-def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame) -> Table:
-    """A row a series and world size: medians with their spread."""
+def power_table(compared: list[dict[str, Any]]) -> Table:
+    """How many pairs it takes to show effects of several sizes, from the spread of the pairs that there are."""
+    columns = [("approach", False), ("against", False), ("at", False), ("pairs here", True), ("spread (%)", True)]
+    columns += [(f"to show {100 * effect:g} %", True) for effect in statistics.EFFECTS]
+    rows = []
+    for c in compared:
+        needed = statistics.power_table(c["spread_of_pairs"], c["device_s"], family=len(compared))
+        rows.append(
+            [c["approach"], c["baseline"], c["group"], str(c["result"].n), number(100 * c["spread_of_pairs"])]
+            + [_needed(row, c["spread_of_pairs"]) for row in needed]
+        )
+    text = (
+        "Pairs of runs, and the time of devices (on a CPU: of ranks) that they take, with which a difference of that "
+        f"size is shown in {100 * statistics.POWER:g} of 100 campaigns: interval and sign test, at "
+        f"{100 * statistics.LEVEL:g} % over as many comparisons as there are rows, exclude “no difference”. The spread "
+        "is the standard deviation of the pairs' log ratios; from few pairs it is known badly."
+    )
+    return Table(columns, rows, text)
+
+
+def _needed(row: statistics.Power, spread: float) -> str:
+    if row.runs is None:
+        return f"more than {statistics.MOST_PAIRS}" if spread == spread else "not known"
+    if row.device_hours is None:
+        return f"{row.runs} pairs"
+    long = row.device_hours >= 1
+    return f"{row.runs} pairs, {number(row.device_hours * (1 if long else 60), 2)} {'h' if long else 'min'}"
+
+
+def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) -> str:
+    """Sentences on the order in which runs were started, on drift, and on the noise between runs of equal settings."""
+    order = campaign.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
+    if not order.pairs:
+        return ""
+    text = f"Runs were started {order.verdict}"
+    text += f" ({order.inversions} of {order.pairs} pairs the other way round)" if order.inversions else ""
+    timed = throughput.merge(runs[["run_id", "started_unix_s"]], on="run_id").dropna(subset=["started_unix_s"])
+    timed = timed.sort_values("started_unix_s")
+    drift = campaign.drift(
+        timed["started_unix_s"],
+        timed["useful_tokens_per_s"],
+        list(zip(timed["series"], timed["world_size"], strict=True)),
+    )
+    text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
+    if drift.verdict != "too few runs":
+        text += f" ({number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)})"
+    canary = timed[timed["repeat"] >= repeats] if repeats else timed[:0]
+    if len(canary) > 1:
+        noise = campaign.noise_floor(canary["useful_tokens_per_s"])
+        difference = noise.difference
+        text += (
+            f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
+            f"{number(100 * difference.median)} % ({_pairs(noise.pairs)}"
+            + (f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if noise.pairs > 1 else "")
+            + ")"
+        )
+    return f"{text}."
+
+
+def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame, repeats: Any) -> Table:
+    """A row a series and world size: medians with their spread; below them, what the campaign was like."""
     columns = [
         ("approach", False),
         ("world size", True),
@@ -272,10 +338,11 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
                 ]
             )
     kind = kinds([group for _, group in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]])
+    text = "Medians over runs, their spread in brackets; after warm-up, sum over sum."
     return Table(
         columns,
         rows,
-        f"Medians over runs, their spread in brackets; after warm-up, sum over sum. {kind} {left_out(runs)}".strip(),
+        " ".join(filter(None, [text, kind, left_out(runs), campaign_text(throughput, runs, repeats)])),
     )
 
 
@@ -405,8 +472,10 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
 def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ()) -> Table:
     """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
 
-    The caption names the combinations that are not run, and why.
+    The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.
     """
+    canary = runs[runs["repeat"] >= repeats] if repeats else runs[:0]
+    runs = runs.drop(canary.index)
     columns = [
         ("cell", False),
         *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())),
@@ -422,7 +491,11 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ())
         f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
         for left in not_run
     ]
-    return Table(columns, rows, f"Not run: {'; '.join(without)}." if without else "")
+    said = [f"Not run: {'; '.join(without)}."] if without else []
+    if len(canary):
+        done = int(canary["validity"].isin(["valid", "suspect"]).sum())
+        said.append(f"Canary, between the others: {done} of {len(canary)} runs of {canary['cell'].iloc[0]}.")
+    return Table(columns, rows, " ".join(said))
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from tokenscale.analysis import likeness
 from tokenscale.analysis.statistics import summary
 from tokenscale.report.style import number
 
@@ -25,6 +26,17 @@ def caution(scaling: pd.DataFrame) -> str:
 def used(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs that figures may show."""
     return runs[runs["validity"].isin(["valid", "suspect"])]
+
+
+def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
+    """(the rows, one a run, that may be compared along the factor; sentences on those that may not)."""
+    found = likeness.refusals(inventory, factor)
+    return rows[~rows["run_id"].isin(likeness.refused(found))], likeness.sentences(found)
+
+
+def nothing(runs: pd.DataFrame, refused: str, asked: int | None = None) -> str:
+    """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
+    return "not like for like: see the caption" if refused else f"no data: {counted(0, runs, asked)}"
 
 
 def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:

@@ -11,12 +11,18 @@ QUERIES = ("scaling", "inventory")
 
 
 def data(scaling: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """One row a run."""
-    return scaling.copy()
+    """One row a run, of those that are like for like at every world size."""
+    return _alike(scaling, inventory)[0].reset_index(drop=True)
+
+
+def _alike(scaling: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """See `words.alike`."""
+    return words.alike(scaling, inventory, "world_size")
 
 
 def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Left: useful tokens/s, every run a dot, medians joined, ideal dotted. Right: efficiency of each pair of runs."""
+    scaling, refused = _alike(scaling, inventory)
     with style():
         made, (left, right) = figure(2, height=4.0)
         for axes in (left, right):
@@ -25,7 +31,7 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         right.set_ylabel("efficiency T(N) / (N × T(1)) (%)")
         if scaling.empty:
             for axes in (left, right):
-                no_data(axes, f"no data: {words.counted(0, inventory)}")
+                no_data(axes, words.nothing(inventory, refused))
             return made
         worlds = sorted(int(w) for w in scaling["world_size"].unique())
         names = ordered(scaling["series"])
@@ -76,6 +82,7 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
 
 def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The reference with its absolute value, and whether this is a scaling measurement at all."""
+    scaling, refused = _alike(scaling, inventory)
     text = (
         "Strong scaling at a fixed global batch, useful tokens per second over all ranks; "
         f"{words.counted(len(scaling), inventory)}. "
@@ -86,6 +93,7 @@ def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
         for name in ordered(scaling["series"])
         if len(single := scaling[(scaling["series"] == name) & (scaling["world_size"] == 1)])
     ]
+    text += f"{refused} " if refused else ""
     if base:
         text += f"T(1) in useful tokens / s: {words.listing(base)}. "
     if alone := int(scaling["efficiency"].isna().sum()):
@@ -97,6 +105,7 @@ def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
 
 def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """Medians of throughput, read aloud."""
+    scaling = data(scaling, inventory)
     medians = scaling.groupby(["series", "world_size"])["useful_tokens_per_s"].median()
     texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
     medians_read = words.listing(texts) or "No data"

@@ -12,7 +12,7 @@ _RATES = (("useful_tokens_per_s", "useful tokens / s"), ("total_tokens_per_s", "
 
 
 def data(throughput: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """The plotted points: one row a run at world size 1."""
+    """The plotted points: one row a run at world size 1, of those that are like for like."""
     columns = [
         "series",
         "repeat",
@@ -23,20 +23,28 @@ def data(throughput: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
         "steps",
         "seconds",
     ]
-    return throughput[throughput["world_size"] == 1][columns].reset_index(drop=True)
+    kept, _ = _alike(throughput, inventory)
+    return kept[columns].reset_index(drop=True)
+
+
+def _alike(throughput: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """See `words.alike`."""
+    single = inventory[inventory["world_size"] == 1]
+    return words.alike(throughput[throughput["world_size"] == 1], single, "approach")
 
 
 def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Two panels, one row an approach: every run as a dot, the median as a bar."""
-    points = data(throughput, inventory)
+    points, refused = _alike(throughput, inventory)
     single = inventory[inventory["world_size"] == 1]
     names = ordered(single["series"].dropna())[::-1]
+    measured = set(throughput.loc[throughput["world_size"] == 1, "series"])
     with style():
         made, panels = figure(2, height=1.3 + 0.46 * max(3, len(names)), sharey=True)
         for axes, (column, label) in zip(panels, _RATES, strict=True):
             axes.set_xlabel(label)
             if points.empty:
-                no_data(axes, f"no data: {words.counted(0, inventory, len(single))}")
+                no_data(axes, words.nothing(inventory, refused, len(single)))
                 continue
             for y, name in enumerate(names):
                 values = points.loc[points["series"] == name, column]
@@ -44,7 +52,7 @@ def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
                     axes.text(
                         0.02,
                         y,
-                        "no data",
+                        "not like for like" if name in measured else "no data",
                         transform=axes.get_yaxis_transform(),
                         va="center",
                         style="italic",
@@ -70,13 +78,14 @@ def _ticks():
 
 def caption(throughput: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What is shown, of how many runs, and what the spread is."""
-    points = data(throughput, inventory)
+    points, refused = _alike(throughput, inventory)
     single = inventory[inventory["world_size"] == 1]
     text = (
         f"Tokens per second at world size 1, sum over sum after warm-up; {words.counted(len(points), single)}. "
         "Each dot is a run, each bar the median of a cell; open markers tokenize while training, filled ones read a "
         "store. "
     )
+    text += f"{refused} " if refused else ""
     return text + words.kinds([group for _, group in points.groupby("series")["useful_tokens_per_s"]])
 
 

@@ -1,0 +1,161 @@
+"""What is not like for like is not drawn and not compared, and the page says why; what noise, drift and order were."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import connect, query
+from tokenscale.files import read_json, write_json
+from tokenscale.report import page, registry, save, summary
+from tokenscale.settings.layout import LayoutSettings
+
+
+def made(folder, runs, further=(), changed=None, **fields):
+    """Tables of runs; `changed`: run id → fields of what its launcher left."""
+    for run in runs:
+        path = logs.write_run(folder / "runs", run)
+        if changed and run.identity in changed:
+            write_json(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
+    ingest(
+        logs.write_table(folder / "t.json", runs, further=further, **fields), folder / "runs", folder / "tables/demo"
+    )
+    return folder / "tables"
+
+
+def drawn(name, tables):
+    """(texts in the figure, caption, plotted points)."""
+    module = registry.module(name)
+    with connect(tables / "demo") as connection:
+        rows = save.frames(name, connection)
+    texts = module.draw(*rows).findobj(lambda artist: hasattr(artist, "get_text"))
+    return [text.get_text() for text in texts], module.caption(*rows), module.data(*rows)
+
+
+@pytest.fixture(scope="module")
+def mixed_up(tmp_path_factory):
+    """Four approaches at two batch sizes; one of them, at the smaller one, with longer sequences (the ETH study's)."""
+    runs = [
+        logs.settings(a, repeat=k, micro_batch=b, sequence_length=4096 if (a, b) == ("padding-free", 1) else 2048)
+        for a in ("padded", "pretokenized-padded", "padding-free", "token-list")
+        for b in (1, 2)
+        for k in range(2)
+    ]
+    return made(tmp_path_factory.mktemp("mixed_up"), runs, ("micro_batch",))
+
+
+def test_a_sequence_length_mix_up_is_not_drawn_and_named(mixed_up):
+    texts, caption, points = drawn("tokens_per_second_comparison", mixed_up)
+    assert "padding-free, micro_batch=1" not in set(points["series"]) and points["series"].nunique() == 7
+    assert "not like for like" in texts
+    assert "Not compared: padding-free" in caption and "sequence_length 4096 vs 2048" in caption
+
+
+def test_a_sequence_length_mix_up_gives_no_ratio_and_the_page_says_why(mixed_up, tmp_path):
+    part = summary.experiment("demo", mixed_up)
+    found = {(row[0], row[2]) for row in part["comparisons"].rows}
+    assert ("token-list", "micro_batch=2") in found and ("token-list", "micro_batch=1") not in found
+    assert ("pretokenized-padded", "micro_batch=1") in found
+    assert "sequence_length 4096 vs 2048" in part["comparisons"].caption
+    page.write(["demo"], mixed_up, tmp_path, tmp_path / "index.html")
+    assert "sequence_length 4096 vs 2048" in (tmp_path / "index.html").read_text()
+
+
+def test_where_nothing_is_alike_nothing_is_drawn(tmp_path):
+    runs = [logs.settings("padding-free", sequence_length=4096), logs.settings("token-list", sequence_length=2048)]
+    texts, caption, points = drawn("tokens_per_second_comparison", made(tmp_path, runs))
+    assert points.empty and "not like for like: see the caption" in texts
+    assert "sequence_length 4096 (padding-free) vs 2048 (token-list)" in caption
+    assert summary.experiment("demo", tmp_path / "tables")["comparisons"].rows == []
+
+
+def test_a_run_that_shared_its_node_stands_on_no_line_of_scaling(tmp_path):
+    runs = [logs.settings(world_size=w) for w in (1, 2, 4)]
+    changed = {run.identity: {"machine": "alps", "share": 4 if n == 0 else 1} for n, run in enumerate(runs)}
+    texts, caption, points = drawn("scaling_throughput", made(tmp_path, runs, changed=changed))
+    assert points["world_size"].tolist() == [2, 4]
+    assert "Not compared: layout.data=1" in caption and "runs at once on its node 4 vs 1" in caption
+
+
+def test_what_is_alike_is_drawn_without_a_word(tmp_path):
+    runs = [logs.settings(a, w, repeat=k) for a in ("padded", "packed") for w in (1, 2) for k in range(2)]
+    tables = made(tmp_path, runs)
+    for name, count in (("tokens_per_second_comparison", 4), ("scaling_throughput", 8)):
+        _, caption, points = drawn(name, tables)
+        assert len(points) == count and "Not compared" not in caption
+    assert "Not compared" not in summary.experiment("demo", tables)["comparisons"].caption
+
+
+def test_the_page_says_how_many_runs_it_takes(tmp_path):
+    runs = [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in range(3)]
+    part = summary.experiment("demo", made(tmp_path, runs))
+    (row,) = part["power"].rows
+    assert row[:2] == ["packed", "padded"] and row[3] == "3"
+    assert row[-1].startswith("6 pairs, ")
+    page.write(["demo"], tmp_path / "tables", tmp_path, tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text()
+    assert "How many runs it takes" in text and row[-1] in text
+
+
+def test_what_no_campaign_shows_is_no_number(tmp_path):
+    part = summary.experiment(
+        "demo", made(tmp_path, [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in (0, 1)])
+    )
+    with connect(tmp_path / "tables/demo") as connection:
+        rows, runs = (query(name, connection) for name in ("throughput", "inventory"))
+    rows.loc[0, "useful_tokens_per_s"] *= 10
+    assert summary.power_table(summary.comparisons(rows, runs)[0]).rows[0][-4:] == ["more than 500"] * 4
+    assert part["power"].rows[0][-1].startswith("6 pairs")
+
+
+def test_one_pair_has_no_spread_to_plan_with(tmp_path):
+    part = summary.experiment("demo", made(tmp_path, [logs.settings(a) for a in ("padded", "packed")]))
+    assert part["power"].rows[0][-4:] == ["not known"] * 4
+
+
+def test_equivalent_is_said_with_its_margin(tmp_path, monkeypatch):
+    shapes = {**logs.SHAPES, "packed": (0.3, 0.05, 0.4)}  # as fast as padded
+    monkeypatch.setattr(logs, "SHAPES", shapes)
+    runs = [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in range(8)]
+    part = summary.experiment("demo", made(tmp_path, runs))
+    (answer,) = part["answers"]
+    assert answer["verdict"] == "equivalent" and answer["spread"].endswith("within 1 ± 0.01")
+    assert "lies within 1 ± 0.01" in part["comparisons"].caption
+
+
+def test_the_canary_is_counted_apart_and_gives_the_noise_floor(tmp_path):
+    runs = [logs.settings("padded"), logs.settings("packed")]
+    runs += [logs.settings("packed", repeat=k) for k in (1, 2, 3, 4)]
+    part = summary.experiment("demo", made(tmp_path, runs, repeats=1))
+    assert [row[-1] for row in part["design"].rows] == ["1 of 1", "1 of 1"]
+    assert part["design"].caption == "Canary, between the others: 4 of 4 runs of approach=packed, layout.data=1."
+    # steps take 1 % longer with each repeat: 1.02/1.01 and 1.04/1.03
+    assert (
+        "neighbouring runs of the canary (packed) differ by 0.98 % (2 pairs, 0.971–0.99 %)"
+        in part["throughput"].caption
+    )
+
+
+@pytest.mark.parametrize(
+    ("turned", "said"), [(False, "started in the planned order."), (True, "not in the planned order (")]
+)
+def test_the_order_that_was_kept_is_told(tmp_path, turned, said):
+    runs = [logs.settings("packed", repeat=k) for k in range(6)]
+    tables = made(tmp_path, runs)
+    if turned:
+        table = read_json(tmp_path / "t.json", "table")
+        for entry in table["runs"]:
+            entry["position"] = 5 - entry["position"]
+        write_json(tmp_path / "t.json", table)
+        ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
+    caption = summary.experiment("demo", tables)["throughput"].caption
+    assert said in caption
+    # each repeat is 1 % slower, and was started later
+    assert "over the campaign: drift (−" in caption
+
+
+def test_runs_of_other_layouts_are_lines_of_their_own(tmp_path):
+    runs = [logs.settings(), logs.settings(world_size=2), replace(logs.settings(), layout=LayoutSettings(tensor=2))]
+    _, caption, points = drawn("scaling_throughput", made(tmp_path, runs, ("layout.tensor",)))
+    assert len(points) == 3 and "Not compared" not in caption
