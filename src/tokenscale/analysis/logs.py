@@ -117,11 +117,8 @@ def _clean(block: bytes, count: int, kind: str) -> pa.Table | None:
     whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
     if not whole or not block.isascii():
         return None
-    options = pyarrow.json.ParseOptions(explicit_schema=SCHEMAS[kind], unexpected_field_behavior="ignore")
-    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
-    try:
-        table = pyarrow.json.read_json(pa.BufferReader(block), read_options=reading, parse_options=options)
-    except pa.ArrowInvalid:
+    table = _parsed(block, kind)
+    if table is None:
         return None
     if table.num_rows != count or table[REQUIRED[kind]].null_count or (pc.max(table["schema"]).as_py() or 0) > VERSION:
         return None
@@ -132,6 +129,31 @@ def _clean(block: bytes, count: int, kind: str) -> pa.Table | None:
         place = table.schema.get_field_index("nonfinite")
         table = table.set_column(place, SCHEMAS[kind].field(place), table["nonfinite"].fill_null(False))
     return table
+
+
+def _parsed(block: bytes, kind: str) -> pa.Table | None:
+    """All objects of a block with every field of the schema; None where one of them has a field of another type.
+
+    Most logs have the same fields in every line: those of the first are tried alone, which takes two thirds of the time.
+    """
+    try:
+        first = json.loads(block[: block.index(b"\n")])
+    except (ValueError, RecursionError):
+        return None
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
+    few = pa.schema([column for column in SCHEMAS[kind] if column.name in first])
+    for schema, others in ((few, "error"), (SCHEMAS[kind], "ignore")):
+        options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+        try:
+            table = pyarrow.json.read_json(pa.BufferReader(block), read_options=reading, parse_options=options)
+        except pa.ArrowInvalid:
+            continue
+        absent = {column.name: pa.nulls(len(table), column.type) for column in SCHEMAS[kind] if column.name not in first}
+        if others == "error":
+            columns = [absent[name] if name in absent else table[name] for name in SCHEMAS[kind].names]
+            table = pa.Table.from_arrays(columns, schema=SCHEMAS[kind])
+        return table
+    return None
 
 
 def _by_line(block: bytes, before: int, kind: str) -> tuple[pa.Table, list[dict[str, Any]]]:

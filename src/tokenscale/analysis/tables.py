@@ -19,6 +19,8 @@ ARROW = {
     "VARCHAR": pa.string(),
     "BOOLEAN": pa.bool_(),
 }
+#: Arrow type → encoding in the files, where a dictionary of the values would be as long as the column
+ENCODINGS = {pa.float64(): "BYTE_STREAM_SPLIT", pa.int64(): "DELTA_BINARY_PACKED"}
 _PLACE = {"run_id": "VARCHAR", "attempt": "INTEGER", "rank": "INTEGER"}
 
 #: table → column → SQL type; this order is the order of the columns in the Parquet files
@@ -186,8 +188,12 @@ def of_rows(table: str, rows: Iterable[Row]) -> pa.Table:
 @contextmanager
 def writer(path: Path, table: str) -> Iterator[Callable[[pa.Table], None]]:
     """A function that appends rows (one call, one row group); the file appears whole at the end."""
+    columns = schema(table)
+    # measured on steps: four times faster to write than dictionaries for everything, and a quarter smaller
+    plain = {f.name: ENCODINGS[f.type] for f in columns if f.type in ENCODINGS}
+    options = {"use_dictionary": [f.name for f in columns if f.name not in plain], "column_encoding": plain}
     with atomic(path) as temporary:
-        with pq.ParquetWriter(temporary, schema(table), compression="zstd", compression_level=3) as out:
+        with pq.ParquetWriter(temporary, columns, compression="zstd", compression_level=1, **options) as out:
 
             def add(rows: pa.Table) -> None:
                 if len(rows):

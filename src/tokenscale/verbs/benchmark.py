@@ -14,6 +14,7 @@ BENCHMARKS = {
     "pretokenize": "tokenscale.benchmark.pretokenize",
     "training": "tokenscale.benchmark.training",
     "collectives": "tokenscale.benchmark.collectives",
+    "analysis": "tokenscale.benchmark.analysis",
     "gpu": "tokenscale.benchmark.gpu",
     "workflow": "tokenscale.benchmark.workflow",
 }
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     collectives.add_argument("--rounds", type=int, default=5, metavar="N", help="everything is timed once in each")
     collectives.add_argument("--device", choices=("auto", "cpu"), default="auto", help="cpu: gloo, GPUs or not")
     collectives.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write, which `predict` reads")
+    analysis = kinds.add_parser("analysis", help="from logs to numbers: ingest and two questions, beside pandas")
+    analysis.add_argument("--logs", type=int, default=200, metavar="N", help="of one rank each (default 200)")
+    analysis.add_argument("--steps", type=int, default=10_000, metavar="N", help="lines of a log (default 10000)")
+    analysis.add_argument("--rounds", type=int, default=3, metavar="N", help="each arm has its turn in each")
+    analysis.add_argument("--threads", type=int, default=2, metavar="N", help="that ingest may use (default 2)")
+    analysis.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
     gpu = kinds.add_parser("gpu", help="tokens/s and MFU on one GPU, case by case; at toy size without one")
     gpu.add_argument("--output", required=True, type=Path, metavar="DIR", help="one JSON a case; those there are kept")
     gpu.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
@@ -89,6 +96,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.benchmark == "training":
         options = {"models": tuple(arguments.models), "steps": arguments.steps, "rounds": arguments.rounds}
+        print(module.table(module.measure(arguments.output, **options)))
+        return
+    if arguments.benchmark == "analysis":
+        options = {name: getattr(arguments, name) for name in ("logs", "steps", "rounds", "threads")}
         print(module.table(module.measure(arguments.output, **options)))
         return
     if arguments.benchmark == "collectives":

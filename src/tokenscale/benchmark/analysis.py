@@ -1,0 +1,257 @@
+"""From logs to numbers: ingest, the second ingest, and two questions, beside pandas on the same JSON.
+
+Made-up logs of the shape that a training writes, ten fields a line. Every arm is a process of its own, so that its peak
+memory is its own; in each round every arm has its turn. The answers of both sides are compared before a time counts.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.records import hardware, provenance
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import BudgetSettings, RunSettings
+
+APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
+#: a run on so many ranks has as many logs
+WORLD_SIZES = (1, 4)
+#: question → the query that answers it
+QUESTIONS = {"scaling": "scaling", "time to target": "time_to_training_loss"}
+WARM_UP_STEPS = 3
+#: arm → what it does
+ARMS = {
+    "ingest": "every log read, tables written",
+    "ingest, unchanged": "the same again, its tables deleted before",
+    "ingest, one log longer": "one more line in one log",
+    "scaling": "query on Parquet",
+    "time to target": "query on Parquet",
+    "pandas scaling": "read_json and the same in pandas",
+    "pandas time to target": "read_json and the same in pandas",
+}
+
+
+def measure(
+    output: Path | None, logs: int = 200, steps: int = 10_000, rounds: int = 3, threads: int = 2
+) -> dict[str, Any]:
+    """Time all ARMS on so many logs of so many steps; returns the record, which `output` keeps as JSON.
+
+    Raises UserError where the answers of the two sides differ, or where there is no room for the logs.
+    """
+    a_repeat = len(APPROACHES) * sum(WORLD_SIZES)
+    if logs < a_repeat or logs % a_repeat:
+        raise UserError("so many logs make no whole repeats.", found=logs, expected=f"a multiple of {a_repeat}")
+    with tempfile.TemporaryDirectory(prefix="tokenscale-analysis-") as folder:
+        root = Path(folder)
+        size = make(root, logs // a_repeat, steps)
+        records = []
+        for number in range(rounds):
+            for arm in ARMS:
+                records.append({"arm": arm, "round": number, **_arm(root, arm, threads)})
+                print(f"round {number + 1} of {rounds}: {arm}, {records[-1]['seconds']:.2f} s", file=sys.stderr)
+            _compare(root)
+        parquet = sum(path.stat().st_size for path in (root / "tables").glob("*.parquet"))
+    result = {
+        "schema": 1,
+        "logs": logs,
+        "steps": steps,
+        "bytes": size,
+        "parquet_bytes": parquet,
+        "threads": threads,
+        "hardware": hardware.describe(),
+        "versions": provenance.versions(("duckdb", "pandas", "pyarrow", "numpy")),
+        "records": records,
+    }
+    if output is not None:
+        write_json(output, result)
+    return result
+
+
+def make(root: Path, repeats: int, steps: int) -> int:
+    """Runs of all approaches and world sizes with their logs below `root`; returns the bytes of the logs."""
+    entries, size = [], 0
+    for repeat in range(repeats):
+        for approach in APPROACHES:
+            for world in WORLD_SIZES:
+                run = RunSettings(
+                    approach=approach,
+                    layout=LayoutSettings(data=world),
+                    repeat=repeat,
+                    budget=BudgetSettings(steps=steps),
+                )
+                size += _write(root / "runs" / run.identity, run, steps, seed=len(entries))
+                cell = {"approach": approach, "layout.data": world}
+                place = {"repeat": repeat, "position": len(entries), "run": to_dict(run)}
+                entries.append({"run_id": run.identity, "cell": cell, **place})
+    head = {"experiment": "wide", "question": "How long does analysis take?", "scale": "demo", "factors": {}}
+    write_json(root / "runs.json", {"schema": 1, **head, "repeats": repeats, "runs": entries})
+    return size
+
+
+def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
+    """One run's logs and its sealed record."""
+    pick = np.random.default_rng(seed)
+    world, size = run.layout.world_size, 0
+    took = 0.1 / world * (1 + 0.05 * pick.random(steps))
+    ends = np.cumsum(took)
+    loss = 2 + 8 * np.exp(-4 * np.arange(steps) / steps) + 0.05 * pick.standard_normal(steps)
+    rows = run.global_batch // world
+    total = rows * run.sequence_length
+    for rank in range(world):
+        place = folder / "attempt=00" / f"rank={rank:05d}"
+        place.mkdir(parents=True)
+        useful = pick.integers(900 * rows, 1024 * rows, steps)
+        columns = (1.7e9 + ends, ends + rank, took, 0.002 * pick.random(steps), loss * useful, useful)
+        lines = (
+            f'{{"schema":2,"step":{step},"t_unix_s":{unix},"t_mono_s":{mono},"step_s":{step_s},'
+            f'"data_wait_s":{wait_s},"loss_sum":{loss_sum},"useful_tokens":{tokens},"total_tokens":{total},"rows":{rows}}}\n'
+            for step, (unix, mono, step_s, wait_s, loss_sum, tokens) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            )
+        )
+        size += (place / "steps.jsonl").write_text("".join(lines))
+        events = [{"event": "run_start", "world_size": world}, {"event": "init_done"}, {"event": "run_stop"}]
+        told = (json.dumps({"schema": 2, "t_unix_s": 1.7e9, "t_mono_s": 0.0, **event}) + "\n" for event in events)
+        (place / "events.jsonl").write_text("".join(told))
+    record = {"schema": 1, "run_id": folder.name, "run": to_dict(run), "hardware": {"device_kind": "cpu", "cores": 64}}
+    provenance.seal(folder, record, {"status": "complete", "steps": steps})
+    return size
+
+
+def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
+    """Run one arm; wall seconds (of an ingest the whole process, of a question from its call to its answer), processor
+    seconds and peak bytes of the process."""
+    tables = root / "tables"
+    if arm.startswith("ingest"):
+        command = ["-m", "tokenscale", "ingest", "--experiment", str(root / "runs.json"), "--runs", str(root / "runs")]
+        command += ["--output", str(tables), "--threads", str(threads)]
+        command += ["--afresh"] if arm == "ingest" else []
+        if arm == "ingest, unchanged":
+            for path in tables.iterdir():
+                path.unlink()
+        if arm == "ingest, one log longer":
+            log = sorted(root.glob("runs/*/attempt=00/rank=00000/steps.jsonl"))[0]
+            with open(log, "ab") as file:
+                file.write(log.read_bytes().splitlines(keepends=True)[-1])
+    else:
+        command = ["-m", "tokenscale.benchmark.analysis", arm, str(root)]
+    reader, writer = os.pipe()
+    began = time.perf_counter()
+    child = os.posix_spawn(
+        sys.executable,
+        [sys.executable, *command],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_CLOSE, reader)],
+    )
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    _, status, used = os.wait4(child, 0)
+    seconds = time.perf_counter() - began
+    if status:
+        raise RuntimeError(f"{arm} ended with {os.waitstatus_to_exitcode(status)}")
+    answer = {} if arm.startswith("ingest") else json.loads(text.splitlines()[-1])
+    if answer:
+        write_json(root / f"{arm}.json", answer.pop("answer"))
+    cost = {"cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
+    return {"seconds": answer.get("seconds", seconds), **cost}
+
+
+def _compare(root: Path) -> None:
+    """Raises UserError where the two sides answered a question differently."""
+    for question in QUESTIONS:
+        ours, theirs = (json.loads((root / f"{side}{question}.json").read_text()) for side in ("", "pandas "))
+        same = ours.keys() == theirs.keys() and all(np.isclose(ours[k], theirs[k], rtol=1e-9).all() for k in ours)
+        if not same:
+            raise UserError("the query and pandas answer differently; no time counts.", question=question)
+
+
+def answer(arm: str, root: Path) -> dict[str, Any]:
+    """Seconds and answer (run → number) of one question, asked of the tables or of the logs."""
+    if not arm.startswith("pandas "):
+        from tokenscale.analysis.queries import query
+
+        began = time.perf_counter()
+        frame = query(QUESTIONS[arm], root / "tables")
+        column = {"scaling": "efficiency", "time to target": "seconds"}[arm]
+        return {
+            "answer": dict(zip(frame["run_id"], frame[column], strict=True)),
+            "seconds": time.perf_counter() - began,
+        }
+    import pandas as pd
+
+    began = time.perf_counter()
+    entries = {entry["run_id"]: entry for entry in json.loads((root / "runs.json").read_text())["runs"]}
+    frames = []
+    for path in sorted(root.glob("runs/*/attempt=00/rank=*/steps.jsonl")):
+        frames.append(pd.read_json(path, lines=True).assign(run_id=path.parts[-4]))
+    ranks = pd.concat(frames, ignore_index=True).drop_duplicates(["run_id", "step", "t_mono_s"])
+    steps = ranks.groupby(["run_id", "step"], as_index=False).agg(
+        step_s=("step_s", "max"), useful_tokens=("useful_tokens", "sum"), loss_sum=("loss_sum", "sum")
+    )
+    found = _pandas_scaling(steps, entries) if arm == "pandas scaling" else _pandas_target(steps)
+    return {"answer": found, "seconds": time.perf_counter() - began}
+
+
+def _pandas_scaling(steps: Any, entries: dict[str, Any]) -> dict[str, float]:
+    timed = steps[steps["step"] >= WARM_UP_STEPS].groupby("run_id")[["useful_tokens", "step_s"]].sum()
+    rate = timed["useful_tokens"] / timed["step_s"]
+    place = {k: (e["cell"]["approach"], e["repeat"], e["cell"]["layout.data"]) for k, e in entries.items()}
+    base = {place[k][:2]: rate[k] for k in place if place[k][2] == min(WORLD_SIZES)}
+    return {k: rate[k] / (place[k][2] / min(WORLD_SIZES) * base[place[k][:2]]) for k in place}
+
+
+def _pandas_target(steps: Any) -> dict[str, float]:
+    """As time_to_training_loss.sql defines it, its defaults included."""
+    totals = steps.groupby("run_id").agg(tokens=("useful_tokens", "sum"), steps=("step", "count"))
+    window = max(1, int(totals["tokens"].min()) // 20)
+    running = {}
+    for run_id, run in steps.groupby("run_id"):
+        stride = max(1, window * len(run) // (8 * int(totals["tokens"][run_id])))
+        strode = run.groupby(run["step"] // stride)[["step_s", "useful_tokens", "loss_sum"]].sum().cumsum()
+        tokens = strode["useful_tokens"].to_numpy()
+        before = np.searchsorted(tokens, tokens - window, side="right") - 1
+        full = tokens >= window
+        losses, seen = (np.concatenate([[0.0], strode[name].to_numpy()]) for name in ("loss_sum", "useful_tokens"))
+        mean = (losses[1:] - losses[before + 1]) / (seen[1:] - seen[before + 1])
+        running[run_id] = mean[full], strode["step_s"].to_numpy()[full]
+    target = max(mean[-1] for mean, _ in running.values())
+    return {k: float(seconds[np.argmax(mean <= target)]) for k, (mean, seconds) in running.items()}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Medians with their range over rounds, and how many times faster than pandas."""
+    by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in result["records"]:
+        by_arm[record["arm"]].append(record)
+    megabytes, lines = result["bytes"] / 1e6, result["logs"] * result["steps"]
+    head = f"{result['logs']} logs of {result['steps']} steps: {lines} lines, {megabytes:.0f} MB of JSON"
+    told = [f"{head} → {result['parquet_bytes'] / 1e6:.0f} MB of Parquet; {result['threads']} threads", ""]
+    told.append(f"{'':<24}{'seconds (range)':>24}{'CPU s':>8}{'peak MB':>9}")
+    for arm, records in by_arm.items():
+        seconds = [record["seconds"] for record in records]
+        spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}–{max(seconds):.2f})"
+        cpu = statistics.median(record["cpu_s"] for record in records)
+        peak = max(record["peak_bytes"] for record in records) / 1e6
+        told.append(f"{arm:<24}{spread:>24}{cpu:>8.1f}{peak:>9.0f}")
+    told.append("")
+    for question in QUESTIONS:
+        pairs = zip(by_arm[f"pandas {question}"], by_arm[question], strict=True)
+        ratios = [theirs["seconds"] / ours["seconds"] for theirs, ours in pairs]
+        spread = f"{statistics.median(ratios):.1f} ({min(ratios):.1f}–{max(ratios):.1f})"
+        told.append(f"{question}: {spread} times faster than pandas from JSON, with equal answers")
+    return "\n".join(told)
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(sys.argv[1], Path(sys.argv[2]))))
