@@ -29,7 +29,7 @@ VERBS = {
     "predict": "step times on more ranks, by a model fitted to few; and its back-test on published points",
     "benchmark": "side-by-side measurements",
     "plan": "what would run, and on what",
-    "check": "check the configuration; write its JSON schemas",
+    "check": "the configuration and the design of experiments; write JSON schemas",
     "status": "jobs and runs: how far they are, why they wait, what failed; what would rerun",
     "doctor": "what this machine can run, what it cannot, and why",
 }

@@ -19,17 +19,10 @@ from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.words import caution, kinds, left_out, spread
-from tokenscale.settings.experiments import dotted
+from tokenscale.settings.experiments import COMPARISONS, dotted
 
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation")
-#: what is compared, offline over online and ours over both: (approach, baseline)
-COMPARISONS = (
-    ("pretokenized-padded", "padded"),
-    ("token-list", "padding-free"),
-    ("packed", "padded"),
-    ("packed", "padding-free"),
-)
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
 

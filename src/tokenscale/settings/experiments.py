@@ -13,6 +13,14 @@ from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
 
+#: what is compared, offline over online and ours over both: (approach, baseline)
+COMPARISONS = (
+    ("pretokenized-padded", "padded"),
+    ("token-list", "padding-free"),
+    ("packed", "padded"),
+    ("packed", "padding-free"),
+)
+
 
 @dataclass(frozen=True)
 class DataBenchmark:

@@ -1,0 +1,123 @@
+"""`check`: what it prints of experiments, and when it ends with 2."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_config import BASE, EXPERIMENT
+from tokenscale.cli import main
+from tokenscale.commands.check import gpus_and_cores
+
+ROOT = Path(__file__).parents[2]
+#: one of the study's approaches at local batch 1 was at another sequence length than all others
+MIX_UP = """
+question: Does reading tokens pay off more with larger batches?
+runs: {corpus: c, tokenizer: t, model: llama-micro, sequence_length: 64, global_batch: 8, budget: {steps: 20}}
+factors:
+  approach: [padding-free, token-list]
+  micro_batch: [1, 2]
+  sequence_length: [64, 128]
+left_out:
+  - {cells: {approach: padding-free, micro_batch: 1, sequence_length: 64}, reason: "-"}
+  - {cells: {approach: token-list, sequence_length: 128}, reason: "-"}
+  - {cells: {micro_batch: 2, sequence_length: 128}, reason: "-"}
+repeats: 6
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project whose configuration has the experiments `e`, `mix_up` and `clean`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tokenscale.commands.check.gpus_and_cores", lambda: (0, 8))
+    experiments = tmp_path / "config/experiments"
+    experiments.mkdir(parents=True)
+    (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
+    (experiments / "e.yaml").write_text(json.dumps(EXPERIMENT))
+    (experiments / "mix_up.yaml").write_text(MIX_UP)
+    clean = {**EXPERIMENT, "factors": {"precision": ["fp32", "bf16"]}, "repeats": 6}
+    clean["runs"] = {**EXPERIMENT["runs"], "device": "cpu", "budget": {"epochs": 1.0}}
+    (experiments / "clean.yaml").write_text(json.dumps(clean))
+    return tmp_path
+
+
+def test_a_clean_experiment_is_one_line_a_scale(folder, capsys):
+    assert main(["check", "clean"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{scale:<12} clean: 12 runs" for scale in ("demo", "workstation", "alps")]
+
+
+def test_the_studys_mix_up_ends_with_2_and_is_named(folder, capsys):
+    assert main(["check", "mix_up", "--scale", "alps"]) == 2
+    head, *found = capsys.readouterr().out.splitlines()
+    assert head == "alps         mix_up: 24 runs"
+    assert found[0].startswith("  refuse  mix_up at alps: sequence_length never changes alone: ")
+    assert "(config/experiments/mix_up.yaml: factors.sequence_length). Next: " in found[0]
+
+
+def test_without_names_everything_is_checked_at_every_scale(folder, capsys):
+    assert main(["check"]) == 2
+    out = capsys.readouterr().out
+    assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * 3
+    assert "  warn    e at demo: 2 repeats of a cell" in out
+
+
+def test_this_machine_counts_for_the_scale_in_use_alone(folder, capsys):
+    main(["check", "e"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "no GPU here" in line]
+    assert len(lines) == 1 and "e at demo" in lines[0]
+    main(["check", "e", "--scale", "alps"])
+    assert "e at alps: there is no GPU here" in capsys.readouterr().out
+
+
+def test_a_machines_file_says_what_nodes_hold(folder, capsys):
+    (folder / "m.toml").write_text("gpus_per_node = 2\n")
+    main(["check", "e", "--machine", "m.toml"])
+    out = capsys.readouterr().out
+    assert "runs at world size 1 leave GPUs of a node of 2 idle" in out and "no GPU here" not in out
+
+
+def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):
+    manifest = {"documents": 40, "rows": 40, "tokens_useful": 3960, "tokens_cut": 0}
+    for store, options in (
+        ("token-list", {"split": "train", "eos": False}),
+        ("x", {"split": "validation", "eos": False}),
+    ):
+        path = folder / "results/tokens/c/t" / store / "manifest.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({**manifest, "documents": 40 if store != "x" else 10**6, "options": options}))
+    (folder / "results/tokens/c/t/y").mkdir()
+    (folder / "results/tokens/c/t/y/manifest.json").write_text("{")
+    main(["check", "e", "--scale", "demo"])
+    out = capsys.readouterr().out
+    # 20 steps of 8 rows: 4 times 40 documents, 2.6 times 4,000 tokens
+    assert "every run reads its text 2.6 to 4 times" in out and "not known" not in out
+
+
+def test_a_corpus_is_found_in_the_configuration(folder, capsys):
+    source = {"files": ["a.txt"], "validation_files": ["a.txt"]}
+    (folder / "config/config.yaml").write_text(json.dumps({**BASE, "corpora": {"c": {"source": source}}}))
+    assert main(["check", "e", "--scale", "demo"]) == 2
+    assert "(config/config.yaml: corpora.c.source.validation_files)" in capsys.readouterr().out
+
+
+def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [Path(f"/dev/nvidia{n}") for n in range(4)])
+    found = {}
+    for visible in (None, "0,2", "", "-1"):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found[visible] = gpus_and_cores()[0]
+    assert found == {None: 4, "0,2": 2, "": 0, "-1": 0}
+
+
+def test_no_shipped_experiment_is_refused(tmp_path, monkeypatch, capsys):
+    """Without tokens, as in a fresh clone, and whatever machine this is."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tokenscale.commands.check.gpus_and_cores", lambda: (0, 2))
+    assert main(["check"]) == 0
+    assert "refuse" not in capsys.readouterr().out

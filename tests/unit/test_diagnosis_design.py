@@ -1,0 +1,310 @@
+"""Faults of an experiment's design, each with its objection; and designs that nothing is wrong with."""
+
+import itertools
+
+import pytest
+
+from tokenscale.diagnosis.design import Design, Text, epochs_of, objections
+from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge, order, set_dotted
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.options import from_dict
+from tokenscale.settings.run import RunSettings
+
+RUNS = {"sequence_length": 64, "global_batch": 8, "micro_batch": 1, "budget": {"steps": 20}, "validation": {"rows": 0}}
+#: 1000 documents with 64,000 tokens: 1000 rows of any kind
+TEXTS = {("docstrings", "tekken", eos): Text(1000, 64_000) for eos in (False, True)}
+
+
+def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine) -> Design:
+    """As a configuration would make it of these words."""
+    left = tuple(LeftOut(cells, "-") for cells in left_out)
+    experiment = Experiment(question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures))
+    table = []
+    for position, (cell, repeat) in enumerate(order(experiment)):
+        values = merge(merge(RUNS, dict(runs)), {"repeat": repeat})
+        for key, level in cell.items():
+            set_dotted(values, key, level)
+        table.append(Run(from_dict(RunSettings, values), cell, repeat, position))
+    return Design(experiment, table, texts, **machine)
+
+
+def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
+    """(level, what) of each objection."""
+    return [(o.level, o.what) for o in objections(design(*arguments, **keywords)) if level in (None, o.level)]
+
+
+def one(words, level, *arguments, **keywords):
+    """The objection that says so, which is the only one of its level."""
+    (found,) = [o for o in objections(design(*arguments, **keywords)) if o.level == level]
+    assert words in found.what, found.what
+    assert found.next and found.key
+    return found
+
+
+APPROACHES = ["padded", "pretokenized-padded"]
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"approach": APPROACHES},
+        {"approach": APPROACHES, "micro_batch": [1, 2]},
+        {"layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}], "micro_batch": [1, 2]},
+        {"model": [{"layers": 2, "hidden": 512}, {"layers": 4, "hidden": 1024}]},
+        {},
+    ],
+)
+def test_nothing_is_said_of_a_clean_design(factors):
+    assert said(factors) == []
+
+
+# -- the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
+
+
+def mixed_up():
+    lengths = {
+        (a, b): 4096 if (a, b) == ("padding-free", 1) else 2048 for a in ("padding-free", "token-list") for b in (1, 2)
+    }
+    return [
+        {"approach": a, "micro_batch": b, "sequence_length": n}
+        for (a, b), n in itertools.product(lengths, (2048, 4096))
+        if lengths[a, b] != n
+    ]
+
+
+def test_the_studys_sequence_length_mix_up_is_refused():
+    factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
+    found = objections(design(factors, left_out=mixed_up()))[0]
+    assert found.level == "refuse" and "sequence_length never changes alone" in found.what
+
+
+def test_a_cell_that_differs_in_two_factors_from_every_other_is_refused():
+    cells = [c for c in mixed_up() if c != {"approach": "token-list", "micro_batch": 2, "sequence_length": 4096}]
+    cells.append({"approach": "padding-free", "micro_batch": 1, "sequence_length": 2048})
+    factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2, 3], "sequence_length": [2048, 4096]}
+    cells += [{"micro_batch": 3, "approach": "padding-free"}, {"micro_batch": 3, "sequence_length": 2048}]
+    cells += [{"micro_batch": 1, "approach": "token-list"}]
+    (_, what) = said(factors, left_out=cells, level="refuse")[0]
+    assert "approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other cell" in what
+    assert "compares with none" in what
+
+
+def test_factors_that_always_change_together_are_refused_once():
+    left_out = [{"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]
+    factors = {"approach": APPROACHES, "micro_batch": [1, 2], "sequence_length": [64, 128]}
+    found = one(
+        "micro_batch never changes alone: sequence_length changes with it", "refuse", factors, left_out=left_out
+    )
+    assert found.key == "factors.micro_batch"
+
+
+def test_a_level_that_moves_several_settings_is_named():
+    levels = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
+    found = one("learning_rate and weight_decay together", "warn", {"optimizer": levels})
+    assert found.key == "factors.optimizer"
+    assert said({"optimizer": [{"learning_rate": 0.1}, {"learning_rate": 0.2}]}) == []
+
+
+# -- strong and weak scaling, and its base
+
+
+DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
+WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
+LARGE = {key: Text(10**6, 10**9) for key in TEXTS}
+
+
+def test_weak_scaling_has_to_be_said():
+    found = one(
+        "grows with the world size (weak scaling)",
+        "warn",
+        WEAK,
+        left_out=DIAGONAL,
+        texts=LARGE,
+        runs={"budget": {"useful_tokens": 10}},
+    )
+    assert found.key == "factors.global_batch"
+    said_so = said(WEAK, left_out=DIAGONAL, texts=LARGE, question="How far does weak scaling carry?")
+    assert [what for _, what in said_so if "weak" in what] == []
+
+
+def test_a_batch_that_changes_with_the_ranks_but_not_in_step_is_no_scaling():
+    left_out = [
+        {"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 20) if b != {1: 8, 2: 16, 4: 20}[n]
+    ]
+    factors = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]}
+    assert "never changes alone" in said(factors, left_out=left_out, level="refuse")[0][1]
+
+
+def test_rows_of_a_pass_that_shrink_with_the_world_size_are_noted():
+    words = "has 8 rows at the smallest world size and 2 at the largest"
+    one(words, "note", {"layout.data": [1, 2, 4]}, runs={"micro_batch": 8})
+    assert said({"layout.data": [1, 2, 4]}, runs={"micro_batch": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("layouts", "left_out", "level", "words"),
+    [
+        ([2, 4], [], "warn", "no cell at world size 1"),
+        ([1, 2, 4], [{"layout.data": 1, "approach": "pretokenized-padded"}], "refuse", "begin at world sizes 1 and 2"),
+    ],
+)
+def test_scaling_without_its_base_is_told(layouts, left_out, level, words):
+    factors = {"approach": APPROACHES, "layout.data": layouts}
+    one(words, level, factors, left_out=left_out, figures=["scaling_throughput"])
+    assert said(factors, left_out=left_out) == []  # nothing of efficiency is drawn
+
+
+def test_an_approach_without_its_baseline_is_told():
+    found = one("token-list has no baseline: padding-free", "warn", {"approach": ["padded", "token-list"]})
+    assert found.next == "add padding-free"
+
+
+def test_schedules_without_naive_are_told():
+    layouts = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))]
+    one("pipelines of 4 ranks have no schedule naive", "warn", {"layout": layouts}, figures=["pipeline_bubble"])
+    assert said({"layout": layouts[:2]}, figures=["pipeline_bubble"]) == []
+
+
+# -- budgets and data
+
+
+def test_budgets_of_two_kinds_are_refused():
+    one("different budgets: steps and useful_tokens", "refuse", {"budget": [{"steps": 20}, {"useful_tokens": 1000}]})
+
+
+def test_equal_steps_of_longer_sequences_are_more_tokens():
+    one("unequal tokens: 10,240 to 20,480 positions", "warn", {"sequence_length": [64, 128]}, texts=LARGE)
+    assert said({"sequence_length": [64, 128]}, runs={"budget": {"epochs": 0.5}}) == []
+    assert said({"budget.steps": [20, 40]}) == []
+
+
+def test_padded_and_dense_rows_at_equal_steps_are_noted():
+    one("approaches differ in useful tokens", "note", {"approach": ["padded", "packed"]})
+
+
+def weak_on(text):
+    return said(
+        WEAK, left_out=DIAGONAL, texts={key: text for key in TEXTS}, question="weak", runs={"budget": {"steps": 50}}
+    )
+
+
+def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
+    """1.8, no. 2: 1000 steps were 4 epochs on 4 GPUs, and 16 on 16."""
+    assert [w for level, w in weak_on(Text(600, 600 * 64)) if level == "refuse"] == [
+        "some cells read their text up to 2.7 times and others less than once: global_batch=16 and global_batch=32 "
+        "repeat it, at the larger world sizes"
+    ]  # fmt: skip
+    assert not [what for _, what in weak_on(Text(10_000, 640_000)) if "times" in what]
+    assert ("note", "every run reads its text 4 to 16 times") in weak_on(Text(100, 6400))
+
+
+def test_data_that_only_some_approaches_repeat_are_told():
+    texts = {key: Text(1000, 6400) for key in TEXTS}
+    one(
+        "packed repeat it; their training loss is of text seen before",
+        "warn",
+        {"approach": ["padded", "packed"]},
+        texts=texts,
+    )
+
+
+def test_what_is_not_built_yet_is_not_known():
+    one("not known before the tokens of docstrings/tekken are built", "note", {"approach": APPROACHES}, texts={})
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({"approach": "padded"}, 160 / 1000),
+        ({"approach": "padding-free"}, 160 * 64 / 32_000),
+        ({"approach": "packed"}, 160 / 700),
+        ({"approach": "packed", "sequence_length": 128}, 160 * 128 / 32_000),
+        ({"approach": "packed", "budget": {"epochs": 3.0}}, 3.0),
+        ({"approach": "packed", "budget": {"wall_s": 3.0}}, None),
+    ],
+)
+def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expected):
+    settings = from_dict(RunSettings, merge({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run})
+    texts = {("docstrings", "tekken", False): Text(1000, 32_000, {"packed-sequence_length=64": 700})}
+    assert epochs_of(settings, texts) == expected
+
+
+# -- repeats, held-out text, devices
+
+
+@pytest.mark.parametrize(
+    ("factors", "repeats", "words"),
+    [
+        ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6"),
+        ({"approach": ["padded", "padding-free", "packed"]}, 6, "2 comparisons, corrected after Holm, need at least 7"),
+        ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons"),
+        ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6"),
+    ],
+)
+def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words):
+    found = [
+        o for o in objections(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}})) if o.key == "repeats"
+    ]
+    assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
+    enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
+    assert not [o for o in objections(enough) if o.key == "repeats"]
+
+
+def test_a_single_cell_needs_no_repeats():
+    assert said({}, repeats=1) == []
+
+
+FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
+
+
+@pytest.mark.parametrize(
+    ("corpus", "words"),
+    [
+        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also stand in its training files are trained on"),
+        ({"source": {**FILES, "validation_files": ("a.txt",)}}, "a.txt is trained and validated on"),
+        ({"validation_share": 0.0}, "holds nothing out"),
+        ({"source": FILES}, None),
+        ({"cleaning": {"deduplicate": False}}, None),
+    ],
+)
+def test_held_out_text_is_held_out(corpus, words):
+    for rows, expected in ((8, words), (0, None)):
+        found = said({"approach": APPROACHES}, runs={"corpus": corpus, "validation": {"rows": rows}}, level="refuse")
+        assert [expected in what for _, what in found] == [True] * (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "cores", "level", "words"),
+    [
+        ("auto", 1, 8, "refuse", "4 ranks want a GPU each, and 1 is here"),
+        ("auto", 4, 8, None, None),
+        ("auto", 0, 8, "warn", "there is no GPU here"),
+        ("cpu", 1, 2, "warn", "4 ranks on 2 cores are oversubscribed"),
+        ("cpu", 0, 8, "note", "share the cores"),
+        ("cpu", None, None, None, None),
+        ("auto", None, None, None, None),
+    ],
+)
+def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, words):
+    found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
+    found = [(o.level, o.what) for o in objections(found)]
+    assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
+
+
+def test_runs_on_a_part_of_a_node_beside_runs_that_fill_one_are_noted():
+    machine = Machine(gpus_per_node=4)
+    one(
+        "runs at world size 1 and 2 leave GPUs of a node of 4 idle",
+        "note",
+        {"layout.data": [1, 2, 4, 8]},
+        machine=machine,
+        gpus=0,
+    )
+    assert said({"layout.data": [4, 8]}, machine=machine, gpus=0) == []
+    assert said({"layout.data": [1, 2]}, machine=machine, gpus=0) == []
+
+
+def test_what_is_refused_comes_first():
+    factors = {"approach": ["padded", "packed"], "budget": [{"steps": 20}, {"useful_tokens": 9}]}
+    levels = [level for level, _ in said(factors, repeats=1, texts={})]
+    assert levels == sorted(levels, key=["refuse", "warn", "note"].index) and len(set(levels)) == 3
