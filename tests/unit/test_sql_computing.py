@@ -127,6 +127,18 @@ def test_exposed_communication_counts_all_ranks_and_the_one_that_waited_least(tm
 
 @pytest.mark.parametrize(("name", "field"), [("stalls", "data_wait_s"), ("communication", "exposed_communication_s")])
 def test_what_waits_all_the_time_has_no_bound(tmp_path, name, field):
-    steps = by_hand.steps("a", 6, **{field: 1.0})
+    steps = by_hand.steps("a", 6, **{field: 1.25})  # two clocks, and a step of one second
     (row,) = query(name, by_hand.write(tmp_path, runs=[by_hand.run("a")], steps=steps)).to_dict("records")
     assert row["largest_gain"] == float("inf")
+
+
+def test_the_peak_of_memory_is_the_most_of_any_rank_and_step(tmp_path):
+    steps = by_hand.steps("a", 3, 2, memory_peak_bytes=lambda s, rank: [10, 70, 30][s] + 5 * rank)
+    events = [{"run_id": "a", "attempt": 0, "rank": 0, "event": "memory", "parameters_bytes": 1}]
+    folder = by_hand.write(tmp_path, runs=[by_hand.run("a", world_size=2)], steps=steps, events=events)
+    assert query("memory", folder)["peak_bytes"].tolist() == [75]
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    folder = by_hand.write(tmp_path / "it's one; a 'folder'", runs=[by_hand.run("a")])
+    assert query("inventory", folder)["run_id"].tolist() == ["a"]

@@ -80,6 +80,13 @@ def test_weak_scaling_compares_equal_rows_a_rank(tmp_path):
     assert strong["efficiency"] == pytest.approx(2 / 4), "the same runs, held against an equal global batch"
 
 
+def test_weak_scaling_begins_at_the_smallest_world_size_too(tmp_path):
+    runs = [("a", {"world_size": 2, "global_batch": 8}, 1.0), ("b", {"world_size": 4, "global_batch": 16}, 1.0)]
+    found = ask(tmp_path, "scaling_weak", *runs)
+    assert found["base_world_size"].tolist() == [2, 2]
+    assert found["efficiency"].tolist() == [1.0, 0.5], "as many useful tokens from twice the ranks"
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

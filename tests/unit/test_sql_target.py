@@ -63,10 +63,12 @@ def test_unreached_is_infinite_and_the_cell_says_how_many_reached_it(tmp_path):
     late = {0: 9.0, 8: 2.0}
     runs = [("a", good, {}), ("b", late, {"repeat": 1}), ("c", bad, {"repeat": 2})]
     other = [("d", good, {"world_size": 2}), ("e", bad, {"world_size": 2, "repeat": 1})]
-    found = query("time_to_target", validated(tmp_path, *runs, *other), target=3.0).set_index("run_id")
-    assert found["seconds"].to_dict() == {"a": 4.0, "b": 8.0, "c": INF, "d": 4.0, "e": INF}
-    assert found["useful_tokens"].to_dict() == {"a": 120.0, "b": 240.0, "c": INF, "d": 120.0, "e": INF}
-    assert found["reached"].tolist() == [True, True, False, True, False]
+    none = [(name, bad, {"world_size": 4, "repeat": n}) for n, name in enumerate("fg")]
+    found = query("time_to_target", validated(tmp_path, *runs, *other, *none), target=3.0).set_index("run_id")
+    assert found["seconds"].tolist() == [4.0, 8.0, INF, 4.0, INF, INF, INF]
+    assert found["useful_tokens"].tolist() == [120.0, 240.0, INF, 120.0, INF, INF, INF]
+    assert found["reached"].tolist() == [True, True, False, True, False, False, False]
+    assert found.loc["f", ["reached_of_cell", "runs_of_cell", "median_s_of_cell"]].tolist() == [0, 2, INF]
     assert found.loc["a", ["reached_of_cell", "runs_of_cell", "median_s_of_cell"]].tolist() == [2, 3, 8.0]
     assert found.loc["d", ["reached_of_cell", "runs_of_cell", "median_s_of_cell"]].tolist() == [1, 2, INF]
 

@@ -74,7 +74,8 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
             raise UserError(
                 "a table is missing.", path=path, next="python -m tokenscale ingest --experiment … --runs … --output …"
             )
-        connection.read_parquet(str(path)).create_view(table)
+        file = str(path).replace("'", "''")
+        connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
     for view in VIEWS:  # whoever asks a view gives its rows an order
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     return connection

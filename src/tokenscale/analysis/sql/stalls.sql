@@ -1,6 +1,7 @@
 -- Data-stall share of a run: time that a step waited for its batch over the time of the step, each the longest of any
 -- rank, sum over sum after warm-up ($warmup_steps steps an attempt). `largest_gain` is the bound that follows (Amdahl):
--- no data format and no loader can speed this run up by more than 1 / (1 - share).
+-- no data format and no loader can speed this run up by more than 1 / (1 - share). The host waits: where it runs ahead of
+-- a GPU, a part of that is hidden behind computing, so that the share is at most this and the bound holds all the more.
 SELECT
     r.run_id,
     r.approach,
