@@ -53,8 +53,10 @@ def test_the_studys_mix_up_ends_with_2_and_is_named(folder, capsys):
     assert main(["check", "mix_up", "--scale", "alps"]) == 2
     head, *found = capsys.readouterr().out.splitlines()
     assert head == "alps         mix_up: 24 runs"
-    assert found[0].startswith("  refuse  mix_up at alps: sequence_length never changes alone: ")
-    assert "(config/experiments/mix_up.yaml: factors.sequence_length). Next: " in found[0]
+    assert found[0].startswith(
+        "  refuse  mix_up at alps: cell approach=padding-free, micro_batch=1, sequence_length=128 differs "
+    )
+    assert "(config/experiments/mix_up.yaml: left_out). Next: " in found[0]
 
 
 def test_without_names_everything_is_checked_at_every_scale(folder, capsys):

@@ -74,19 +74,19 @@ def mixed_up():
 
 def test_the_studys_sequence_length_mix_up_is_refused():
     factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
-    found = objections(design(factors, left_out=mixed_up()))[0]
-    assert found.level == "refuse" and "sequence_length never changes alone" in found.what
+    found = one("it compares with none", "refuse", factors, left_out=mixed_up())
+    assert "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other" in found.what
+    assert "sequence_length at once" in found.what and found.key == "left_out"
+    assert said(factors, level="refuse") == []
 
 
-def test_a_cell_that_differs_in_two_factors_from_every_other_is_refused():
-    cells = [c for c in mixed_up() if c != {"approach": "token-list", "micro_batch": 2, "sequence_length": 4096}]
-    cells.append({"approach": "padding-free", "micro_batch": 1, "sequence_length": 2048})
-    factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2, 3], "sequence_length": [2048, 4096]}
-    cells += [{"micro_batch": 3, "approach": "padding-free"}, {"micro_batch": 3, "sequence_length": 2048}]
-    cells += [{"micro_batch": 1, "approach": "token-list"}]
-    (_, what) = said(factors, left_out=cells, level="refuse")[0]
-    assert "approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other cell" in what
-    assert "compares with none" in what
+def test_a_factor_that_changes_with_one_or_the_other_is_refused():
+    cells = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), ("bf16", 1, 128)]
+    factors = {"precision": ["fp32", "bf16"], "micro_batch": [1, 2], "sequence_length": [64, 128, 256]}
+    left_out = [
+        dict(zip(factors, cell, strict=True)) for cell in itertools.product(*factors.values()) if cell not in cells
+    ]
+    one("no two cells differ in precision alone", "refuse", factors, left_out=left_out)
 
 
 def test_factors_that_always_change_together_are_refused_once():

@@ -5,6 +5,7 @@
 
 import functools
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -79,45 +80,37 @@ def objections(design: Design) -> list[Objection]:
 
 
 def together(design: Design) -> list[Objection]:
-    """Cells that differ in more than what is compared: factors that never change alone, cells without a partner.
+    """Factors of which no two cells differ alone, and cells that differ from every other cell in several factors.
 
     A global batch that grows with the world size is weak scaling and counts as one factor with it.
     """
-    names = design.factors
-    if weak(design):
-        names = [name for name in names if name != "global_batch"]
+    names = [name for name in design.factors if name != "global_batch" or not weak(design)]
     table = [{name: canonical_json(cell[name]) for name in names} for cell in design.cells]
     apart = [(a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
-    found, said = [], set()
+    found, said = [], set(alone)
     for name in names:
-        if name in alone or name in said:
-            continue
         always = set.intersection(*(set(different) for _, _, different in apart if name in different))
-        others = [n for n in names if n in always and n != name]
-        said |= always
-        found.append(
-            Objection(
-                "refuse",
-                f"{name} never changes alone: {_and(others) if others else 'each time other factors'} changes with it, "
-                "and the effect is of all of them",
-                f"factors.{name}",
-                "run cells that differ in one factor only (left_out may leave them out), or fix the other",
-            )
-        )
-    if not found and len(table) > 1:
-        lonely = [a for a in table if not any(len(d) == 1 for x, y, d in apart if a in (x, y))]
-        for cell in lonely:
-            level = ", ".join(f"{name}={text.strip(chr(34))}" for name, text in cell.items())
-            near = min((d for x, y, d in apart if cell in (x, y)), key=len)
-            found.append(
-                Objection(
-                    "refuse",
-                    f"cell {level} differs from every other cell in {_and(near)} at once: it compares with none",
-                    "left_out",
-                    "run the cell between, or leave this one out",
-                )
-            )
+        if len(always) > 1 and name not in said:
+            said |= always
+            others = _and(n for n in names if n in always and n != name)
+            what = f"{name} never changes alone: {others} changes with it, and the effect is of both"
+            cure = "run cells that differ in one of them only (does left_out leave them out?), or fix one"
+            found.append(Objection("refuse", what, f"factors.{name}", cure))
+    cure = "run cells that differ in one factor only, or leave out those that differ in several"
+    key = "left_out" if design.experiment.left_out else "factors"
+    for cell in table if not found else ():
+        near = [different for a, b, different in apart if cell in (a, b)]
+        if near and min(map(len, near)) > 1:
+            said |= set(names)
+            level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
+            what = f"cell {level} differs from every other in {_and(min(near, key=len))} at once: it compares with none"
+            found.append(Objection("refuse", what, key, cure))
+    found += [
+        Objection("refuse", f"no two cells differ in {name} alone: it compares with nothing", key, cure)
+        for name in names
+        if name not in said
+    ]
     return found
 
 
@@ -385,7 +378,7 @@ def devices(design: Design) -> list[Objection]:
         found.append(
             Objection("warn", what, "runs.device", "--machine FILE or --profile NAME for the machine it runs on")
         )
-    on_cpu = sizes if not design.gpus else {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
+    on_cpu = {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
     if design.cores and on_cpu and max(on_cpu) > design.cores:
         what = f"{max(on_cpu)} ranks on {design.cores} cores are oversubscribed: that checks correctness, not speed"
         found.append(Objection("warn", what, "factors.layout", f"read no scaling from above {design.cores} ranks"))
