@@ -43,7 +43,7 @@ ROOMS_OF = {
     "unit/test_doctor_": ["diagnosis"],
     "unit/test_download.py": ["corpus"],
     "unit/test_figures.py": ["report"],
-    "unit/test_ingest.py": ["analysis"],
+    "unit/test_ingest": ["analysis"],
     "unit/test_losses.py": ["models"],
     "unit/test_objectives": ["models", "training", "evaluation"],
     "unit/test_packaging.py": ["verbs"],

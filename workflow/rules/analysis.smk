@@ -20,6 +20,7 @@ rule ingest:
     input:
         table="results/experiments/{experiment}/runs.json",
         runs=lambda w: run_files([w.experiment]),
+        external=lambda w: external_files(w.experiment),
         benchmarks=benchmark_files,
         code=lambda w: code_of("ingest"),
     output:

@@ -124,6 +124,14 @@ def run_files(experiments):
     return [done(run_id) for run_id in settings.all_runs(experiments)]
 
 
+def external_files(experiment):
+    """Records of other programs' runs that the experiment shows: their logs are there, no rule makes them."""
+    return [
+        f"results/runs/{run['run_id']}/run.json"
+        for run in settings.external(experiment)
+    ]
+
+
 def table_files(experiments):
     return [f"results/tables/{e}/runs.parquet" for e in experiments]
 

@@ -45,6 +45,12 @@ class Steps:
         """For each of `numbers`: has every rank of its attempt's world size reported it?"""
         return np.bincount(self._place, minlength=len(self.numbers)) == self.largest("world_size")
 
+    def tokens_per_s(self) -> float | None:
+        """Positions computed on over time, all ranks and complete steps together; None where there are none."""
+        times = self.largest("step_s")
+        timed = self.whole() & (times > 0)
+        return float(self.sums("total_tokens")[timed].sum() / times[timed].sum()) if timed.any() else None
+
 
 def complete_steps(steps: Steps) -> int:
     """Number of steps that have a row of every rank."""
@@ -53,13 +59,14 @@ def complete_steps(steps: Steps) -> int:
 
 def check(
     run: Row, raw: Steps, steps: Steps, events: list[Row], changed: list[str] = (), trouble: str | None = None,
-    copies: list[str] = (),
+    copies: list[str] = (), doubts: list[str] = (),
 ) -> tuple[str, str]:  # fmt: skip
     """(validity, reasons parted by "; ").
 
     `raw` are all step rows of all attempts, `steps` the merged ones; `changed` names logs that differ from their sealed
-    hash, `trouble` says what is wrong with run.json, `copies` which logs are the same file twice. Invalid: a number
-    from this run would be wrong. Suspect: it may be right, and somebody should look.
+    hash, `trouble` says what is wrong with run.json, `copies` which logs are the same file twice, `doubts` what another
+    program states and should not. Invalid: a number from this run would be wrong. Suspect: it may be right, and
+    somebody should look.
     """
     invalid, suspect = [], []
     if trouble:
@@ -84,6 +91,7 @@ def check(
         invalid += _too_good(run, steps)
     invalid += _world(run, events)
     invalid += copies
+    suspect += doubts
     suspect += _monotone(raw)
     suspect += _apart(raw)
     suspect += _event_order(run, events)
@@ -143,11 +151,9 @@ def _too_good(run: Row, steps: Steps) -> list[str]:
     found = []
     if (steps["step_s"] <= 0).any():
         found.append("a step that took no time")
-    times, tokens = steps.largest("step_s"), steps.sums("total_tokens")
-    timed = steps.whole() & (times > 0)
-    peak, flops = run.get("peak_flops"), run.get("flops_per_token")
-    if peak and flops and run.get("world_size") and timed.any():
-        share = tokens[timed].sum() * flops / (times[timed].sum() * peak * run["world_size"])
+    peak, flops, rate = run.get("peak_flops"), run.get("flops_per_token"), steps.tokens_per_s()
+    if peak and flops and rate and run.get("world_size"):
+        share = rate * flops / (peak * run["world_size"])
         if share > 1:
             found.append(f"MFU of {100 * share:.0f} %: more than the devices can do")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import compliance, tables
+from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.kept import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
@@ -160,6 +160,7 @@ def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),
+        doubts=[] if record is None or not row["external"] else external.doubts(record, row, whole.tokens_per_s()),
     )
     return {
         "runs": tables.of_rows("runs", [row]),

@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import logs
+from tokenscale.analysis import external, logs
+from tokenscale.analysis.computing import FLOPS, peak_columns
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest
-from tokenscale.costs.peaks import peak_of
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.data import StorageSettings
@@ -20,20 +20,13 @@ from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings
 
 Row = dict[str, Any]
 
-#: convention, as a record names it → column
-FLOPS = {
-    "full": "flops_per_token",
-    "causal": "flops_per_token_causal",
-    "hardware": "flops_per_token_hardware",
-}
-NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
-
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     cell = dotted(entry.get("cell") or {})
     row: Row = {
         "experiment": experiment,
         "run_id": entry["run_id"],
+        "external": bool(entry.get("external")),
         "cell": ", ".join(f"{k}={_text(v)}" for k, v in cell.items()),
         "repeat": entry.get("repeat"),
         "position": entry.get("position"),
@@ -59,6 +52,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "seal": record.get("seal"),
         **_inputs(record),
     }
+    if isinstance(record.get("external"), dict):
+        return row | external.columns(record, row)
     run = _run(record.get("run"))
     shape = _shape(run, row["parameters"])
     row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
@@ -125,14 +120,10 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     stated = _stated_flops(record)
     counted = {} if shape is None else _counted_flops(run, shape)
     number = record.get("number_format") or (None if run is None else _number_format(run))
-    peak = peak_of(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
-    flops = peak and getattr(peak, number)
     return {
         **{column: counted.get(name, stated.get(name)) for name, column in FLOPS.items()},
         "flops_per_token_stated": stated.get("full"),
-        "number_format": number,
-        "peak_flops": None if flops is None else flops * 1e12,
-        "peak_source": None if flops is None else peak.source,
+        **peak_columns(row, number),
     }
 
 

@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, str]] = {
     "runs": {
         "experiment": "VARCHAR",
         "run_id": "VARCHAR",
+        "external": "BOOLEAN",  # another program's run, which states its settings itself
         "cell": "VARCHAR",  # the factors and their levels, as text
         "repeat": "INTEGER",
         "position": "INTEGER",  # place in the randomised order
@@ -90,6 +91,7 @@ TABLES: dict[str, dict[str, str]] = {
         "flops_per_token": "DOUBLE",
         "flops_per_token_causal": "DOUBLE",
         "flops_per_token_hardware": "DOUBLE",
+        "mfu_stated": "DOUBLE",  # as another program's run says it itself, a share of 1
         "flops_per_token_stated": "DOUBLE",
         "number_format": "VARCHAR",  # of matrix products: bf16, fp16, fp32, fp8
         "peak_flops": "DOUBLE",  # FLOP/s of one device in that format; null on a CPU and where nobody knows it

@@ -13,7 +13,7 @@ from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
 from tokenscale.settings import machine, validate
 from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.experiments import Experiment, Run, cells, matches, merge, order, set_dotted
+from tokenscale.settings.experiments import EXTERNAL, Experiment, Run, cells, matches, merge, order, set_dotted
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
@@ -75,6 +75,7 @@ class Config:
         }
         for name, corpus in self.corpora.items():
             validate.check_problems(corpus.source.problems(), file=file, key=f"corpora.{name}.source")
+        self.root = Path(root)
         self.machine = machine.load(self.settings.machine, root)
         self.tokenizers = {
             name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
@@ -314,8 +315,30 @@ class Config:
                     "run": to_dict(r.settings),
                 }
                 for r in self.runs(name)
-            ],
+            ]
+            + self.external(name),
         }
+
+    def external(self, name: str) -> list[dict[str, Any]]:
+        """Lines of the run table for runs of other programs: those whose logs are there, in the order of their names.
+
+        Raises UserError for a pattern of folders that are not theirs, and where one folder would be two runs.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for number, group in enumerate(self.experiment(name).external):
+            where = {"file": f"{self.settings.experiments_folder}/{name}.yaml", "key": f"external[{number}].runs"}
+            if not group.runs.startswith(EXTERNAL) or "/" in group.runs:
+                raise UserError(
+                    "runs of other programs say so by the names of their folders.",
+                    **where, found=group.runs, expected=f"a name or pattern that begins with {EXTERNAL}",
+                )  # fmt: skip
+            folders = sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))
+            for repeat, path in enumerate(folders):
+                run_id = path.parent.name
+                if run_id in found:
+                    raise UserError("two patterns name the same run.", **where, run=run_id)
+                found[run_id] = {"run_id": run_id, "external": True, "cell": group.cell, "repeat": repeat}
+        return list(found.values())
 
 
 def benchmark_stores(settings: Any) -> list[StoreSettings]:

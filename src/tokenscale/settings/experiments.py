@@ -21,6 +21,9 @@ COMPARISONS = (
     ("packed", "padding-free"),
 )
 
+#: how names of other programs' runs begin, so that nobody takes one for ours
+EXTERNAL = "external-"
+
 
 @dataclass(frozen=True)
 class DataBenchmark:
@@ -54,6 +57,16 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class External:
+    """Runs of another program that stand beside ours, from the logs that it wrote (records/external.py)."""
+
+    __pydantic_config__ = STRICT
+
+    runs: str = option(description="their folders in results/runs: a name, or a pattern such as `external-trainer-*`")
+    cell: dict[str, Any] = option(dict, "dotted key → level: their place among the factors, all of them repeats of it")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One file in config/experiments, after its scale's overlay."""
 
@@ -73,6 +86,7 @@ class Experiment:
     canary: Canary | None = option(
         None, "further repeats of one cell, spread over the order: the noise floor and the drift of the campaign"
     )
+    external: tuple[External, ...] = option(tuple, "runs of other programs, shown beside ours and marked so")
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
     figures: tuple[str, ...] = option(tuple, "figures of its page")
     scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")

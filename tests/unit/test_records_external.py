@@ -1,0 +1,224 @@
+"""Any training loop can join: its log, its columns, and what it states that does not hold."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import logs
+from tests.unit.test_ingest import rows
+from tokenscale import cli
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import query
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.records.external import ExternalRun
+from tokenscale.settings.config import Config
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.presets import PRESETS
+
+FACTS = {"approach": "my loop", "steps": 4, "global_batch": 8, "sequence_length": 64}
+LOOPS = Path(__file__).parent / "loops"
+
+
+def train(folder, done=4, ranks=1, fails_at=None, **facts):
+    """What a loop of somebody else's leaves."""
+    for rank in range(ranks):
+        with ExternalRun(folder, **FACTS | facts, rank=rank, world_size=ranks) as run:
+            for step in range(done):
+                with run.waiting():
+                    pass
+                if step == fails_at:
+                    raise RuntimeError("out of memory")
+                share = 8 // ranks
+                run.step(loss_sum=2.0 * 60 * share, useful_tokens=60 * share, total_tokens=64 * share, rows=share)
+            with run.paused():
+                if rank == 0:
+                    run.validation(loss_sum=100.0, useful_tokens=50, rows=1)
+
+
+def tables(root: Path, runs=(), **cell) -> Path:
+    """Of ours and all that are external."""
+    table = logs.write_table(root / "runs.json", list(runs))
+    content = json.loads(table.read_text())
+    found = sorted((root / "runs").glob("external-*/run.json"))
+    content["runs"] += [
+        {"run_id": path.parent.name, "external": True, "cell": cell, "repeat": number}
+        for number, path in enumerate(found)
+    ]
+    write_json(table, content)
+    ingest(table, root / "runs", root / "tables")
+    return root / "tables"
+
+
+def test_a_foreign_loop_is_in_the_same_tables_and_marked(tmp_path):
+    ours = logs.settings()
+    logs.write_run(tmp_path / "runs", ours)
+    train(tmp_path / "runs/external-mine-0", ranks=2, model="gpt2", corpus="wiki", seed=3)
+    found = {row["run_id"]: row for row in rows(tables(tmp_path, [ours]), "runs")}
+    row = found["external-mine-0"]
+    assert (row["external"], found[ours.identity]["external"]) == (True, False)
+    assert (row["validity"], row["reasons"]) == ("valid", "")
+    assert (row["approach"], row["series"], row["world_size"], row["model"]) == ("my loop", "my loop", 2, "gpt2")
+    assert row["science"] != found[ours.identity]["science"] and row["flops_per_token"] is None
+    throughput = query("throughput", tmp_path / "tables", warmup_steps=1).set_index("run_id")
+    assert throughput.loc["external-mine-0", "useful_tokens"] == 3 * 60 * 8
+    assert throughput.loc["external-mine-0", "total_tokens"] == 3 * 64 * 8
+    assert list(query("validation", tmp_path / "tables").query("run_id == 'external-mine-0'")["loss"]) == [2.0]
+
+
+def test_pauses_are_no_part_of_a_step_and_waits_are(tmp_path, monkeypatch):
+    clock = iter(float(n) for n in range(1000))
+    monkeypatch.setattr("tokenscale.records.external.time.monotonic", lambda: next(clock))
+    with ExternalRun(tmp_path / "external-a", **FACTS) as run:
+        began = run._last
+        with run.paused():
+            next(clock)
+        with run.waiting():
+            next(clock)
+        run.step(loss_sum=1.0, useful_tokens=1, total_tokens=1, rows=8)
+        ended = run._last
+    (line,) = (tmp_path / "external-a/attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
+    step = json.loads(line)
+    assert step["step_s"] == ended - began - 2 and step["data_wait_s"] == 2 and step["step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"steps": 5}, "4 of 5 steps are in the logs of all ranks"),
+        ({"global_batch": 16}, "ranks hold 8 rows at step 0, the global batch is 16"),
+        ({"sequence_length": 32}, "ranks report 512 tokens at step 0, 8 rows of 32 hold at most 256"),
+    ],
+)
+def test_a_foreign_log_is_checked_as_ours_are(tmp_path, facts, reason):
+    train(tmp_path / "runs/external-mine-0", **facts)
+    (row,) = rows(tables(tmp_path), "runs")
+    assert row["validity"] == "invalid" and reason in row["reasons"]
+
+
+def test_a_loop_that_fails_says_so(tmp_path):
+    with pytest.raises(RuntimeError):
+        train(tmp_path / "runs/external-mine-0", fails_at=2)
+    (row,) = rows(tables(tmp_path), "runs")
+    assert (row["status"], row["validity"], row["steps_seen"]) == ("failed", "invalid", 2)
+
+
+def test_facts_of_another_type_count_as_not_stated(tmp_path):
+    train(tmp_path / "runs/external-mine-0", seed="three", parameters=True, shape={"layers": "many"}, mfu="high")
+    (row,) = rows(tables(tmp_path), "runs")
+    assert row["validity"] == "valid"
+    assert [row[key] for key in ("seed", "parameters", "flops_per_token", "mfu_stated")] == [None] * 4
+
+
+def wrapped(tmp_path, **facts):
+    """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid.
+
+    161,853.91 tokens/s, 9.26 GFLOP a token and an MFU of 37.89 % were reported; the formula has 7.65 GFLOP.
+    """
+    shape = to_dict(PRESETS["llama-1.4b-nemo"])
+    folder = tmp_path / "runs/external-study-0"
+    length, batch = 2048, 32
+    with ExternalRun(
+        folder, approach="padded", steps=3, global_batch=batch, sequence_length=length, world_size=1,
+        device="NVIDIA GH200 120GB", number_format="bf16", shape=shape, **facts,
+    ) as run:  # fmt: skip
+        for _ in range(3):
+            run.step(
+                loss_sum=1.0, useful_tokens=1, total_tokens=batch * length, rows=batch, step_s=batch * length / 40463.5
+            )
+    (row,) = rows(tables(tmp_path), "runs")
+    return row
+
+
+def test_flops_that_a_wrapper_inflated_are_named(tmp_path):
+    row = wrapped(tmp_path, flops_per_token=9.26e9)
+    assert row["validity"] == "suspect"
+    assert row["reasons"].startswith("it states FLOPs per token 1.21 × the formula's: the input embedding was counted")
+    assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
+
+
+def test_an_mfu_that_a_wrapper_inflated_is_named(tmp_path):
+    row = wrapped(tmp_path, mfu=0.3789)
+    assert "its MFU of 37.89 % implies FLOPs per token 1.21 × the formula's: the input embedding" in row["reasons"]
+
+
+def test_flops_of_the_formula_are_not(tmp_path):
+    row = wrapped(tmp_path, flops_per_token=7.65e9, mfu=0.3130)
+    assert (row["validity"], row["reasons"]) == ("valid", "")
+
+
+def test_mistakes_of_a_user_are_said(tmp_path):
+    with pytest.raises(UserError, match="says so by its name"):
+        ExternalRun(tmp_path / "mine", **FACTS)
+    with pytest.raises(UserError, match="says nothing to a table"):
+        ExternalRun(tmp_path / "external-mine", **FACTS, colour="blue")
+    train(tmp_path / "external-mine")
+    with pytest.raises(UserError, match="logged already"):
+        train(tmp_path / "external-mine")
+    train(tmp_path / "external-mine", attempt=1)
+
+
+def test_logging_needs_no_torch():
+    code = (
+        "import sys; import tokenscale.records.external; assert not {'torch', 'pyarrow', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+EXPERIMENT = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}
+
+
+def config(root, external) -> Config:
+    (root / "config/experiments").mkdir(parents=True, exist_ok=True)
+    write_json(root / "config/experiments/one.yaml", EXPERIMENT | {"external": external})
+    values = {
+        "scale": "demo",
+        "experiments": ["one"],
+        "corpora": {"a": {"source": {"kind": "docstrings"}}},
+        "tokenizers": {"b": {"kind": "bpe", "corpus": "a", "vocabulary_size": 300}},
+    }
+    return Config(values, root=root)
+
+
+def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
+    for name in ("external-b-1", "external-b-0", "external-c"):
+        train(tmp_path / "results/runs" / name)
+    (tmp_path / "results/runs/external-b-2").mkdir()  # nothing logged yet
+    cell = {"approach": "Trainer"}
+    found = config(tmp_path, [{"runs": "external-b-*", "cell": cell}, {"runs": "external-c"}]).table("one")["runs"]
+    assert found[-3:] == [
+        {"run_id": "external-b-0", "external": True, "cell": cell, "repeat": 0},
+        {"run_id": "external-b-1", "external": True, "cell": cell, "repeat": 1},
+        {"run_id": "external-c", "external": True, "cell": {}, "repeat": 0},
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["packed-*", "external-../x", "*"])
+def test_patterns_of_other_folders_are_refused(tmp_path, pattern):
+    with pytest.raises(UserError, match="names of their folders"):
+        config(tmp_path, [{"runs": pattern}]).table("one")
+
+
+def test_a_run_in_two_places_is_refused(tmp_path):
+    train(tmp_path / "results/runs/external-b-0")
+    with pytest.raises(UserError, match="two patterns name the same run"):
+        config(tmp_path, [{"runs": "external-*"}, {"runs": "external-b-0"}]).table("one")
+
+
+@pytest.mark.parametrize("loop", ["transformers", "accelerate"])
+def test_loops_of_other_libraries_join(tmp_path, loop):
+    pytest.importorskip(loop)
+    folder = tmp_path / "runs" / f"external-{loop}-0"
+    subprocess.run([sys.executable, str(LOOPS / f"{loop}_loop.py"), str(folder)], check=True, timeout=300)
+    found = tables(tmp_path)
+    (row,) = rows(found, "runs")
+    assert (row["validity"], row["steps_seen"], row["world_size"]) == ("valid", 6, 1), row["reasons"]
+    assert row["flops_per_token"] > 6 * 10_000
+    (speed,) = query("throughput", found, warmup_steps=1).to_dict("records")
+    assert speed["useful_tokens"] == 5 * 4 * 31 and speed["total_tokens"] == 5 * 4 * 32
+    (loss,) = query("loss", found).query("step == 5")["loss"]
+    assert 0 < loss < 6
+    assert cli.main(["status"]) == 0
