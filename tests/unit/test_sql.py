@@ -11,8 +11,9 @@ import pytest
 from tests import logs
 from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.queries import PARAMETERS, connect, definition, query
+from tokenscale.analysis.queries import PARAMETERS, VIEWS, connect, definition, query
 from tokenscale.errors import UserError
+from tokenscale.settings import closure
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.layout import LayoutSettings
 
@@ -361,6 +362,10 @@ def test_every_file_is_a_query_that_defines_itself_orders_all_rows_and_averages_
 def test_the_reader_of_the_files_knows_a_rate_that_is_averaged(rate):
     assert RATE_AVERAGED.search(f"SELECT {rate} FROM t")
     assert not RATE_AVERAGED.search("SELECT median(g.step_s), sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s")
+
+
+def test_views_are_in_the_closure_of_whoever_asks_a_query():
+    assert set(VIEWS) == closure.VIEWS <= PARAMETERS.keys()
 
 
 def test_a_parameter_that_has_no_value_by_default_is_said_in_words():
