@@ -231,6 +231,7 @@ STRONG = replace(FLAT, global_rows=8)
         ([Point(2, 1.0), Point(2, 1.1)], FLAT, "world size 2"),
         ([Point(1, 0.0), Point(2, 1.0)], FLAT, "times make no sense"),
         ([Point(1, float("nan")), Point(2, 1.0)], FLAT, "times make no sense"),
+        ([Point(1, float("inf")), Point(2, 1.0)], FLAT, "times make no sense"),
         ([Point(1, 1.0, waited_s=1.5), Point(2, 1.0)], FLAT, "times make no sense"),
         ([Point(1, 1.0), Point(2, 1.0)], replace(FLAT, model_ranks=2), "a multiple of 2"),
     ],

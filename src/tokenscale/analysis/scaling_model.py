@@ -403,7 +403,7 @@ def _check(points: Sequence[Point], work: Work) -> None:
             next="run the experiment at a second world size (`layout.data` among its factors)",
         )
     for p in points:
-        if not (math.isfinite(p.step_s) and p.step_s > 0 and 0 <= p.waited_s < p.step_s):
+        if not 0 <= p.waited_s < p.step_s < math.inf:
             raise UserError(
                 "a run's times make no sense.",
                 run=f"world size {p.world_size}: a step of {p.step_s:g} s, {p.waited_s:g} s of it waiting for data",

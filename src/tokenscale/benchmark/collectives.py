@@ -3,8 +3,8 @@
 In each round every collective of every size has its turn, from another place in the order, so that drift of the machine
 falls on all alike. One time is that of several calls in a row, over the calls, of the slowest rank. From the medians
 over rounds follow alpha (seconds a hop) and beta (seconds a byte) of `costs.communication`; from each round alone,
-their spread. Gloo on CPUs, NCCL on GPUs. Started alone it starts its ranks on this machine; under torchrun or srun it
-is one of them.
+their spread. Gloo on CPUs, NCCL on GPUs. Started alone it starts its ranks on this machine; under torchrun it is one of
+them.
 """
 
 import json
