@@ -87,6 +87,72 @@ def test_a_silent_one_is_called_so(results, capsys):
         assert "silent for 12 min" in said(capsys)
 
 
+def logged(folder, rank=0, steps=5, step_s=0.5, useful=1000, end=b""):
+    path = folder / f"attempt=00/rank={rank:05d}/steps.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    lines = [{"step": n, "step_s": 9.0 if n == 0 else step_s, "useful_tokens": useful} for n in range(steps)]
+    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + end)
+
+
+def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
+    """The slower of two ranks counts, and tokens of both; the first step does not, nor one that a rank is at."""
+    folder = made(results, ago=2, step=4, steps=400, loss=4.0, state="running")
+    logged(folder, 0)
+    logged(folder, 1, steps=4, step_s=0.8, useful=600, end=b'{"step": 4, "step')
+    with locked(folder, "it"):
+        text = said(capsys).replace("\n" + " " * 11, " ")
+        found = only(results)
+    assert "step 4 of 400, loss 4.0000, 2,000 useful tokens/s, 5 min 16 s to go" in " ".join(text.split())
+    assert (found.step_s, found.useful_tokens_per_s, found.left_s) == (0.8, 2000.0, pytest.approx(316.8))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"rubbish\n[1]\n", b'{"step":1}\n', b'{"step":1,"step_s":0,"useful_tokens":1}\n']
+)
+def test_a_log_that_says_no_pace_is_no_error(results, capsys, content):
+    folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
+    logged(folder, steps=0, end=content)
+    with locked(folder, "it"):
+        assert "step 1 of 400, loss 4.0000, under 1 s ago" in said(capsys)
+
+
+def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
+    folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
+    logged(folder, steps=2000)
+    logged(folder, 1, steps=2000, end=b"")
+    monkeypatch.setattr(runs.pace.__globals__["json"], "loads", counting := Counting())
+    assert runs.pace(folder / "attempt=00").step_s == 0.5
+    assert counting.calls < 2500
+
+
+class Counting:
+    def __init__(self):
+        self.calls, self.loads = 0, json.loads
+
+    def __call__(self, text):
+        self.calls += 1
+        return self.loads(text)
+
+
+def test_watching_without_a_terminal_is_plain_and_ends_at_an_interrupt(results, capsys, monkeypatch):
+    made(results, ago=900, step=24, steps=24)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenscale.diagnosis.overview.time.sleep", sleep)
+    assert cli.main(["status", "--watch", "3"]) == 0
+    text = capsys.readouterr().out
+    assert waits == [3.0, 3.0] and text.count("runs   1 under results/runs") == 2 and "\x1b" not in text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    waits.clear()
+    assert cli.main(["status", "--watch"]) == 0
+    assert waits == [5.0, 5.0] and capsys.readouterr().out.startswith("\x1b[H")
+
+
 def test_before_its_first_step_it_has_no_progress(results, capsys):
     with locked(made(results, ago=3), "it"):
         assert f"running  {RUN}  attempt=00  before its first step, 3 s ago" in said(capsys)

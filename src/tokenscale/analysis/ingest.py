@@ -129,6 +129,8 @@ def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
     record, sealed, trouble = _record(folder / "run.json")
     row = run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
+    if row["external"]:
+        row["series"] += " (external)"  # what every figure and table calls it
     row |= launches(folder)
     if record is None and not trouble:
         row |= {"validity": "missing", "reasons": "not started, or its folder is elsewhere (no run.json)"}

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import textwrap
 import time
 from collections import Counter
@@ -44,7 +45,7 @@ class Overview:
             "unix_s": round(self.unix_s, 3),
             "slurm": {"here": self.queue.here, "problem": self.queue.problem or None, "jobs": jobs},
             "snakemake_runs_here": self.attended,
-            "runs": [asdict(run) for run in self.runs],
+            "runs": [{**asdict(run), "left_s": run.left_s} for run in self.runs],
         }
         return json.dumps(content, indent=2)
 
@@ -100,6 +101,8 @@ class Overview:
         else:
             at = f"step {run.step:,}" + (f" of {run.steps:,}" if run.steps else "")
             at += f", loss {run.loss:.4f}" if run.loss is not None else ""
+            at += f", {run.useful_tokens_per_s:,.0f} useful tokens/s" if run.useful_tokens_per_s else ""
+            at += f", {duration(run.left_s)} to go" if run.left_s else ""
         if run.written_unix_s is None:
             return at
         silent = run.silent_s(self.unix_s)
@@ -164,6 +167,22 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(
         text, max(width, 60), subsequent_indent=f"{indent}      ", break_long_words=False, break_on_hyphens=False
     )
+
+
+def watch(every_s: float, folder: Path = Path()) -> None:
+    """Show it again and again until somebody interrupts: redrawn in a terminal, else one below the other."""
+    terminal = sys.stdout.isatty()
+    try:
+        while True:
+            found = overview(folder)
+            clock = f"{datetime.fromtimestamp(found.unix_s):%Y-%m-%d %H:%M:%S}, every {duration(every_s)}; Ctrl-C ends"
+            text = f"{clock}\n\n{found.render(terminal_width())}\n"
+            # from the top left, each line to its end, then whatever is below: nothing flickers
+            shown = "\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J" if terminal else text
+            print(shown, end="" if terminal else "\n", flush=True)
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        print()
 
 
 def terminal_width() -> int:

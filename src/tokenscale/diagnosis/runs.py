@@ -9,10 +9,11 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.diagnosis.pace import pace
 from tokenscale.diagnosis.queue import QueuedJob
 from tokenscale.errors import UserError
 from tokenscale.launch.hints import Hint, hint
@@ -33,7 +34,8 @@ TAIL_BYTES = 200_000
 class RunState:
     """One run. `state`: complete, diverged, running, waiting, interrupted, failed. `attempt`: the newest, if any.
 
-    `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `hint` says why it failed.
+    `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s` and
+    `useful_tokens_per_s`: its pace just now, of a running run alone. `hint` says why it failed.
     """
 
     id: str
@@ -43,8 +45,17 @@ class RunState:
     steps: int | None = None
     loss: float | None = None
     written_unix_s: float | None = None
+    step_s: float | None = None
+    useful_tokens_per_s: float | None = None
     job: str | None = None
     hint: Hint | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of training to go, at this pace."""
+        if self.step_s is None or self.step is None or not self.steps:
+            return None
+        return max(0, self.steps - self.step) * self.step_s
 
     def silent_s(self, now: float) -> float | None:
         """Seconds without a sign of life, of a running run that has been silent for long."""
@@ -92,7 +103,8 @@ def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunS
         return RunState(**known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome))
     ended = status.get("state", "running") != "running"  # its own last word
     if job is not None or (not ended and _alive(folder, written, now)):
-        return RunState(**known, state="running")
+        now_at = pace(folder / f"attempt={attempt:02d}") if attempt is not None else None
+        return RunState(**known, **(asdict(now_at) if now_at else {}), state="running")
     found = None if ended else hint(*map(tail, logs(results, folder.name, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 

@@ -20,6 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="what failed and why, by a log of Snakemake's; by default that of its last call in this folder",
     )
+    asked.add_argument(
+        "--watch",
+        nargs="?",
+        const=5.0,
+        type=float,
+        metavar="SECONDS",
+        help="the queue and the runs again and again, every 5 seconds if not told otherwise, until Ctrl-C",
+    )
     parser.add_argument("--profile", metavar="FOLDER", help="Snakemake's profile, for --stale")
     parser.add_argument("--json", action="store_true", help="the queue and the runs as JSON")
 
@@ -35,6 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
 
         if text := failed.failed(Path(arguments.failed) if arguments.failed else None):
             print(text)
+    elif arguments.watch is not None:
+        from tokenscale.diagnosis import overview
+
+        overview.watch(max(1.0, arguments.watch))
     else:
         from tokenscale.diagnosis import overview
 
