@@ -183,8 +183,17 @@ def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_pat
         project(tables_of(runs([1, 2])), collectives=[tmp_path / "none.json"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--backtest", "--tables", "x"], ["--tables", "x", "--world-sizes", "0"]])
-def test_options_that_say_nothing_or_too_much_are_refused(arguments, capsys):
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "one of the arguments --tables --backtest is required"),
+        (["--backtest", "--tables", "x"], "not allowed with argument"),
+        (["--tables", "x", "--world-sizes", "2,0"], "'0' is no whole number of at least 1"),
+        (["--tables", "x", "--world-sizes", "2;4"], "'2;4' is no whole number"),
+        (["--tables", "x", "--ranks-per-node", "0"], "'0' is no whole number"),
+    ],
+)
+def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         main(["predict", *arguments])
-    assert "usage: python -m tokenscale predict" in capsys.readouterr().err
+    assert said in capsys.readouterr().err

@@ -114,10 +114,13 @@ def _runs(tables: Path) -> pd.DataFrame:
     connection = connect(tables)
     try:
         runs = connection.execute("SELECT * FROM runs WHERE validity IN ('valid', 'suspect')").df()
-        steps = connection.execute("SELECT * FROM steps_global WHERE step_s IS NOT NULL").df()
+        steps = connection.execute(
+            "SELECT run_id, step_s, coalesce(data_wait_s, 0) AS data_wait_s, useful_tokens FROM steps_global "
+            "WHERE step_s IS NOT NULL AND attempt_step >= ? ORDER BY run_id, step",
+            [WARMUP_STEPS],
+        ).df()
     finally:
         connection.close()
-    steps = steps[steps["attempt_step"] >= WARMUP_STEPS].assign(data_wait_s=lambda s: s["data_wait_s"].fillna(0.0))
     means = steps.groupby("run_id")[["step_s", "data_wait_s", "useful_tokens"]].mean()
     found = runs.merge(means.rename(columns={"data_wait_s": "waited_s"}).reset_index(), on="run_id")
     if found.empty:

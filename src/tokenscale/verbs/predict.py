@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sweep", action="store_true", help="with --backtest: the link from published all-reduces")
     parser.add_argument("--world-sizes", type=_sizes, metavar="N,N,…", help="default 1, 2, 4, … 1024")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: what the runs' launcher says, else 1")
+    parser.add_argument(
+        "--ranks-per-node", type=_one, metavar="N", help="default: what the runs' launcher says, else 1"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -45,8 +47,11 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n\n".join(projection.words(one) for one in found))
 
 
+def _one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
 def _sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",")]
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a world size is at least 1")
-    return sorted(set(sizes))
+    return sorted({_one(part) for part in text.split(",")})
