@@ -18,6 +18,9 @@ Step times alone cannot tell a slow link from an exchange that backward hides ba
 the part that is not hidden, and the tail (what is exchanged after backward has ended) is known and not fitted.
 Two world sizes bear two constants and no more: terms are taken in the order above as long as the fitted sizes can tell
 them apart. The other sets of terms that fit as well are not forgotten, they make the band.
+
+What is hidden is a constant part of the exchange, not what fits beside backward: where backward shrinks, as in strong
+scaling, less is hidden than the model has it. Tiers of a network beyond the fitted sizes are not in it.
 """
 
 import itertools
@@ -209,7 +212,8 @@ def fit_link(
 def fit(points: Sequence[Point], work: Work, links: Links = Links()) -> Fit:  # noqa: B008 - frozen
     """Fit the constants to runs of at least two world sizes.
 
-    Raises UserError where there are fewer, where a time is not above zero, or where the rows do not reach the ranks.
+    Raises UserError where there are fewer, where a time makes no sense, and for a world size that is no multiple of the
+    ranks of one copy of the model.
     """
     points = tuple(sorted(points, key=lambda p: (p.world_size, p.step_s)))
     _check(points, work)
