@@ -1,5 +1,6 @@
 """What is not like for like is not drawn and not compared, and the page says why; what noise, drift and order were."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,28 @@ def test_a_sequence_length_mix_up_is_not_drawn_and_named(mixed_up):
     assert "padding-free, micro_batch=1" not in set(points["series"]) and points["series"].nunique() == 7
     assert "not like for like" in texts
     assert "Not compared: padding-free" in caption and "sequence_length 4096 vs 2048" in caption
+
+
+@pytest.mark.parametrize("name", ["data_stall_share", "loss_over_time"])
+def test_figures_over_approaches_are_guarded_alike(mixed_up, name):
+    _, caption, points = drawn(name, mixed_up)
+    assert "padding-free, micro_batch=1" not in set(points["series"]) and points["series"].nunique() == 7
+    assert "Not compared: padding-free" in caption and "sequence_length 4096 vs 2048" in caption
+
+
+@pytest.mark.parametrize("name", ["parallel_methods", "pipeline_bubble"])
+def test_figures_over_layouts_are_guarded_alike(tmp_path, name):
+    schedules = ("naive", "gpipe", "1f1b")
+    runs = [replace(logs.settings(), layout=LayoutSettings(pipeline=2, schedule=s)) for s in schedules]
+    changed = {run.identity: {"share": 1 + (run.layout.schedule == "1f1b")} for run in runs}
+    tables = made(tmp_path, runs, ("layout.schedule",), changed)
+    for path in (tmp_path / "runs").glob("*/attempt=00/rank=*/steps.jsonl"):
+        steps = [json.loads(line) | {"bubble_s": 0.1} for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
+    _, caption, points = drawn(name, tables)
+    assert len(points) == 2
+    assert "Not compared: layout.data=1, layout.schedule=1f1b" in caption and "runs at once on its node 2 vs 1" in caption
 
 
 def test_a_sequence_length_mix_up_gives_no_ratio_and_the_page_says_why(mixed_up, tmp_path):

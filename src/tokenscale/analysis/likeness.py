@@ -29,7 +29,9 @@ PLACES = {"machine": "machine", "device": "device", "cpu": "CPU", "share": "runs
 #: the same of runs with as many ranks; of others see `report/words.caution`
 RANKS = {"cores": "cores", "threads_per_rank": "threads a rank", "oversubscribed": "oversubscribed"}
 #: what is compared → keys of cells that are its levels
-LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",)}
+LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",), "layout": ("layout",)}
+#: what changes the number of ranks
+RANKS_CHANGE = ("world_size", "layout")
 #: section of a factor's key → columns that follow from it; of other factors the column of their name
 FOLLOWING = {
     "budget": ("positions",),
@@ -56,10 +58,10 @@ class Refusal:
 def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     """Rows of `runs` that no comparison along `factor` may use, with the reasons; nothing where all are like for like.
 
-    `factor` is `approach`, `world_size`, or the dotted key of another factor. Runs that share all other levels of their
-    cells are a group. Where its runs differ in more than the factor, the part with the most levels stays, if there are
-    two of them or more; where two parts are as large, none does. What a run does not record is taken to be as with the
-    others. Runs that are invalid or missing are not asked.
+    `factor` is `approach`, `world_size` (of one layout), `layout`, or the dotted key of another factor. Runs that share
+    all other levels of their cells are a group. Where its runs differ in more than the factor, the part with the most
+    levels stays, if there are two of them or more; where two parts are as large, none does. What a run does not record
+    is taken to be as with the others. Runs that are invalid or missing are not asked.
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
     """
@@ -100,12 +102,12 @@ def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
 def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
     """The columns to hold against each other, with their names."""
     section = factor.split(".")[0]
-    free = {"world_size": ("global_batch", "positions") if _weak(group) else (), "approach": ()}.get(
-        factor, FOLLOWING.get(section, (section,))
-    )
-    if factor in LEVELS and _one_science(group):
+    free = () if factor in LEVELS else FOLLOWING.get(section, (section,))
+    if factor in RANKS_CHANGE and _weak(group):
+        free = ("global_batch", "positions")
+    elif factor in LEVELS and _one_science(group):
         free = ("positions",)  # an equal budget of tokens or seconds is a number of steps for each
-    wanted = {**SETTINGS, **PLACES, **({} if factor == "world_size" else RANKS)}
+    wanted = {**SETTINGS, **PLACES, **({} if factor in RANKS_CHANGE else RANKS)}
     return {column: name for column, name in wanted.items() if column in group and column not in free}
 
 
@@ -174,7 +176,7 @@ def _each(alike: dict[Any, Any], levels: pd.Series) -> tuple[str, ...]:
 def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
     """Runs that agree in all columns but not in the digest of their settings, or of their code and inputs."""
     found = []
-    if factor in LEVELS and not (factor == "world_size" and _weak(group)):
+    if factor in LEVELS and not (factor in RANKS_CHANGE and _weak(group)):
         for repeat, runs in group.groupby("repeat"):
             if runs["science"].nunique() > 1:
                 where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"

@@ -12,11 +12,13 @@ QUERIES = ("stalls", "inventory")
 
 def data(stalls: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """One row a run."""
+    stalls, _ = words.alike(stalls, inventory, "approach")
     return stalls.copy()
 
 
 def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """One row an approach and world size: every run as a dot, the median as a bar."""
+    stalls, refused = words.alike(stalls, inventory, "approach")
     listed = inventory.dropna(subset=["series", "world_size"])
     cells = [
         (name, int(world))
@@ -28,7 +30,7 @@ def draw(stalls: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         made, (axes,) = figure(height=1.2 + 0.36 * max(4, len(cells)))
         axes.set_xlabel("time waiting for the batch / step time (%)")
         if stalls.empty:
-            no_data(axes, f"no data: {words.counted(0, inventory)}")
+            no_data(axes, words.nothing(inventory, refused))
             return made
         for y, (name, world) in enumerate(cells):
             here = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]
@@ -53,6 +55,7 @@ def _ranks(world: int) -> str:
 
 def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the share bounds."""
+    stalls, refused = words.alike(stalls, inventory, "approach")
     text = (
         f"Waiting for the batch over step time, slowest rank, after warm-up; {words.counted(len(stalls), inventory)}. "
     )
@@ -63,11 +66,13 @@ def caption(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
             f"{_ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
             f"{number(worst['largest_gain'])} times as fast (Amdahl). "
         )
+    text += f"{refused} " if refused else ""
     return text + words.kinds([g for _, g in stalls.groupby(["series", "world_size"])["data_stall_share"]])
 
 
 def alt(stalls: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The medians, read aloud."""
+    stalls, _ = words.alike(stalls, inventory, "approach")
     medians = [
         f"{name} {100 * stalls.loc[stalls['series'] == name, 'data_stall_share'].median():.2g} %"
         for name in ordered(stalls["series"])

@@ -12,12 +12,21 @@ QUERIES = ("loss", "validation", "inventory")
 
 def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """Training and validation points of the drawn runs, one below the other."""
+    loss, validation, _ = _alike(loss, validation, inventory)
     columns = ["split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"]
     parts = [
         pd.concat([_drawn(_counted(loss)), _stopped(loss)]).assign(split="training"),
         _drawn(validation).assign(split="validation", stopped=False),
     ]
     return pd.concat(parts, ignore_index=True)[columns]
+
+
+def _alike(
+    loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """See `words.alike`."""
+    loss, refused = words.alike(loss, inventory, "approach")
+    return loss, words.alike(validation, inventory, "approach")[0], refused
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
@@ -41,6 +50,7 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
 
     Right: validation loss, a point a run and time.
     """
+    loss, validation, refused = _alike(loss, validation, inventory)
     train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)
     names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
     with style():
@@ -51,7 +61,7 @@ def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
         right.set_ylabel("validation loss (nats / useful token)")
         for axes, rows in ((left, train), (right, held_out)):
             if rows.empty and (axes is right or stopped.empty):
-                no_data(axes, f"no data: {words.counted(0, inventory)}")
+                no_data(axes, words.nothing(inventory, refused))
                 continue
             for name in sorted(names, key=online):  # the thin dashed lines on top
                 here = rows[rows["series"] == name]
@@ -110,6 +120,7 @@ def _ticks():
 
 def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the lines are, and how many runs carry them."""
+    loss, validation, refused = _alike(loss, validation, inventory)
     train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)["run_id"].nunique()
     listed = inventory.dropna(subset=["series", "world_size"])
     smallest = listed.groupby("series")["world_size"].transform("min")
@@ -132,6 +143,7 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
             f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; after "
             f"the last step it lies between {low:.4f} and {high:.4f} over {len(final)} run{'s' * (len(final) != 1)}. "
         )
+    text += f"{refused} " if refused else ""
     return (
         text
         + "Training losses of approaches that cut documents into rows differently are not over the same rows at a step."
@@ -140,6 +152,7 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
 
 def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """First and last losses, read aloud."""
+    loss, validation, _ = _alike(loss, validation, inventory)
     train = _drawn(_counted(loss))
     texts = []
     for name in ordered(train["series"]):

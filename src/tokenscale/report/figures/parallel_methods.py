@@ -34,6 +34,7 @@ def cells(parallelism: pd.DataFrame) -> list[tuple[str, int, pd.DataFrame]]:
 
 def data(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """The table as numbers: one row a cell, medians over its runs with the ends of their spread."""
+    parallelism, _ = words.alike(parallelism, inventory, "layout")
     columns = ["gpus", "method", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low", "useful_tokens_per_s_high"]
     columns += [
         "memory_bytes",
@@ -57,6 +58,7 @@ def data(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
 
 def table(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> Table:
     """The same as people read it."""
+    parallelism, _ = words.alike(parallelism, inventory, "layout")
     columns = [("GPUs (ranks)", True), ("method", False), ("runs", True), ("useful tokens / s", True)]
     columns += [("memory per device (MB)", True), ("efficiency (%)", True), ("a scaling measurement?", False)]
     columns += [("final loss", True), ("largest loss difference (nats)", True), ("same data", False)]
@@ -108,6 +110,7 @@ def _spreads(parallelism: pd.DataFrame) -> str:
 
 def draw(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Left: useful tokens/s, every run a dot, medians as bars. Right: what the fullest rank holds. One row a cell."""
+    parallelism, refused = words.alike(parallelism, inventory, "layout")
     shown = cells(parallelism)
     with style():
         made, (left, right) = figure(2, height=1.6 + 0.3 * max(4, len(shown)), sharey=True)
@@ -115,7 +118,7 @@ def draw(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         right.set_xlabel("memory of the fullest rank (MB)")
         if not shown:
             for axes in (left, right):
-                no_data(axes, f"no data: {words.counted(0, inventory)}")
+                no_data(axes, words.nothing(inventory, refused))
             return made
         held = False
         for y, (_, world, group) in enumerate(shown):
@@ -171,6 +174,7 @@ def _warning(shown: list[tuple[str, int, pd.DataFrame]]) -> str:
 
 def caption(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What is compared, whether it is a scaling measurement, and whether the losses agree."""
+    parallelism, refused = words.alike(parallelism, inventory, "layout")
     text = (
         "The same run under each method, equal in global batch, learning rate and steps; "
         f"{words.counted(len(parallelism), inventory)}. Each dot is a run, each bar the median of a cell. "
@@ -183,11 +187,13 @@ def caption(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> str:
             "Against the run on one rank of the same repeat, losses differ by at most "
             f"{several['largest_loss_difference'].max():.2g} nats at any step. "
         )
+    text += f"{refused} " if refused else ""
     return text + _spreads(parallelism)
 
 
 def alt(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """Medians, read aloud."""
+    parallelism, _ = words.alike(parallelism, inventory, "layout")
     texts = [
         f"{name} on {world}: {number(group['useful_tokens_per_s'].median())}"
         for name, world, group in cells(parallelism)

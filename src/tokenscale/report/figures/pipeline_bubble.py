@@ -47,6 +47,7 @@ def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> flo
 
 def data(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """The table as numbers: one row a cell, medians over its runs with the ends of their spread."""
+    pipeline, _ = words.alike(pipeline, inventory, "layout")
     columns = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
     columns += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
     columns += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
@@ -64,6 +65,7 @@ def data(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
 
 def table(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Table:
     """The same as people read it."""
+    pipeline, _ = words.alike(pipeline, inventory, "layout")
     columns = [("schedule", False), ("ranks", True), ("micro-batches", True), ("runs", True)]
     columns += [("bubble, measured (%)", True), ("predicted (%)", True), ("useful tokens / s", True)]
     columns += [("speed, × naive", True), ("largest loss difference (nats)", True)]
@@ -101,6 +103,7 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
 
 def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """A panel for each length of pipeline: share of waiting over micro-batches; lines predicted, points measured."""
+    pipeline, refused = words.alike(pipeline, inventory, "layout")
     sizes = sorted(int(p) for p in pipeline["pipeline"].unique())
     with style():
         made, panels = figure(max(1, len(sizes)), height=4.0, sharey=True)
@@ -108,7 +111,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             axes.set_xlabel("micro-batches a step")
         panels[0].set_ylabel("time spent waiting (%)")
         if not sizes:
-            no_data(panels[0], f"no data: {words.counted(0, inventory)}")
+            no_data(panels[0], words.nothing(inventory, refused))
             return made
         shown, labels = cells(pipeline), []
         highest = [max(predicted(*key), group["bubble_share"].max()) for key, group in shown]
@@ -154,6 +157,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
 
 def caption(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What lines and points are, the closed forms, and whether the losses agree."""
+    pipeline, refused = words.alike(pipeline, inventory, "layout")
     text = (
         "Lines: the share of their time that ranks wait by the schedule alone, where stages cost alike, a backward "
         "pass takes twice a forward pass, and transfers nothing. With p ranks, m micro-batches and v stages a rank it "
@@ -168,11 +172,13 @@ def caption(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
             "Against naive with the fewest micro-batches, losses differ by at most "
             f"{pipeline['largest_loss_difference'].max():.2g} nats at any step. "
         )
+    text += f"{refused} " if refused else ""
     return text + _spreads(pipeline)
 
 
 def alt(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """Medians, read aloud."""
+    pipeline, _ = words.alike(pipeline, inventory, "layout")
     texts = [
         f"{name} with {count} micro-batches on {ranks} ranks: {number(100 * rows['bubble_share'].median())} % "
         f"measured, {number(100 * predicted(ranks, name, chunks, count))} % predicted"
