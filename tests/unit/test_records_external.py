@@ -1,6 +1,7 @@
 """Any training loop can join: its log, its columns, and what it states that does not hold."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,16 @@ def test_logging_needs_no_torch():
         "import sys; import tokenscale.records.external; assert not {'torch', 'pyarrow', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_example_of_the_readme(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "ExternalRun" in block)
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    (row,) = rows(tables(tmp_path / "results"), "runs")
+    assert (row["validity"], row["steps_seen"], row["series"]) == ("valid", 20, "my loop (external)"), row["reasons"]
 
 
 EXPERIMENT = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}
