@@ -173,3 +173,14 @@ def test_lengths_of_a_sequence_at_equal_steps_are_unequal_budgets():
     (found,) = refusals(runs, "sequence_length")
     assert found.differs == ("positions trained on 409,600 (sequence_length=512) vs 819,200 (sequence_length=1024)",)
     assert refusals(runs.assign(steps_asked=[200, 100]), "sequence_length") == []
+
+
+def test_layouts_may_differ_in_their_ranks_and_in_nothing_else():
+    degrees = {"further": ("layout.tensor",)}
+    runs = [
+        ("packed", {**degrees, "world_size": n, "cores": n, "layout.tensor": t}) for n, t in ((1, 1), (2, 2), (4, 2))
+    ]
+    assert refusals(table(*runs), "layout") == []
+    runs[2][1]["science"] = "t"
+    (found,) = refusals(table(*runs), "layout")
+    assert "does not name" in found.sentence
