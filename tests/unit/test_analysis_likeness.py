@@ -107,6 +107,13 @@ def test_repeats_of_other_code_are_not_put_together():
     assert set(found.run_ids) == {"run-1", "run-2"} and "different code or inputs" in found.sentence
 
 
+def test_another_release_with_the_same_code_is_no_difference():
+    ours = [
+        (a, {"versions": f'{{"torch":"2.13.0","tokenscale":"{v}"}}'}) for a, v in (("padded", "1"), ("packed", "2"))
+    ]
+    assert refusals(table(*ours), "approach") == []
+
+
 def test_repeats_have_seeds_of_their_own():
     runs = [(a, {"repeat": k, "science": f"{k}"}) for a in ("padded", "packed") for k in range(3)]
     assert refusals(table(*runs), "approach") == []

@@ -122,9 +122,10 @@ def _one_science(group: pd.DataFrame) -> bool:
 
 
 def _facts(row: Any, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Name → value of what a row states, packages among it."""
+    """Name → value of what a row states, packages among it; what is ours is held against by the digest of its code."""
     stated = {name: getattr(row, column) for column, name in wanted.items()}
     packages = json.loads(row.versions) if isinstance(row.versions, str) else {}
+    packages.pop("tokenscale", None)
     return {name: value for name, value in (stated | packages).items() if not pd.isna(value)}
 
 
