@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
+from tests.unit.test_sql_epochs import write_store
 from tokenscale import cli
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis import kept
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.tables import TABLES
+from tokenscale.files import write_json
 
 
 @pytest.fixture
@@ -103,6 +107,25 @@ def test_another_benchmark_leaves_the_runs_unread(lab, read):
     assert read == [] and again == lab.tables("afresh", keep=False)
 
 
+def test_stores_are_listed_and_read_again_when_their_build_is_another(lab, read):
+    store = write_store(lab.root / "web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe", "parts_taken_over": 0})
+    corpus = lab.root / "corpus.json"
+    write_json(corpus, {"splits": {}})
+    call = {"stores": [store], "corpora": [corpus], "kept": lab.root / ".kept"}
+
+    def seconds():
+        ingest(lab.table, lab.root / "runs", lab.root / "tables", **call)
+        return pq.read_table(lab.root / "tables/stores.parquet")["seconds"].to_pylist()
+
+    assert seconds() == [2.0]
+    del read[:]
+    build = store.with_name("build.json")
+    build.write_text(build.read_text().replace("2.0", "33.0"))
+    assert seconds() == [33.0] and read == []
+    store.with_name("build.json").unlink()
+    assert seconds() == [None] and read == []
+
+
 @pytest.mark.parametrize("harm", ["code", "no record", "damaged record", "cut table", "no table"])
 def test_what_was_kept_of_other_code_or_is_damaged_is_made_anew(lab, read, monkeypatch, harm):
     first = lab.tables()
@@ -147,6 +170,12 @@ def test_links_that_cannot_be_made_are_copies(lab, monkeypatch):
     monkeypatch.setattr(kept.os, "link", refuse)
     assert lab.tables("two") == first
     assert lab.tables("three") == first
+
+
+def test_the_workflow_declares_every_table():
+    rules = (Path(__file__).parents[2] / "workflow/rules/common.smk").read_text()
+    declared = re.search(r"TABLES = \[.*?for name in \((.*?)\)", rules, re.S)[1]
+    assert sorted(re.findall(r'"(\w+)"', declared)) == sorted(TABLES)
 
 
 def test_the_verb_keeps_beside_the_tables_and_afresh_reads_all(lab, read, capsys):

@@ -22,6 +22,12 @@ rule ingest:
         runs=lambda w: run_files([w.experiment]),
         external=lambda w: external_files(w.experiment),
         benchmarks=benchmark_files,
+        stores=lambda w: [
+            store_manifest(*store) for store in settings.stores([w.experiment])
+        ],
+        corpora=lambda w: [
+            corpus_manifest(name) for name in settings.corpora_of([w.experiment])
+        ],
         code=lambda w: code_of("ingest"),
     output:
         expand(
@@ -38,4 +44,5 @@ rule ingest:
         "tables of {wildcards.experiment}"
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
+        " --store {input.stores:q} --corpus {input.corpora:q}"
         " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"

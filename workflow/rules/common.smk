@@ -57,7 +57,16 @@ except UserError as error:
 ALL_CORES = 1024
 TABLES = [
     f"{name}.parquet"
-    for name in ("runs", "steps", "events", "spans", "quarantine", "benchmarks")
+    for name in (
+        "runs",
+        "attempts",
+        "steps",
+        "spans",
+        "events",
+        "quarantine",
+        "benchmarks",
+        "stores",
+    )
 ] + ["experiment.json"]
 
 

@@ -13,6 +13,7 @@ from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.kept import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
+from tokenscale.analysis.stores import rows as store_rows
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
 from tokenscale.records import provenance
@@ -34,6 +35,8 @@ def ingest(
     output: Path,
     benchmarks: list[Path] = (),
     *,
+    stores: list[Path] = (),
+    corpora: list[Path] = (),
     kept: Path | None = None,
     threads: int = 1,
 ) -> dict[str, int]:
@@ -41,8 +44,8 @@ def ingest(
 
     `kept` is a folder for the tables of the last ingest: what has not changed since is taken from there, and the
     files have the same bytes. A run without logs is listed as missing; a broken line goes to quarantine. Raises
-    UserError only where the experiment's own table or a benchmark file cannot be read, or where the table lists two
-    runs as the same repeat.
+    UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
+    lists two runs as the same repeat.
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
@@ -53,11 +56,14 @@ def ingest(
     if len(listed) < len(table["runs"]):
         twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]
         raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(sorted(twice)))
-    for path in benchmarks:
-        read_benchmark(path)  # refused before anything is written
-    benchmarks = sorted(benchmarks, key=lambda p: p.name)
+    # refused before anything is written
+    others = {
+        "benchmarks": [row for path in sorted(benchmarks, key=lambda p: p.name) for row in read_benchmark(path)],
+        "stores": store_rows(list(stores), list(corpora)),
+    }
+    builds = [path.with_name("build.json") for path in stores]
     of = {run_id: made_of(runs / run_id, [table["experiment"], entry]) for run_id, entry in listed.items()}
-    before, measured = Kept(kept), stamps(benchmarks)
+    before, measured = Kept(kept), stamps([*benchmarks, *stores, *corpora, *builds])
     if before.is_of(of, measured):
         before.give(output)
         counts = before.counts()
@@ -68,7 +74,7 @@ def ingest(
 
         # closed here: were an abandoned one collected in a thread that is starting, the two would wait for each other
         with closing(_ahead(rows_of, list(listed), threads)) as made:
-            counts, groups = _write(output, made, benchmarks, experiment)
+            counts, groups = _write(output, made, others, experiment)
         before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
     said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "figures")
     write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in said}})
@@ -76,9 +82,9 @@ def ingest(
 
 
 def _write(
-    output: Path, made: Iterator[tuple[str, Tables]], benchmarks: list[Path], experiment: Path
+    output: Path, made: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """Write the tables of all runs; (rows of each, run → table → number of its row group where it has one)."""
+    """Write the tables of all runs and the others; (rows of each, run → table → number of its row group)."""
     counts, groups = Counter(), {}
     places: dict[tuple, str] = {}
     small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
@@ -96,8 +102,9 @@ def _write(
                     add[name](rows)
                     groups[run_id][name] = numbers[name]
                     numbers[name] += 1
-        small["benchmarks"].append(tables.of_rows("benchmarks", [row for p in benchmarks for row in read_benchmark(p)]))
-        counts["benchmarks"] = len(small["benchmarks"][-1])
+        for name, rows in others.items():
+            small[name].append(tables.of_rows(name, rows))
+            counts[name] = len(rows)
         for name in tables.TABLES:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())

@@ -42,8 +42,8 @@ def made_of(folder: Path, said: Any) -> str:
 
 
 def stamps(paths: list[Path]) -> str:
-    """The same of single files."""
-    return sha256_text(canonical_json([(path.name, *_stamp(path)) for path in paths]))
+    """The same of single files, of which some may not be there."""
+    return sha256_text(canonical_json([(str(path), *(_stamp(path) if path.is_file() else ())) for path in paths]))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -84,10 +84,10 @@ class Kept:
         path = self._path(table)
         return path.stat().st_size if path.is_file() else None
 
-    def is_of(self, runs: dict[str, str], benchmarks: str) -> bool:
+    def is_of(self, runs: dict[str, str], others: str) -> bool:
         """Are these tables made of just this?"""
         known = {run_id: run["of"] for run_id, run in self._record.get("runs", {}).items()}
-        return bool(self._record) and self._record["benchmarks"] == benchmarks and known == runs
+        return bool(self._record) and self._record["others"] == others and known == runs
 
     def run(self, run_id: str, of: str) -> dict[str, pa.Table] | None:
         """A run's rows of every table, if they were made of this."""
@@ -118,7 +118,7 @@ class Kept:
         for table in TABLES:
             _link(self._path(table), output / f"{table}.parquet")
 
-    def take(self, output: Path, runs: dict[str, dict[str, Any]], benchmarks: str) -> None:
+    def take(self, output: Path, runs: dict[str, dict[str, Any]], others: str) -> None:
         """Keep the tables in `output`. `runs`: id → {"of": digest, "groups": table → number of its row group}."""
         for file in self._streamed.values():
             file.close()
@@ -129,9 +129,7 @@ class Kept:
         for table in TABLES:
             _link(output / f"{table}.parquet", self._path(table))
         sizes = {table: self._size(table) for table in TABLES}
-        write_json(
-            self.folder / "made_of.json", {"code": code(), "sizes": sizes, "benchmarks": benchmarks, "runs": runs}
-        )
+        write_json(self.folder / "made_of.json", {"code": code(), "sizes": sizes, "others": others, "runs": runs})
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Logs of an experiment's runs, and benchmark files → typed tables (Parquet). Reads only what has changed."""
+"""Logs of an experiment's runs → typed tables (Parquet). Reads only what has changed."""
 
 import argparse
 import shutil
@@ -14,6 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark", nargs="*", type=Path, default=[], action="extend", help="data benchmark files (JSON)"
     )
+    for name, what in (("store", "token stores"), ("corpus", "the corpora that they are of")):
+        parser.add_argument(
+            f"--{name}", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help=f"manifests of {what}"
+        )
     parser.add_argument("--output", required=True, type=Path, help="folder of the tables: results/tables/<name>")
     parser.add_argument("--afresh", action="store_true", help="read every log, also those that have not changed")
     parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
@@ -32,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.runs,
         arguments.output,
         arguments.benchmark,
+        stores=arguments.store,
+        corpora=arguments.corpus,
         kept=kept,
         threads=max(arguments.threads, 1),
     )
