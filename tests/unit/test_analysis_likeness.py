@@ -191,3 +191,30 @@ def test_layouts_may_differ_in_their_ranks_and_in_nothing_else():
     runs[2][1]["science"] = "t"
     (found,) = refusals(table(*runs), "layout")
     assert "does not name" in found.sentence
+
+
+THEIRS = {"external": True, "science": "external-1", "code_digest": None, "versions": '{"torch":"2.9.0"}', "seed": 7}
+
+
+def test_another_programs_run_stands_beside_ours_and_refuses_none_of_them():
+    runs = table(
+        ("padded", {"external": False}), ("packed", {"external": False}), ("packed", {**THEIRS, "cores": None})
+    )
+    assert refusals(runs, "approach") == refusals(runs, "world_size") == refusals(runs, "layout") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"sequence_length": 512}, "sequence_length 512 vs 2048"), ({"world_size": 4}, "world size 4 vs 1")],
+)
+def test_another_programs_run_has_to_be_like_ours(change, words):
+    runs = table(("padded", {"external": False}), ("packed", {"external": False}), ("packed", {**THEIRS, **change}))
+    runs["cell"] = [f"approach={a}, layout.data=1" for a in runs["approach"]]
+    (found,) = refusals(runs, "approach")
+    assert found.run_ids == ("run-2",) and words in found.sentence and "packed (external)" in found.sentence
+
+
+def test_another_programs_scaling_is_a_line_of_its_own():
+    runs = table(("packed", {"external": False}), ("packed", {**THEIRS, "sequence_length": 512, "further": ()}))
+    assert refusals(runs, "world_size") == refusals(runs, "layout") == []
+    assert len(refused(refusals(runs, "approach"))) == 2

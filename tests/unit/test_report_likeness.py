@@ -9,14 +9,16 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.files import read_json, write_json
+from tokenscale.records.external import ExternalRun
+from tokenscale.records.hardware import describe
 from tokenscale.report import page, registry, save, summary
 from tokenscale.settings.layout import LayoutSettings
 
 
-def made(folder, runs, further=(), changed=None, **fields):
+def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **fields):
     """Tables of runs; `changed`: run id → fields of what its launcher left."""
     for run in runs:
-        path = logs.write_run(folder / "runs", run)
+        path = logs.write_run(folder / "runs", run, hardware=hardware)
         if changed and run.identity in changed:
             write_json(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
     ingest(
@@ -72,7 +74,9 @@ def test_figures_over_layouts_are_guarded_alike(tmp_path, name):
     ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
     _, caption, points = drawn(name, tables)
     assert len(points) == 2
-    assert "Not compared: layout.data=1, layout.schedule=1f1b" in caption and "runs at once on its node 2 vs 1" in caption
+    assert (
+        "Not compared: layout.data=1, layout.schedule=1f1b" in caption and "runs at once on its node 2 vs 1" in caption
+    )
 
 
 def test_a_sequence_length_mix_up_gives_no_ratio_and_the_page_says_why(mixed_up, tmp_path):
@@ -182,3 +186,27 @@ def test_runs_of_other_layouts_are_lines_of_their_own(tmp_path):
     runs = [logs.settings(), logs.settings(world_size=2), replace(logs.settings(), layout=LayoutSettings(tensor=2))]
     _, caption, points = drawn("scaling_throughput", made(tmp_path, runs, ("layout.tensor",)))
     assert len(points) == 3 and "Not compared" not in caption
+
+
+def test_runs_of_other_programs_are_in_the_grid_and_in_no_pair(tmp_path):
+    runs = [logs.settings(a, repeat=k, steps=4) for a in ("padded", "packed") for k in range(2)]
+    here = {key: value for key, value in describe().items() if key in ("cpu", "cores")}
+    tables = made(tmp_path, runs, hardware=logs.HARDWARE | here)
+    for k in range(4):
+        facts = {"approach": "packed", "steps": 4, "global_batch": 8, "sequence_length": 1024}
+        with ExternalRun(tmp_path / f"runs/external-{k}", **facts, rank=0, world_size=1) as run:
+            for _ in range(4):
+                run.step(loss_sum=2.0, useful_tokens=8000, total_tokens=8192, rows=8)
+    table = read_json(tmp_path / "t.json", "table")
+    cell = {"approach": "packed", "layout.data": 1}
+    table["runs"] += [{"run_id": f"external-{k}", "external": True, "cell": cell, "repeat": k} for k in range(4)]
+    write_json(tmp_path / "t.json", table)
+    ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
+    part = summary.experiment("demo", tables)
+    assert [row[0] for row in part["comparisons"].rows] == ["packed"] and part["comparisons"].rows[0][2] == "2"
+    grid = {row[0]: row[-1] for row in part["design"].rows}
+    assert grid["approach=packed, layout.data=1"] == "2 of 2"
+    assert grid["approach=packed, layout.data=1 (external)"] == "4 of 4"
+    assert "Canary" not in part["design"].caption and "canary" not in part["throughput"].caption
+    _, caption, points = drawn("tokens_per_second_comparison", tables)
+    assert "packed (external)" in set(points["series"]) and "Not compared" not in caption

@@ -27,7 +27,12 @@ SETTINGS = {
 }
 PLACES = {"machine": "machine", "device": "device", "cpu": "CPU", "share": "runs at once on its node"}
 #: the same of runs with as many ranks; of others see `report/words.caution`
-RANKS = {"cores": "cores", "threads_per_rank": "threads a rank", "oversubscribed": "oversubscribed"}
+RANKS = {
+    "world_size": "world size",
+    "cores": "cores",
+    "threads_per_rank": "threads a rank",
+    "oversubscribed": "oversubscribed",
+}
 #: what is compared → keys of cells that are its levels
 LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",), "layout": ("layout",)}
 #: what changes the number of ranks
@@ -61,17 +66,21 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     `factor` is `approach`, `world_size` (of one layout), `layout`, or the dotted key of another factor. Runs that share
     all other levels of their cells are a group. Where its runs differ in more than the factor, the part with the most
     levels stays, if there are two of them or more; where two parts are as large, none does. What a run does not record
-    is taken to be as with the others. Runs that are invalid or missing are not asked.
+    is taken to be as with the others. Runs that are invalid or missing are not asked. Runs of other programs stand
+    beside ours where approaches are compared, and are lines of their own else; their packages and seeds are theirs.
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
     """
     counted = runs[runs["validity"].isin(["valid", "suspect"])].assign(
-        base_seed=lambda r: r["seed"] - r["repeat"],
+        external=lambda r: r["external"].fillna(False).astype(bool) if "external" in r else False,
+        base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),
         positions=lambda r: r["steps_asked"] * r["global_batch"] * r["sequence_length"],
     )
     found = []
-    for rest, group in counted.groupby(counted["cell"].map(lambda cell: _split(cell, factor)[1]), sort=False):
-        found += _of_group(group, rest, factor)
+    rest = counted["cell"].map(lambda cell: _split(cell, factor)[1])
+    apart = counted["external"] & (factor in RANKS_CHANGE)
+    for (shared, _), group in counted.groupby([rest, apart], sort=False):
+        found += _of_group(group, shared, factor)
     return found
 
 
@@ -86,7 +95,9 @@ def sentences(found: Iterable[Refusal]) -> str:
 
 
 def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
-    levels = group["cell"].map(lambda cell: _level(cell, factor))
+    levels = group["cell"].map(lambda cell: _level(cell, factor)) + group["external"].map({True: " (external)"}).fillna(
+        ""
+    )
     wanted = _wanted(group, factor)
     alike = _filled({row.Index: _facts(row, wanted) for row in group.itertuples()})
     stays, others = _parted(alike, levels)
@@ -124,7 +135,7 @@ def _one_science(group: pd.DataFrame) -> bool:
 def _facts(row: Any, wanted: Mapping[str, str]) -> dict[str, Any]:
     """Name → value of what a row states, packages among it; what is ours is held against by the digest of its code."""
     stated = {name: getattr(row, column) for column, name in wanted.items()}
-    packages = json.loads(row.versions) if isinstance(row.versions, str) else {}
+    packages = json.loads(row.versions) if isinstance(row.versions, str) and not row.external else {}
     packages.pop("tokenscale", None)
     return {name: value for name, value in (stated | packages).items() if not pd.isna(value)}
 
@@ -178,11 +189,11 @@ def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:
     """Runs that agree in all columns but not in the digest of their settings, or of their code and inputs."""
     found = []
     if factor in LEVELS and not (factor in RANKS_CHANGE and _weak(group)):
-        for repeat, runs in group.groupby("repeat"):
+        for (repeat, _), runs in group.groupby(["repeat", "external"]):
             if runs["science"].nunique() > 1:
                 where = f"{', '.join(dict.fromkeys(runs['cell']))}, repeat {repeat}"
                 found.append(Refusal(tuple(runs["run_id"]), where, ("settings that the table of runs does not name",)))
-    for cell, runs in group.groupby("cell"):
+    for (cell, _), runs in group.groupby(["cell", "external"]):
         if runs["code_digest"].nunique() > 1:
             found.append(Refusal(tuple(runs["run_id"]), cell, ("its repeats are of different code or inputs",)))
     return found

@@ -98,10 +98,11 @@ def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict
     A group is what both have in common: all factors but the approach, at the smallest world size that both have.
     Factors of the Parquet store are those of the approach that is compared; its baseline reads none. Runs that are not
     like for like (`analysis/likeness.py`, on the rows of `runs`) are in no pair, and sentences say so. Raises UserError
-    where two runs are the same repeat of a cell.
+    where two runs are the same repeat of a cell. Runs of other programs are in no pair: they have no repeats of ours.
     """
     refused = likeness.refusals(runs, "approach")
-    cells = _cells(throughput[~throughput["run_id"].isin(likeness.refused(refused))])
+    out = likeness.refused(refused) | set(runs.loc[runs["external"], "run_id"])
+    cells = _cells(throughput[~throughput["run_id"].isin(out)])
     device_s = _device_seconds(runs)
     family = []
     for approach, baseline in COMPARISONS:
@@ -279,7 +280,9 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
         return ""
     text = f"Runs were started {order.verdict}"
     text += f" ({order.inversions} of {order.pairs} pairs the other way round)" if order.inversions else ""
-    timed = throughput.merge(runs[["run_id", "started_unix_s"]], on="run_id").dropna(subset=["started_unix_s"])
+    timed = throughput.merge(runs[["run_id", "started_unix_s", "external"]], on="run_id").dropna(
+        subset=["started_unix_s"]
+    )
     timed = timed.sort_values("started_unix_s")
     drift = campaign.drift(
         timed["started_unix_s"],
@@ -289,7 +292,7 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
     text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
     if drift.verdict != "too few runs":
         text += f" ({number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)})"
-    canary = timed[timed["repeat"] >= repeats] if repeats else timed[:0]
+    canary = timed[(timed["repeat"] >= repeats) & ~timed["external"]] if repeats else timed[:0]
     if len(canary) > 1:
         noise = campaign.noise_floor(canary["useful_tokens_per_s"])
         difference = noise.difference
@@ -467,7 +470,7 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ())
 
     The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.
     """
-    canary = runs[runs["repeat"] >= repeats] if repeats else runs[:0]
+    canary = runs[(runs["repeat"] >= repeats) & ~runs["external"]] if repeats else runs[:0]
     runs = runs.drop(canary.index)
     columns = [
         ("cell", False),
@@ -475,11 +478,12 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ())
         ("done", True),
     ]
     rows = []
-    for cell, group in runs.groupby("cell", sort=False):
+    for (cell, external), group in runs.groupby(["cell", "external"], sort=False):
         by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
         done = int(group["validity"].isin(["valid", "suspect"]).sum())
         marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
-        rows.append([cell or "(one cell)", *marks, f"{done} of {repeats or len(group)}"])
+        asked = len(group) if external else repeats or len(group)
+        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {asked}"])
     without = [
         f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
         for left in not_run
