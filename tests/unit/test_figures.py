@@ -95,6 +95,26 @@ def test_figures_without_data_say_so(empty, name):
     assert "no data" in module.alt(*rows).lower()
 
 
+def test_scaling_from_a_base_above_one_rank_says_which(tmp_path):
+    tables = made(tmp_path, world_sizes=(2, 4), repeats=2, approaches=("packed",))
+    module, frames = parts("scaling_throughput", tables)
+    drawn = texts(module.draw(*frames))
+    assert "efficiency T(N) / (N / N0 × T(N0)) (%)" in drawn and "ideal: N / N0 × median T(N0)" in drawn
+    told = module.caption(*frames)
+    assert "the run of the same repeat at N0, the smallest world size measured" in told and "packed (N0 = 2) " in told
+    assert "T(1)" not in told and "world size 1" not in told
+
+
+def test_runs_without_an_efficiency_say_why(tmp_path):
+    table = logs.write_demo(tmp_path, repeats=2, approaches=("packed",))
+    listed = read_json(table)
+    listed["runs"] = [r for r in listed["runs"] if (r["cell"]["layout.data"], r["repeat"]) != (1, 1)]
+    write_json(table, listed)
+    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    module, frames = parts("scaling_throughput", tmp_path / "tables")
+    assert "1 run has no efficiency: no run of its repeat was measured at world size 1. " in module.caption(*frames)
+
+
 @pytest.mark.parametrize("name", registry.FIGURES)
 def test_figures_without_a_single_run_listed_are_drawn(tmp_path, name):
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables")

@@ -28,7 +28,9 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         for axes in (left, right):
             axes.set_xlabel("world size (ranks)")
         left.set_ylabel("useful tokens / s")
-        right.set_ylabel("efficiency T(N) / (N × T(1)) (%)")
+        bases = _bases(scaling)
+        at = "1" if set(bases) <= {1} else "N0"
+        right.set_ylabel(f"efficiency T(N) / ({'N' if at == '1' else 'N / N0'} × T({at})) (%)")
         if scaling.empty:
             for axes in (left, right):
                 no_data(axes, words.nothing(inventory, refused))
@@ -45,16 +47,20 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
                 line = {k: v for k, v in look(name).items() if k in ("color", "linestyle")}
                 axes.plot(middle.index * shift, middle, **line, linewidth=1.2)
             left.plot([], [], **look(name), label=name)
-            single = here.loc[here["world_size"] == 1, "useful_tokens_per_s"]
-            if len(single) and len(worlds) > 1:
-                left.plot(
-                    worlds,
-                    [w * single.median() for w in worlds],
-                    color=look(name)["color"],
-                    linestyle=":",
-                    linewidth=0.9,
-                )
-        left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label="ideal: N × median T(1)")
+            base = int(here["base_world_size"].iloc[0])
+            rates = here.loc[here["world_size"] == base, "useful_tokens_per_s"]
+            above = [w for w in worlds if w >= base]
+            if len(rates) and len(above) > 1:
+                ideal = [w / base * rates.median() for w in above]
+                left.plot(above, ideal, color=look(name)["color"], linestyle=":", linewidth=0.9)
+        left.plot(
+            [],
+            [],
+            color=GREY,
+            linestyle=":",
+            linewidth=0.9,
+            label=f"ideal: {'N' if at == '1' else 'N / N0'} × median T({at})",
+        )
         right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
         for axes in (left, right):
             axes.set_xscale("log", base=2)
@@ -68,7 +74,7 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             right.text(
                 0.5,
                 0.5,
-                "no run at world size 1\nto compare with",
+                f"no run at world size {words.listing(map(str, bases))}\nto compare with",
                 transform=right.transAxes,
                 ha="center",
                 style="italic",
@@ -83,24 +89,32 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
 def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The reference with its absolute value, and whether this is a scaling measurement at all."""
     scaling, refused = _alike(scaling, inventory)
+    bases = _bases(scaling)
     text = (
         "Strong scaling at a fixed global batch, useful tokens per second over all ranks; "
         f"{words.counted(len(scaling), inventory)}. "
-        "Efficiency is of each run against the run at world size 1 of the same repeat. "
+        "Efficiency is of each run against the run of the same repeat at "
+        f"{'world size 1' if set(bases) <= {1} else 'N0, the smallest world size measured'}. "
     )
     base = [
-        f"{name} {words.spread(single['useful_tokens_per_s'])}"
+        f"{name}{'' if size == 1 else f' (N0 = {size})'} {words.spread(rates['useful_tokens_per_s'])}"
         for name in ordered(scaling["series"])
-        if len(single := scaling[(scaling["series"] == name) & (scaling["world_size"] == 1)])
+        for size in _bases(scaling[scaling["series"] == name])
+        if len(rates := scaling[(scaling["series"] == name) & (scaling["world_size"] == size)])
     ]
     text += f"{refused} " if refused else ""
     if base:
-        text += f"T(1) in useful tokens / s: {words.listing(base)}. "
-    if alone := int(scaling["efficiency"].isna().sum()):
-        text += f"{alone} run{'s' * (alone != 1)} of them have no such partner, and so no efficiency. "
+        text += f"T({'1' if set(bases) <= {1} else 'N0'}) in useful tokens / s: {words.listing(base)}. "
+    for reason, rows in scaling.groupby("not_compared"):
+        text += f"{len(rows)} run{'s have' if len(rows) > 1 else ' has'} no efficiency: {reason}. "
     if warning := words.caution(scaling):
         text = f"{warning[0].upper()}{warning[1:]}. " + text
     return text + words.kinds([g for _, g in scaling.groupby(["series", "world_size"])["useful_tokens_per_s"]])
+
+
+def _bases(scaling: pd.DataFrame) -> list[int]:
+    """World sizes that efficiencies are against."""
+    return sorted(int(size) for size in scaling["base_world_size"].unique())
 
 
 def alt(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
