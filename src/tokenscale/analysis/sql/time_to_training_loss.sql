@@ -5,9 +5,12 @@
 -- training steps and `useful_tokens` up to the end of that window, +inf where there is none (unreached). A cell is a
 -- series at a world size; its columns are those of time_to_target. Without window_tokens: a twentieth of what the
 -- shortest run trained on; without a target: the highest mean that any run ended with, which all runs reach.
-WITH totals AS (
+WITH global AS MATERIALIZED (                          -- asked twice, and gathering the ranks is most of the work
+    SELECT run_id, step, loss_sum, useful_tokens, step_s FROM steps_global
+),
+totals AS (
     SELECT run_id, sum(useful_tokens) AS useful_tokens, count(*) AS steps
-    FROM steps_global
+    FROM global
     GROUP BY run_id
     HAVING sum(useful_tokens) > 0 AND count(loss_sum) > 0
 ),
@@ -27,7 +30,7 @@ strode AS (
         sum(g.loss_sum) AS loss_sum,
         sum(g.useful_tokens)::BIGINT AS useful_tokens,
         sum(g.step_s) AS seconds
-    FROM steps_global AS g
+    FROM global AS g
     JOIN strides AS s USING (run_id)
     GROUP BY ALL
 ),
