@@ -117,6 +117,7 @@ class Kept:
         output.mkdir(parents=True, exist_ok=True)
         for table in TABLES:
             _link(self._path(table), output / f"{table}.parquet")
+            os.utime(output / f"{table}.parquet")  # newer than what it was made of, or it would be made again and again
 
     def take(self, output: Path, runs: dict[str, dict[str, Any]], others: str) -> None:
         """Keep the tables in `output`. `runs`: id → {"of": digest, "groups": table → number of its row group}."""
