@@ -115,6 +115,15 @@ def test_facts_of_another_type_count_as_not_stated(tmp_path):
     assert [row[key] for key in ("seed", "parameters", "flops_per_token", "mfu_stated")] == [None] * 4
 
 
+@pytest.mark.parametrize("external", [None, "yes", [1]])
+def test_a_record_that_says_nothing_of_itself_is_invalid(tmp_path, external):
+    train(tmp_path / "runs/external-mine-0")
+    record = json.loads((tmp_path / "runs/external-mine-0/run.json").read_text())
+    write_json(tmp_path / "runs/external-mine-0/run.json", record | {"external": external})
+    (row,) = rows(tables(tmp_path), "runs")
+    assert row["validity"] == "invalid" and "not readable by this version" in row["reasons"] and row["external"]
+
+
 def wrapped(tmp_path, **facts):
     """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid.
 

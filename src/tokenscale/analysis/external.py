@@ -46,7 +46,7 @@ def columns(record: Row, row: Row) -> Row:
     return found | peak_columns(row, _of(stated.get("number_format"), str)) | {"external": True}
 
 
-def model(stated: Row) -> ModelSettings | None:
+def model(stated: Row | None) -> ModelSettings | None:
     """The model with its vocabulary that a run describes; None where it describes none that can be read."""
     try:
         shape = from_dict(ModelSettings, stated["shape"])
@@ -57,8 +57,8 @@ def model(stated: Row) -> ModelSettings | None:
 
 def doubts(record: Row, row: Row, tokens_per_s: float | None) -> list[str]:
     """What is wrong with the FLOPs that a run states, or that its MFU implies, in words. Needs its model's shape;
-    `tokens_per_s` are all positions that all ranks computed on."""
-    shape = model(record["external"])
+    `tokens_per_s` are all positions that all ranks computed on. Nothing of our own runs."""
+    shape = model(record.get("external"))
     if shape is None or not row["sequence_length"]:
         return []
     claims = {"it states ": row["flops_per_token_stated"]}

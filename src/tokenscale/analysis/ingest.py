@@ -169,7 +169,7 @@ def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),
-        doubts=[] if record is None or not row["external"] else external.doubts(record, row, whole.tokens_per_s()),
+        doubts=external.doubts(record or {}, row, whole.tokens_per_s()),
     )
     return {
         "runs": tables.of_rows("runs", [row]),
