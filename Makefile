@@ -1,4 +1,5 @@
 # make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.   make faults-test: kills.
+# make experiments-test: the longer tests, of whole trainings, commands and benchmarks.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
@@ -9,10 +10,12 @@ VENV := .venv
 # the list of dependencies by content: touching a file installs nothing
 READY := $(VENV)/.ready-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
+PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
+HERE := --ignore tests/faults --ignore tests/slurm
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run test faults-test slurm-test setup lint clean
+.PHONY: run test experiments-test faults-test slurm-test setup lint clean
 
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
@@ -21,9 +24,12 @@ run: $(READY)
 	@echo "report: $(REPORT)"
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/slurm
-	@echo "tests/faults and tests/slurm are left out: make faults-test, make slurm-test"
+	$(PYTEST) -m "not experiment" $(HERE)
+	@echo "left out: make experiments-test, make faults-test, make slurm-test"
 	@$(MAKE) --no-print-directory lint
+
+experiments-test: $(READY)
+	$(PYTEST) -m experiment $(HERE)
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)
@@ -32,7 +38,7 @@ faults-test: $(READY)
 # jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
 slurm-test: $(READY)
 	@$(VENV)/bin/python -m tests.slurm.missing
-	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/slurm
+	$(PYTEST) tests/slurm
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

@@ -16,6 +16,8 @@ from tests.once import once
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 ROOT = Path(__file__).parents[1]
+#: scripts that tests start
+collect_ignore = ["unit/loops"]
 PACKAGE = ROOT / "src/tokenscale"
 #: folders of the package; `files` is files.py and errors.py, `workflow` the rules
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")) + ["files", "workflow"]
@@ -56,6 +58,26 @@ ROOMS_OF = {
     "unit/test_study_pretokenize.py": ["commands", "formats"],
     "unit/test_training.py": ["training", "models", "evaluation"],
 }
+#: whole trainings, commands, benchmarks and trackers, run as a user runs them: `make experiments-test`. One experiment
+#: from end to end (workflow/test_workflow.py) and the parity of layouts stay with the units
+EXPERIMENTS = {
+    "distributed/test_layout_checkpoints.py",
+    "distributed/test_memory.py",
+    "distributed/test_starters.py",
+    "distributed/test_study_commands.py",
+    "unit/test_advise.py",
+    "unit/test_benchmark_data.py",
+    "unit/test_benchmark_peers.py",
+    "unit/test_benchmark_pretokenize.py",
+    "unit/test_export.py",
+    "unit/test_objectives_end_to_end.py",
+    "unit/test_records_external.py",
+    "workflow/test_benchmark_workflow.py",
+    "workflow/test_links.py",
+    "workflow/test_objectives.py",
+    "workflow/test_reruns_carried_out.py",
+    "workflow/test_submission.py",
+}
 #: test files that take more than ten seconds, the longest first: `pytest -n 2 --dist loadfile --no-loadscope-reorder`
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
@@ -69,12 +91,17 @@ LONGEST = [
     "unit/test_packaging.py",
     "workflow/test_objectives.py",
     "unit/test_report.py",
+    "unit/test_figures.py",
+    "unit/test_report_likeness.py",
+    "unit/test_ingest_logs.py",
+    "unit/test_ingest_incremental.py",
+    "unit/test_analysis_scaling_model.py",
+    "unit/test_records_external.py",
     "unit/test_training_loop.py",
     "unit/test_batches.py",
     "unit/test_advise.py",
     "unit/test_benchmark_peers.py",
     "unit/test_doctor_command.py",
-    "unit/test_figures.py",
     "workflow/test_workflow.py",
     "workflow/test_submission.py",
     "workflow/test_links.py",
@@ -117,6 +144,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for room in rooms_of(item.path):
             item.add_marker(room)
+        if item.path.is_relative_to(ROOT / "tests") and item.path.relative_to(ROOT / "tests").as_posix() in EXPERIMENTS:
+            item.add_marker("experiment")
     # the longest files first, so that of two workers none is left alone with one of them at the end
     place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -147,7 +147,7 @@ ROOMS = [
     ("settings/presets.py", {}),
     ("settings/registry.py", {}),
     ("costs/flops.py", RUNS),
-    ("costs/peaks.py", {}),
+    ("costs/peaks.py", BOTH),  # what a device can do stands beside every run
     ("order/packing.py", STORES | {"pretokenize": 2}),
     ("order/shares.py", BENCHMARK | RUNS),
     ("records/events.py", RUNS),
