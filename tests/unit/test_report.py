@@ -17,7 +17,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.cli import main
 from tokenscale.errors import UserError
-from tokenscale.report import page, pdf, registry, save, summary
+from tokenscale.report import page, pairs, pdf, registry, save, summary
 from tokenscale.report.words import SHARED_CORES
 from tokenscale.settings.data import StorageSettings
 
@@ -236,7 +236,7 @@ def test_two_runs_in_one_place_are_refused_in_words(site):
     rows = rows[rows["approach"].isin(["packed", "padded"])]
     row = rows[rows["approach"] == "padded"].iloc[:1].assign(approach="packed", run_id="another")
     with pytest.raises(UserError, match="same repeat of the same cell"):
-        summary.comparisons(pd.concat([rows, row]), runs)
+        pairs.comparisons(pd.concat([rows, row]), runs)
 
 
 @pytest.mark.parametrize(("device", "told"), [({}, True), ({"device": "A test GPU", "device_kind": "cuda"}, False)])

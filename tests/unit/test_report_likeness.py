@@ -11,7 +11,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.files import read_json, write_json
 from tokenscale.records.external import ExternalRun
 from tokenscale.records.hardware import describe
-from tokenscale.report import page, registry, save, summary
+from tokenscale.report import page, pairs, registry, save, summary
 from tokenscale.settings.layout import LayoutSettings
 
 
@@ -132,7 +132,7 @@ def test_what_no_campaign_shows_is_no_number(tmp_path):
     with connect(tmp_path / "tables/demo") as connection:
         rows, runs = (query(name, connection) for name in ("throughput", "inventory"))
     rows.loc[0, "useful_tokens_per_s"] *= 10
-    assert summary.power_table(summary.comparisons(rows, runs)[0]).rows[0][-4:] == ["more than 500"] * 4
+    assert pairs.power_table(pairs.comparisons(rows, runs)[0]).rows[0][-4:] == ["more than 500"] * 4
     assert part["power"].rows[0][-1].startswith("6 pairs")
 
 

@@ -12,6 +12,7 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.files import canonical_json, read_json, sha256_text, write_text
 from tokenscale.report import registry, summary, svg
+from tokenscale.report.table import Table
 
 #: SQL whose definitions the page prints, beside what `summary` asks; files of this folder that it is made of
 QUERIES = (
@@ -82,11 +83,11 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
         header, *rows = list(csv.reader(file)) or [[]]
     numeric = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
     columns = list(zip(header, numeric, strict=True))
-    shown = summary.Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]])
+    shown = Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]])
     return {
         "name": name,
         **words,
-        "table": summary.Table(**words["table"]) if "table" in words else None,
+        "table": Table(**words["table"]) if "table" in words else None,
         "svg": Markup(drawing),
         "data": shown,
         "rows": len(rows),

@@ -2,7 +2,7 @@
 
 A figure's module holds `TITLE`, `QUERIES` (names of `analysis/sql`; their DataFrames, in this order, are the arguments
 of the functions), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*frames) -> str` and
-`data(*frames) -> DataFrame`; one whose numbers are to be read, too, has `table(*frames) -> summary.Table`.
+`data(*frames) -> DataFrame`; one whose numbers are to be read, too, has `table(*frames) -> report.table.Table`.
 """
 
 import importlib

@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 from tokenscale.analysis.statistics import summary
 from tokenscale.report import words
 from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, figure, jitter, no_data, number, plain, style
-from tokenscale.report.summary import Table
+from tokenscale.report.table import Table
 
 TITLE = "Parallel methods: throughput and memory"
 QUERIES = ("parallelism", "inventory")

@@ -19,7 +19,7 @@ from tokenscale.report.style import (
     plain,
     style,
 )
-from tokenscale.report.summary import Table
+from tokenscale.report.table import Table
 
 TITLE = "Waiting in a pipeline, measured and predicted"
 QUERIES = ("pipeline", "inventory")
