@@ -1,5 +1,6 @@
 """How ranks end together when one of them fails."""
 
+import subprocess
 import sys
 import time
 
@@ -18,6 +19,25 @@ with heard_last(world):
         raise ValueError("what really happened")
     dist.all_reduce(torch.ones(1))
 """
+
+
+ABORTED = """
+import atexit, os, torch
+from tokenscale.errors import UserError
+from tokenscale.parallel.world import World, heard_last
+atexit.register(os.abort)  # as threads of a process group that nobody parted from do now and then
+print("a line before", end="")
+with heard_last(World(0, {size}, 0, torch.device("cpu"))):
+    raise {error}("what really happened")
+"""
+
+
+@pytest.mark.parametrize(("error", "size", "code"), [("ValueError", 2, 1), ("UserError", 2, 2), ("ValueError", 1, -6)])
+def test_what_a_process_group_does_at_the_end_does_not_hide_an_error(error, size, code):
+    command = [sys.executable, "-c", ABORTED.format(error=error, size=size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "what really happened" in done.stderr and done.returncode == code
+    assert size == 1 or done.stdout == "a line before"
 
 
 def test_the_rank_that_failed_is_heard_and_its_echoes_are_not(capfd):

@@ -1,7 +1,9 @@
 """The processes of one run: who I am, how we talk, how we part."""
 
+import atexit
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,14 +93,26 @@ ECHO_S = 3.0
 
 @contextmanager
 def heard_last(world: World) -> Iterator[None]:
-    """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said."""
+    """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said.
+
+    A rank that fails has not parted, and its process group's threads still run: at the end of the interpreter they now
+    and then abort the process, which hides its exit code. So it ends without that, once its error has been printed.
+    """
     try:
         yield
-    except RuntimeError as error:
-        lost = isinstance(error, dist.DistError) or "gloo" in str(error)
-        if world.size > 1 and lost:
-            time.sleep(ECHO_S)
+    except Exception as error:
+        if world.size > 1:
+            if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                time.sleep(ECHO_S)
+            atexit.register(_end, 2 if isinstance(error, UserError) else 1)
         raise
+
+
+def _end(code: int) -> None:
+    """Of the process, at once, with all that it has said."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def part(world: World) -> None:
