@@ -1,5 +1,6 @@
 """Where SLURM is not installed, nobody is left in doubt whether these tests ran."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,9 @@ def test_the_check_before_the_tests_fails_with_what_to_install():
 
 
 def test_the_check_comes_first_in_the_makefile():
-    recipe = (ROOT / "Makefile").read_text().split("\nslurm-test:")[1].split("\n\n")[0].splitlines()[1:]
+    makefile = (ROOT / "Makefile").read_text()
+    (pytest_call,) = re.findall(r"(?m)^PYTEST := (.*)$", makefile)
+    recipe = makefile.split("\nslurm-test:")[1].split("\n\n")[0].replace("$(PYTEST)", pytest_call).splitlines()[1:]
     assert [line.split("-m ")[1].split()[0] for line in recipe] == ["tests.slurm.missing", "pytest"]
     assert not any(line.lstrip("\t@").startswith("-") or "|" in line for line in recipe)  # no failure is passed over
 
