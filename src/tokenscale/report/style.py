@@ -154,7 +154,8 @@ def plain(axis, log: bool = False) -> None:
     if log:
         low, high = axis.get_view_interval()
         subs = (1,) if high > 300 * low else (1, 2, 5)
-        axis.set_major_locator(ticker.LogLocator(base=10, subs=subs, numticks=12))
+        # of more than five decades every second is named: in a narrow panel they would write over one another
+        axis.set_major_locator(ticker.LogLocator(base=10, subs=subs, numticks=12 if high < 1e5 * low else 6))
         axis.set_minor_locator(ticker.NullLocator())
 
 

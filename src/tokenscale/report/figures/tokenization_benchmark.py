@@ -13,7 +13,7 @@ QUERIES = ("benchmark",)
 _TIMES = (
     ("us_per_useful_token", "µs / useful token\n(log scale)"),
     ("ms_per_batch", "ms / batch\n(log scale)"),
-    ("open_s", "s to open, before any batch\n(log scale)"),
+    ("open_s", "s to open\n(log scale)"),
 )
 _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 
