@@ -227,3 +227,10 @@ def test_all_extras_resolve_together(resolution):
     # every installed package finds its own requirements: one environment holds all extras
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_lists_of_test_files_name_files_that_are_there():
+    """A file that is renamed would go back to `make test` without a word."""
+    from tests.conftest import EXPERIMENTS, LONGEST
+
+    assert [name for name in (*EXPERIMENTS, *LONGEST) if not (ROOT / "tests" / name).is_file()] == []

@@ -10,7 +10,6 @@ import pytest
 
 from tests import logs
 from tests.unit.test_ingest import rows
-from tokenscale import cli
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.errors import UserError
@@ -242,4 +241,3 @@ def test_loops_of_other_libraries_join(tmp_path, loop):
     assert speed["useful_tokens"] == 5 * 4 * 31 and speed["total_tokens"] == 5 * 4 * 32
     (loss,) = query("loss", found).query("step == 5")["loss"]
     assert 0 < loss < 6
-    assert cli.main(["status"]) == 0

@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from tokenscale.analysis.tables import TABLES
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json, sha256_text, write_json
+from tokenscale.settings.closure import code_of
 
 #: written a row group a run, for they can be large; the others at once
 STREAMED = ("steps", "spans")
-#: rooms whose code decides what stands in a table
-ROOMS = ("analysis", "records", "costs", "settings", "tokenizer", "formats")
 #: parts of a run's folder that say nothing to a table
 NO_LOG = ("checkpoints",)
 
@@ -28,10 +27,9 @@ NO_LOG = ("checkpoints",)
 @cache
 def code() -> str:
     """Digest of the code that makes tables, and of the library that writes them."""
-    package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(pa.__version__.encode())
-    for path in sorted(path for room in ROOMS for path in (package / room).rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in code_of("ingest"):
+        digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 

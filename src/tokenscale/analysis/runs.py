@@ -22,6 +22,10 @@ Row = dict[str, Any]
 
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
+    """The row of one run: of its line in the run table, and of `run.json` where that can be read.
+
+    Counts and validity follow from the logs; `ingest.one_run` adds them.
+    """
     cell = dotted(entry.get("cell") or {})
     row: Row = {
         "experiment": experiment,

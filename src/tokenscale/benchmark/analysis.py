@@ -243,7 +243,7 @@ def table(result: dict[str, Any]) -> str:
         spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}–{max(seconds):.2f})"
         cpu = statistics.median(record["cpu_s"] for record in records)
         peak = max(record["peak_bytes"] for record in records) / 1e6
-        told.append(f"{arm:<24}{spread:>24}{cpu:>8.1f}{peak:>9.0f}")
+        told.append(f"{arm:<24}{spread:>24}{cpu:>8.1f}{peak:>9.0f}  {ARMS[arm]}")
     told.append("")
     for question in QUESTIONS:
         pairs = zip(by_arm[f"pandas {question}"], by_arm[question], strict=True)

@@ -121,6 +121,7 @@ def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def in_pairs(n: int) -> str:
+    """`1 pair`, `2 pairs`."""
     return f"{n} pair{'s' * (n != 1)}"
 
 

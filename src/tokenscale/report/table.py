@@ -30,4 +30,5 @@ class Table:
 
 
 def count(value: Any) -> str:
+    """A whole number as text; a dash where it is not known."""
     return "–" if pd.isna(value) else str(int(value))
