@@ -153,23 +153,38 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     numbers, of_attempt = np.unique(attempt, return_inverse=True)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     np.minimum.at(first, of_attempt, step)
-    steps, of_step = np.unique(step, return_inverse=True)
-    latest = np.full(len(steps), -1, dtype=np.int64)
-    np.maximum.at(latest, of_step, attempt)
-    kept = np.flatnonzero(attempt == latest[of_step])
+    kept = _kept(attempt, rank, step)
+    world = _worlds(events)
+    sizes = np.array([world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()])
+    filled = {
+        "world_size": sizes[of_attempt[kept]],
+        "attempt_step": (step - first[of_attempt])[kept],
+    }
+    columns = [
+        pa.array(filled[c.name], c.type) if c.name in filled else _taken(rows[c.name], kept) for c in rows.schema
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema).combine_chunks()
+
+
+def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Places of the rows that count, by step and rank; `step` and the others in the order of the files."""
+    kept = np.arange(len(step))
+    if attempt.min() != attempt.max():
+        steps, of_step = np.unique(step, return_inverse=True)
+        latest = np.full(len(steps), -1, dtype=np.int64)
+        np.maximum.at(latest, of_step, attempt)
+        kept = np.flatnonzero(attempt == latest[of_step])
     kept = kept[np.lexsort((kept, rank[kept], step[kept]))]
     last = np.ones(len(kept), dtype=bool)  # where a file has a step twice, its last row counts
     last[:-1] = (np.diff(step[kept]) != 0) | (np.diff(rank[kept]) != 0)
-    kept = kept[last]
-    world = _worlds(events)
-    sizes = [world.get(int(n), len(np.unique(rank[of_attempt == i]))) for i, n in enumerate(numbers)]
-    merged = rows.take(pa.array(kept))
-    filled = {"world_size": np.array(sizes)[of_attempt], "attempt_step": step - first[of_attempt]}
-    for name, values in filled.items():
-        place = merged.schema.get_field_index(name)
-        column = merged.schema.field(place)
-        merged = merged.set_column(place, column, pa.array(values[kept], column.type))
-    return merged.combine_chunks()
+    return kept[last]
+
+
+def _taken(column: pa.ChunkedArray, kept: np.ndarray) -> pa.ChunkedArray | pa.Array:
+    """The rows of a column; of what no log has said there is nothing to copy."""
+    if column.null_count == len(column):
+        return pa.nulls(len(kept), column.type)
+    return column.take(pa.array(kept))
 
 
 def _worlds(events: list[Row]) -> dict[int, int]:

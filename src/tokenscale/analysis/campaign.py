@@ -62,15 +62,16 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
     The slope of the logarithms is Theil and Sen's (Sen 1968), the median of the slopes of pairs within a cell; the test
     is a permutation test on the covariance with the start, orders being exchanged within cells: all of them for one
     cell of up to `EXACT_RUNS` runs, else `DRAWS` random ones with a fixed seed. Runs of a cell of their own say nothing
-    and are left out. Raises ValueError for values ≤ 0.
+    and are left out; runs that all started at the same time as the others of their cell show nothing. Raises ValueError
+    for values ≤ 0 and for starts that are not finite.
     """
     start, log = np.asarray(started_s, dtype=float), np.log(_positive(values))
     members: dict[Hashable, list[int]] = {}
     for i, cell in enumerate([0] * len(log) if cells is None else cells):
         members.setdefault(cell, []).append(i)
+    if not np.isfinite(start).all():
+        raise ValueError("a start is not finite")
     groups = [np.array(m) for m in members.values() if len(m) > 1]
-    if not groups or np.ptp(start) == 0:
-        return Drift(sum(map(len, groups)), math.nan, 1.0, 1.0)
     centred = np.zeros_like(log)
     slopes = []
     for group in groups:
@@ -78,6 +79,8 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
         for i, j in itertools.combinations(group, 2):
             if start[i] != start[j]:
                 slopes.append((log[j] - log[i]) / (start[j] - start[i]))
+    if not slopes:
+        return Drift(sum(map(len, groups)), math.nan, 1.0, 1.0)
     used = np.concatenate(groups)
     campaign = np.ptp(start[used])
     p, smallest = _permuted(start, centred, groups)

@@ -76,6 +76,7 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
         base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),
         positions=lambda r: r["steps_asked"] * r["global_batch"] * r["sequence_length"],
     )
+    counted = counted.reset_index(drop=True)
     found = []
     rest = counted["cell"].map(lambda cell: _split(cell, factor)[1])
     apart = counted["external"] & (factor in RANKS_CHANGE)
@@ -116,8 +117,8 @@ def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
     free = () if factor in LEVELS else FOLLOWING.get(section, (section,))
     if factor in RANKS_CHANGE and _weak(group):
         free = ("global_batch", "positions")
-    elif factor in LEVELS and _one_science(group):
-        free = ("positions",)  # an equal budget of tokens or seconds is a number of steps for each
+    elif factor in LEVELS and _own_steps(group[~group["external"]]):
+        free = ("positions",)
     wanted = {**SETTINGS, **PLACES, **({} if factor in RANKS_CHANGE else RANKS)}
     return {column: name for column, name in wanted.items() if column in group and column not in free}
 
@@ -128,8 +129,11 @@ def _weak(group: pd.DataFrame) -> bool:
     return group["global_batch"].nunique() > 1 and rows.nunique() == 1
 
 
-def _one_science(group: pd.DataFrame) -> bool:
-    return bool((group.groupby("repeat")["science"].nunique() <= 1).all())
+def _own_steps(ours: pd.DataFrame) -> bool:
+    """Do runs of equal settings train on unequal positions? An equal budget of tokens or seconds is a number of steps
+    for each approach."""
+    equal = (ours.groupby("repeat")["science"].nunique() <= 1).all()
+    return bool(equal and ours["positions"].nunique() > 1)
 
 
 def _facts(row: Any, wanted: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from tokenscale.analysis import alike
 from tokenscale.analysis.tables import ARROW
 from tokenscale.records.schema import FIELDS, VERSION
 
@@ -95,50 +96,55 @@ def read(path: Path, kind: str) -> Lines:
         # one broken line makes only its own block slow to read
         end = content.find(b"\n", begin + BLOCK_BYTES) + 1 if begin + BLOCK_BYTES < len(content) else 0
         end = end or content.rfind(b"\n", begin) + 1 or len(content)
-        block = content[begin:end]
-        count = block.count(b"\n")
-        table = _clean(block, count, kind)
+        table, found = _clean(content, begin, end, kind), []
         if table is None:
-            table, found = _by_line(block, line, kind)
-            broken += found
+            table, found = _by_line(content[begin:end], line, kind)
         tables.append(table)
-        begin, line = end, line + count
+        broken += found
+        begin, line = end, line + len(table) + len(found)
     if broken and not content.endswith(b"\n"):
-        broken[-1]["benign"] = broken[-1]["line"] == line + 1
+        broken[-1]["benign"] = broken[-1]["line"] == line
     return Lines(pa.concat_tables(tables).combine_chunks(), broken, hashlib.sha256(content).hexdigest())
 
 
-def _clean(block: bytes, count: int, kind: str) -> pa.Table | None:
-    """Whole lines that all hold what the schema says, read at once; None where `_by_line` must look.
+def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
+    """The lines between two places that all hold what the schema says, read at once; None where `_by_line` must look.
 
-    Every line begins with { and ends with }, and a row comes of each: so no object spans two lines, and none shares its
-    line. Text beyond ASCII and numbers that are not finite are left to the careful reader, too.
-    """
-    whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
-    if not whole or not block.isascii():
-        return None
-    table = _parsed(block, kind)
-    if table is None:
-        return None
-    if table.num_rows != count or table[REQUIRED[kind]].null_count or (pc.max(table["schema"]).as_py() or 0) > VERSION:
-        return None
-    for name, sql in FIELDS[kind].items():
-        if sql == "DOUBLE" and pc.all(pc.is_finite(table[name])).as_py() is False:
-            return None
-    if kind == "steps":
-        place = table.schema.get_field_index("nonfinite")
-        table = table.set_column(place, SCHEMAS[kind].field(place), table["nonfinite"].fill_null(False))
-    return table
-
-
-def _parsed(block: bytes, kind: str) -> pa.Table | None:
-    """All objects of a block with every field of the schema; None where one of them has a field of another type.
-
-    Most logs have the same fields in every line: those of the first are tried alone, in two thirds of the time.
+    Numbers that are not finite are left to that careful reader, too.
     """
     try:
-        first = json.loads(block[: block.index(b"\n")])
+        first = json.loads(content[begin : content.index(b"\n", begin, end)])
     except (ValueError, RecursionError):
+        return None
+    if not isinstance(first, dict):
+        return None
+    columns = alike.read(memoryview(content)[begin:end], list(first), SCHEMAS[kind])
+    found = _parsed(content[begin:end], kind, set(first)) if columns is None else dict(zip(first, columns, strict=True))
+    if found is None or REQUIRED[kind] not in found or found[REQUIRED[kind]].null_count:
+        return None
+    if "schema" in found and (pc.max(found["schema"]).as_py() or 0) > VERSION:
+        return None
+    for name, column in found.items():
+        if FIELDS[kind][name] == "DOUBLE" and pc.all(pc.is_finite(column)).as_py() is False:
+            return None
+    count = len(found[REQUIRED[kind]])
+    if kind == "steps":
+        said = found.get("nonfinite")
+        found["nonfinite"] = pa.repeat(False, count) if said is None else said.fill_null(False)
+    columns = [found[c.name] if c.name in found else pa.nulls(count, c.type) for c in SCHEMAS[kind]]
+    return pa.Table.from_arrays(columns, schema=SCHEMAS[kind])
+
+
+def _parsed(block: bytes, kind: str, first: set[str]) -> dict[str, pa.ChunkedArray] | None:
+    """Columns of a block by a reader of any JSON; None where an object has a field of another type.
+
+    Every line begins with { and ends with }, and a row comes of each: so no object spans two lines, and none shares its
+    line. Text beyond ASCII is left to the careful reader. The fields of the `first` line are most often those of all
+    lines: they are tried alone, in two thirds of the time.
+    """
+    count = block.count(b"\n")
+    whole = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == count - 1
+    if not whole or not block.isascii():
         return None
     reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block))
     few = pa.schema([column for column in SCHEMAS[kind] if column.name in first])
@@ -148,9 +154,7 @@ def _parsed(block: bytes, kind: str) -> pa.Table | None:
             table = pyarrow.json.read_json(pa.BufferReader(block), read_options=reading, parse_options=options)
         except pa.ArrowInvalid:
             continue
-        here = set(table.column_names)
-        columns = [table[c.name] if c.name in here else pa.nulls(len(table), c.type) for c in SCHEMAS[kind]]
-        return pa.Table.from_arrays(columns, schema=SCHEMAS[kind])
+        return dict(zip(table.column_names, table.columns, strict=True)) if len(table) == count else None
     return None
 
 

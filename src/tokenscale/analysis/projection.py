@@ -29,13 +29,15 @@ from tokenscale.files import read_json
 WORLD_SIZES = tuple(2**n for n in range(11))
 #: steps of each attempt that do not count, as in the queries
 WARMUP_STEPS = 3
-#: of DDP (its default): the last one is complete when backward has ended
-BUCKET_BYTES = 25 * 10**6
+#: of DDP (its default, 25 MiB): the last one is complete when backward has ended
+BUCKET_BYTES = 25 * 2**20
 #: what runs of one series must share, but for the global batch of weak scaling
 SHARED = (
     *("model", "parameters", "sequence_length", "micro_batch", "precision", "device", "tensor", "pipeline"),
     *("schedule", "stages_per_rank", "sharding"),
 )
+#: factors that grow with the world size, so that each of its sizes is a series of its own
+GROWING = ("global_batch", "layout.shard")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def project(
     for a world size that was asked for and cannot be predicted. Without `world_sizes` those of `WORLD_SIZES` that can
     be predicted are; a note says what was left out.
     """
-    runs = _runs(Path(tables))
+    runs = lines_of(_runs(Path(tables)))
     names = list(dict.fromkeys(runs["series"]))
     if series is not None and series not in names:
         raise unknown("series", series, names, tables=tables)
@@ -83,13 +85,20 @@ def project(
     groups = {name: runs[runs["series"] == name] for name in wanted}
     if series is None:  # of many series, those of one world size are no mistake
         groups = {name: g for name, g in groups.items() if g["world_size"].nunique() > 1} or groups
-    return [_project(name, group, sweeps, world_sizes, ranks_per_node) for name, group in groups.items()]
+        groups = {name: g for name, g in groups.items() if not g["external"].all()} or groups
+    return [project_line(name, group, sweeps, world_sizes, ranks_per_node) for name, group in groups.items()]
 
 
-def _project(
+def project_line(
     name: str, runs: pd.DataFrame, sweeps: list[dict[str, Any]], world_sizes: Sequence[int] | None, per_node: int | None
 ) -> Projection:
-    runs, notes = _with_cores(name, runs)
+    """Fit one line of runs, by its name, and predict; None for the world sizes stands for those that can be told.
+
+    `runs` are rows as `lines_of` gives them, one a run: mean seconds of a step and of waiting, useful tokens a step.
+    """
+    runs, notes = _own(name, runs)
+    runs, said = _with_cores(name, runs)
+    notes += said
     work, said = _work(name, runs, per_node)
     notes += said
     points = [
@@ -129,7 +138,38 @@ def _runs(tables: Path) -> pd.DataFrame:
             tables=tables,
             next="run the experiment, then `python -m tokenscale ingest …`",
         )
+    found["external"] = found["external"].fillna(False).astype(bool)
     return found.sort_values(["series", "world_size", "repeat", "run_id"])
+
+
+def lines_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """With one name for series that differ in `GROWING` alone and have one world size each: a line of scaling, where
+    the global batch or the rows of a rank stay and all ranks share the model in one way."""
+    runs = runs.assign(line=[_without(name, GROWING) for name in runs["series"]])
+    for line, group in runs.groupby("line"):
+        sizes = group.groupby("series")["world_size"].nunique()
+        alike = group.loc[group["world_size"] > 1, "method"].nunique() <= 1 and not group["external"].any()
+        stays = group["global_batch"], group["global_batch"] / group["world_size"]
+        if len(sizes) > 1 and sizes.max() == 1 and alike and min(values.nunique() for values in stays) == 1:
+            runs.loc[group.index, "series"] = line
+    return runs.drop(columns="line").sort_values(["series", "world_size", "repeat", "run_id"])
+
+
+def _without(series: str, keys: Sequence[str]) -> str:
+    return ", ".join(part for part in series.split(", ") if part.split("=")[0] not in keys)
+
+
+def _own(name: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Without runs of other programs, which do not say how their ranks share the model."""
+    ours = runs[~runs["external"]]
+    if ours.empty:
+        raise UserError(
+            "these runs are of another program: how their ranks share the model is not known.",
+            series=name,
+            next="name a series of runs of tokenscale",
+        )
+    others = len(runs) - len(ours)
+    return ours, [f"left out: {others} run{'s' * (others > 1)} of other programs"] if others else []
 
 
 def _work(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Work, list[str]]:
@@ -144,6 +184,8 @@ def _work(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Work, li
                 next="make it a factor of the experiment, so that each level is a series of its own",
             )
     first = runs.iloc[0]
+    if pd.isna(first["parameters"]):
+        raise UserError("how many parameters a model has is not in the records of these runs.", series=name)
     model_ranks = int(first["tensor"] * first["pipeline"])
     rows = _global_rows(name, runs, model_ranks)
     sharded = int(runs["shard"].max()) > 1
@@ -228,15 +270,17 @@ def _ranks_per_node(runs: pd.DataFrame) -> int:
 
 
 def _sweep(path: Path) -> dict[str, Any]:
-    """A file of `benchmark collectives` that has an all-reduce."""
-    result = read_json(path, "sweep of collectives", f"python -m tokenscale benchmark collectives --output {path}")
-    if result.get("benchmark") != "collectives" or "all_reduce" not in result.get("fits", {}):
-        raise UserError(
-            "this is no sweep of all-reduce.",
-            path=path,
-            next=f"python -m tokenscale benchmark collectives --output {path}",
-        )
-    return result
+    """A file of `benchmark collectives` that has an all-reduce: what the model takes of it."""
+    again = "python -m tokenscale benchmark collectives --output sweep.json"
+    try:
+        result = read_json(path, "sweep of collectives", again)
+        if result["benchmark"] != "collectives":
+            raise KeyError("benchmark")
+        fitted = result["fits"]["all_reduce"]
+        link = Link(float(fitted["alpha_s"]), float(fitted["beta_s_per_byte"]), result["latency"])
+        return {name: result[name] for name in ("backend", "device", "nodes")} | {"link": link}
+    except (KeyError, TypeError, ValueError, IsADirectoryError):
+        raise UserError("this is no sweep of all-reduce.", path=path, next=again) from None
 
 
 def _links(sweeps: list[dict[str, Any]], work: Work, runs: pd.DataFrame) -> Links:
@@ -255,8 +299,7 @@ def _links(sweeps: list[dict[str, Any]], work: Work, runs: pd.DataFrame) -> Link
         leg = "between" if sweep["nodes"] > 1 or work.ranks_per_node == 1 else "inside"
         if leg in found:
             raise UserError(f"two sweeps measure the same link ({leg} nodes).", next="give one of them")
-        fitted = sweep["fits"]["all_reduce"]
-        found[leg] = Link(fitted["alpha_s"], fitted["beta_s_per_byte"], sweep["latency"])
+        found[leg] = sweep["link"]
     return Links(**found)
 
 

@@ -118,6 +118,8 @@ def untestable(group: Sequence[Published], sweep: bool = False) -> str | None:
     sizes = [p.world_size for p in group]
     if len(sizes) < 3:
         return f"world size{'s' * (len(sizes) > 1)} {', '.join(map(str, sizes))}: two to fit and one to test are needed"
+    if fitted_sizes(group) == sizes:
+        return f"world sizes {', '.join(map(str, sizes))}: none is left to test beyond the first on two nodes"
     swept = all_reduces()[0]
     machine = group[0].gpu, str(group[0].gpus_per_node)
     if sweep and (machine != (swept["gpu"], swept["gpus_per_node"]) or group[0].method != "ddp"):
@@ -278,7 +280,7 @@ def facts(tested: Sequence[Tested], skipped: dict[str, str]) -> dict[str, Any]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    return f"{round(100 * share, 1) + 0.0:+.1f} %"  # no -0.0
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -163,6 +163,9 @@ TABLES: dict[str, dict[str, str]] = {
         "useful_tokens": "BIGINT",  # labels that count, in one epoch; so the next two
         "total_tokens": "BIGINT",
         "padding_tokens": "BIGINT",  # the rest that is not useful: labels that are a BOS
+        "ids": "BIGINT",  # that it holds, padding left out
+        "vocabulary_size": "INTEGER",
+        "entropy_bits": "DOUBLE",  # of an id of its documents, by how often it occurs
         "stored_bytes": "BIGINT",
         "text_bytes": "BIGINT",  # UTF-8, of the documents; null where the corpus is not at hand
         "manifest_sha256": "VARCHAR",

@@ -59,7 +59,7 @@ def texts(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool
                 rows[path.parent.name] = manifest["rows"]
                 tokens = manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
                 known = (manifest["documents"], tokens)
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # of another kind, or being written
         if known is not None:
             found[key] = Text(*known, rows)

@@ -12,15 +12,17 @@ from typing import Any
 
 from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.files import canonical_json
-from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells
+from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells, dotted
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import APPROACHES, RunSettings
 
 Cell = dict[str, Any]
 #: approaches whose rows are one document each, padded
 PADDED = ("padded", "pretokenized-padded", "length-bucketed")
 #: sections that are one choice, whatever settings it takes to make it
 ONE_CHOICE = ("layout", "model")
+#: budgets that say, with the tokens at hand, how often a text is read
+COUNTED = ("steps", "epochs")
 SCALING_FIGURES = ("scaling_throughput", "parallel_methods")
 
 
@@ -252,13 +254,16 @@ def budgets(design: Design) -> list[Objection]:
 def repeated_data(design: Design) -> list[Objection]:
     """Text that is read more than once in some cells and not in others."""
     epochs = [(cell, epochs_of(s, design.texts)) for cell, s in design.settings]
-    unknown = sorted(
-        {f"{s.corpus.name}/{s.tokenizer.name}" for _, s in design.settings if epochs_of(s, design.texts) is None}
-    )
+    unknown = [s for _, s in design.settings if epochs_of(s, design.texts) is None]
     found = []
-    if unknown:
-        what = f"whether data are repeated is not known before the tokens of {_and(unknown)} are built"
+    if built := sorted({f"{s.corpus.name}/{s.tokenizer.name}" for s in unknown if s.budget.kind in COUNTED}):
+        what = f"whether data are repeated is not known before the tokens of {_and(built)} are built"
         found.append(Objection("note", what, "runs.corpus", "snakemake tokens, then check again"))
+    if kinds := sorted({s.budget.kind for s in unknown} - set(COUNTED)):
+        what = f"a budget in {_and(kinds)} does not say beforehand whether data are repeated"
+        found.append(
+            Objection("note", what, "runs.budget", "read `epochs` of analysis/sql/epochs.sql once runs are there")
+        )
     known = {canonical_json(cell): (cell, e) for cell, e in epochs if e is not None}
     again = [(cell, e) for cell, e in known.values() if e > 1]
     once = [(cell, e) for cell, e in known.values() if e <= 1]
@@ -310,14 +315,22 @@ def repeats(design: Design) -> list[Objection]:
 
 
 def _pairs(design: Design) -> dict[tuple[str, str], int]:
-    """Comparison → groups of cells that have both sides: what the report puts into one family."""
-    if "approach" not in design.factors:
-        return {}
-    groups: dict[str, set[str]] = {}
-    for cell in design.cells:
-        rest = {k: v for k, v in cell.items() if k != "approach" and k != "layout.data"}
-        groups.setdefault(canonical_json(rest), set()).add(cell["approach"])
-    return {pair: sum(set(pair) <= there for there in groups.values()) for pair in COMPARISONS}
+    """Comparison → groups of cells that have both sides: what the report puts into one family (report/pairs.py).
+
+    World sizes of data parallelism are one group; options of the Parquet store are those of an approach that reads one,
+    and its baseline has none.
+    """
+    groups: dict[str, set[tuple[str, str]]] = {}
+    for cell in design.cells if "approach" in design.factors else ():
+        approach = cell["approach"]
+        rest = {k: v for k, v in dotted(cell).items() if k not in ("approach", "layout.data")}
+        stored = {k: rest.pop(k) for k in list(rest) if k.startswith("storage.")}
+        parquet = APPROACHES[approach] in ("padded", "token-list")
+        groups.setdefault(approach, set()).add((canonical_json(rest), canonical_json(stored if parquet else {})))
+    return {
+        (of, over): sum((rest, "{}") in groups.get(over, ()) for rest, _ in groups.get(of, ()))
+        for of, over in COMPARISONS
+    }
 
 
 def validation(design: Design) -> list[Objection]:

@@ -44,6 +44,7 @@ PACKAGES = (
     Package("pandas", "pandas", "report"),
     Package("matplotlib", "matplotlib", "report"),
     Package("jinja2", "jinja2", "report"),
+    Package("pypdf", "pypdf", "report"),
     Package("pytest", "pytest", "test"),
     Package("pytest-xdist", "xdist", "test"),
     Package("hypothesis", "hypothesis", "test"),

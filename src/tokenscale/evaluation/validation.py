@@ -1,7 +1,8 @@
-"""Validation loss."""
+"""Validation loss and accuracy."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,17 +13,34 @@ from tokenscale.parallel.mesh import Mesh
 from tokenscale.training.step import micro
 
 
+@dataclass(frozen=True)
+class Held:
+    """Sums over the slice: of the loss in nats, useful labels, and those with the largest logit (None: not asked)."""
+
+    loss_sum: float
+    useful_tokens: int
+    correct_tokens: int | None
+
+
 @torch.no_grad()
 def loss(
-    objective: nn.Module, data: Slice, micro_batch: int, mesh: Mesh, autocast: Callable[[], AbstractContextManager]
-) -> tuple[float, int]:
-    """(sum of the loss in nats, useful labels) over the whole slice. A collective: every rank must call it.
+    objective: nn.Module,
+    data: Slice,
+    micro_batch: int,
+    mesh: Mesh,
+    autocast: Callable[[], AbstractContextManager],
+    *,
+    accuracy: bool = False,
+) -> Held:
+    """The sums over the whole slice, on every rank. A collective: every rank must call it.
 
     All ranks run as many forward passes, for some layouts exchange weights in each. Ranks that share their rows all
-    have their loss, and one of them counts it.
+    have their loss, and one of them counts it. `accuracy` costs the products of the output head once more.
     """
-    world, forward = mesh.world, getattr(objective, "pipeline", objective)
+    world, pipeline = mesh.world, getattr(objective, "pipeline", None)
+    forward, plain = pipeline or objective, getattr(objective, "module", objective)
     total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    plain.correct = torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
     objective.eval()
     for start in range(0, micro_steps(data.global_rows, mesh.layout.readers, micro_batch) * micro_batch, micro_batch):
         tokens, labels, bounds = micro(data, slice(start, start + micro_batch), world.device)
@@ -30,6 +48,10 @@ def loss(
             total += forward(tokens, labels, bounds)
         useful += int((data.labels_bt[start : start + micro_batch] >= 0).sum())
     objective.train()
+    correct, plain.correct = plain.correct, None
+    if accuracy and pipeline is not None:
+        pipeline.told(correct)
     counts = mesh.place.counts
-    loss_sum, count = world.sum(total.item() * counts, float(useful * counts))
-    return loss_sum, int(count)
+    sums = [total.item() * counts, float(useful * counts), float(correct.item() * counts) if accuracy else 0.0]
+    loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
+    return Held(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)

@@ -66,8 +66,8 @@ def linear_cross_entropy_sum(
 
 @torch.no_grad()
 def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """(`cross_entropy_sum(head(hidden), labels)`; useful labels that have the largest logit, int64): two scalars, from
-    the logits of `chunk` positions at a time (0: all)."""
+    """(`cross_entropy_sum(head(hidden), labels)`; `correct_labels`): two scalars, from the logits of `chunk` positions
+    at a time (0: all)."""
     loss_sum = torch.zeros((), device=hidden_btd.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
     hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
@@ -76,6 +76,28 @@ def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, 
         loss_sum += F.cross_entropy(logits.float(), labels[part], ignore_index=IGNORED, reduction="sum")
         correct += (logits.argmax(dim=-1) == labels[part]).sum()
     return loss_sum, correct
+
+
+@torch.no_grad()
+def correct_labels(
+    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: Share | None = None
+) -> Tensor:
+    """How many useful labels have the largest logit (of equal ones, the first entry's), int64; a scalar.
+
+    Logits of `chunk` positions exist at a time (0: all). With a `share`, `head` has that part of the vocabulary's rows.
+    """
+    correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
+    hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
+    for part in _parts(len(labels), chunk):
+        if share is None:
+            predicted = head(hidden[part]).argmax(dim=-1)
+        else:
+            highest, predicted = F.linear(hidden[part], head.weight, head.bias).float().max(dim=-1)
+            here = highest == share.maximum(highest.clone())
+            first = torch.where(here, -(predicted + share.first), torch.iinfo(torch.int64).min)
+            predicted = -share.maximum(first)
+        correct += (predicted == labels[part]).sum()
+    return correct
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -3,7 +3,12 @@
 from torch import Tensor, nn
 
 from tokenscale.models.attention import Bounds
-from tokenscale.models.losses import cross_entropy_sum, fused_cross_entropy_sum, linear_cross_entropy_sum
+from tokenscale.models.losses import (
+    correct_labels,
+    cross_entropy_sum,
+    fused_cross_entropy_sum,
+    linear_cross_entropy_sum,
+)
 
 
 class Objective(nn.Module):
@@ -11,12 +16,14 @@ class Objective(nn.Module):
 
     Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
     -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
-    `compiled`: the loss is compiled, too; the products of the output head are not part of that.
+    `compiled`: the loss is compiled, too; the products of the output head are not part of that. `correct`: while it is
+    a tensor, every pass adds to it how many useful labels have the largest logit.
     """
 
     def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
         self.model, self.loss_chunk, self.compiled = model, loss_chunk, compiled
+        self.correct: Tensor | None = None
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """The loss as a sum; who divides by what is decided where all ranks are known."""
@@ -24,6 +31,8 @@ class Objective(nn.Module):
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
         """The same of what goes into the output head."""
+        if self.correct is not None:
+            self.correct += correct_labels(hidden_btd, self.model.head, labels_bt, self.loss_chunk)
         if self.loss_chunk == 0:
             loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
             return loss(self.model.head(hidden_btd), labels_bt)

@@ -142,10 +142,10 @@ class Pipeline:
         shape = (rows, length // self.mesh.size("tensor"), width)
         return torch.empty(shape, dtype=weight.dtype, device=self.mesh.world.device)
 
-    def _told(self, loss: Tensor) -> Tensor:
-        """The last rank's value, on all of them."""
-        dist.broadcast(loss, group=self.group, group_src=self.ranks - 1)
-        return loss
+    def told(self, value: Tensor) -> Tensor:
+        """The last rank's value, on all of them. A collective."""
+        dist.broadcast(value, group=self.group, group_src=self.ranks - 1)
+        return value
 
     @torch.no_grad()
     def __call__(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
@@ -162,7 +162,7 @@ class Pipeline:
             else:
                 self.links.send("F", y)
         self.links.finish()
-        return self._told(loss)
+        return self.told(loss)
 
     def step(
         self,
@@ -228,6 +228,6 @@ class Pipeline:
             if not uses[k]:
                 del micros[k]
         self.links.finish()
-        loss_sum = self._told(loss_sum)
+        loss_sum = self.told(loss_sum)
         timer.lap("bubble")
         return loss_sum

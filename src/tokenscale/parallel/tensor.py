@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from tokenscale.models.losses import linear_cross_entropy_sum
+from tokenscale.models.losses import correct_labels, linear_cross_entropy_sum
 from tokenscale.order.shares import rows_of
 from tokenscale.parallel.exchange import all_gather, reduce_scatter
 from tokenscale.parallel.mesh import Mesh
@@ -189,4 +189,6 @@ def _loss(objective: nn.Module, vocabulary: Vocabulary, hidden_btd: Tensor, labe
     """The loss of all positions, the same on every rank; from the logits of `loss_chunk` at a time, or of all."""
     hidden = vocabulary.ranks.gather(hidden_btd)
     head, chunk = objective.model.head, objective.loss_chunk
+    if objective.correct is not None:
+        objective.correct += correct_labels(hidden, head, labels_bt, chunk, share=vocabulary)
     return linear_cross_entropy_sum(hidden, head, labels_bt, chunk, compiled=objective.compiled, share=vocabulary)

@@ -55,6 +55,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "world_size": "INTEGER",  # run_start: as observed by this rank
         "loss_sum": "DOUBLE",  # validation: over the whole slice
         "useful_tokens": "BIGINT",  # validation: of the whole slice
+        "correct_tokens": "BIGINT",  # validation: of them, with the largest logit; null where nobody counted
         "rows": "BIGINT",  # validation
         "duration_s": "DOUBLE",
         "bytes": "BIGINT",  # checkpoint: on disk

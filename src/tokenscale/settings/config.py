@@ -7,23 +7,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
 from tokenscale.settings import machine, validate
+from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.experiments import EXTERNAL, Experiment, Run, cells, matches, merge, order, set_dotted
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
+from tokenscale.settings.scales import SCALES
 
-SCALES = ("demo", "workstation", "alps")
-#: names of the workflow's own targets
-TARGETS = ("all", "corpus", "tokens", "runs", "tables", "figures", "report")
+#: names of the workflow's own targets and pages
+TARGETS = (
+    *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
+    *("claims", "report_now", "report_pretokenization", "report_ddp", "index"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class ConfigFile:
         False, "true: text becomes archives, and packed stores are unpacked from these; the stores are the same"
     )
     corpus: str | None = option(None, "every experiment reads this corpus in place of its own")
+    claims: str = option("config/claims.yaml", "the ledger: sentences that the report holds against the data")
+    strict_claims: bool = option(
+        False, "true: `snakemake claims` fails where a sentence that is relied on (`holds_at`) no longer holds"
+    )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
 
@@ -353,37 +361,6 @@ def benchmark_stores(settings: Any) -> list[StoreSettings]:
     ]
 
 
-def read_yaml(path: Path | str) -> dict[str, Any]:
-    """A YAML mapping. Raises UserError for a missing file, broken YAML, repeated keys, or another kind of document."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        values = yaml.load(text, Loader=_UniqueKeys)
-    except FileNotFoundError:
-        raise UserError("the configuration file is missing.", file=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError("the file is not readable YAML.", file=path, reason=error) from None
-    if not isinstance(values, dict):
-        raise UserError(
-            "the file is not a YAML mapping.", file=path, found=type(values).__name__, expected="key: value lines"
-        )
-    return values
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice; YAML would keep the last one silently."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is written twice", key_node.start_mark
-                )
-            seen.add(key) if isinstance(key, str) else None
-        return super().construct_mapping(node, deep)
-
-
 def load(
     file: Path | str = "config/config.yaml", *, overrides: dict[str, Any] | None = None, root: Path | str = "."
 ) -> Config:
@@ -424,6 +401,7 @@ def schemas() -> dict[str, dict[str, Any]]:
             "additionalProperties": {"$ref": f"#/$defs/{cls.__name__}"},
         }
     config["properties"]["scale"]["enum"] = list(SCALES)
-    for schema in (config, experiment):
+    claims = pydantic.TypeAdapter(Ledger).json_schema()
+    for schema in (config, experiment, claims):
         schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return {"config.schema.json": config, "experiment.schema.json": experiment}
+    return {"config.schema.json": config, "experiment.schema.json": experiment, "claims.schema.json": claims}

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from tokenscale.errors import UserError
-from tokenscale.settings.config import read_yaml
 from tokenscale.settings.experiments import merge
+from tokenscale.settings.reading import read_yaml
 
 #: how Snakemake calls a profile's file, without the version that some names carry (`config.v9+.yaml`)
 FILES = ("profile", "config")

@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 
 from tokenscale.files import canonical_json, write_text
+from tokenscale.settings.claims import Claim, Document
 from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment
@@ -21,6 +22,8 @@ SECTIONS = (
     ("config.yaml: a corpus", "corpora.NAME.", CorpusSettings),
     ("config.yaml: a tokenizer", "tokenizers.NAME.", TokenizerSettings),
     ("machine.toml, the file that `machine` names", "", Machine),
+    ("claims.yaml: a claim", "claims.NAME.", Claim),
+    ("claims.yaml: a document", "documents.NAME.", Document),
     ("experiments/NAME.yaml", "", Experiment),
     ("experiments/NAME.yaml: a run", "runs.", RunSettings),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),

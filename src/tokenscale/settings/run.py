@@ -83,6 +83,7 @@ class ValidationSettings:
     each_epoch: bool = option(False, "also after the last step of each epoch")
     at_start: bool = option(True, "before the first step")
     at_end: bool = option(True, "after the last step")
+    accuracy: bool = option(False, "count the labels that have the largest logit, too")
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class StudyFile:
 
 def read_file(path: str) -> StudyFile:
     """A preset file. UserError for what cannot be read, and for an unknown key or value."""
-    values = host("tokenscale.settings.config").read_yaml(path)
+    values = host("tokenscale.settings.reading").read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}

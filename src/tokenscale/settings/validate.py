@@ -71,6 +71,9 @@ def _dotted(*parts: Any) -> str:
 def _fields_at(cls: type, location: tuple) -> list[str]:
     """Names of the fields at a location inside nested settings."""
     for part in location:
+        if typing.get_origin(cls) is dict:
+            cls = typing.get_args(cls)[1]
+            continue
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             hint = next((h for h in typing.get_args(hint) if dataclasses.is_dataclass(h)), None)

@@ -229,19 +229,25 @@ class Training:
 
     def _validate(self) -> float:
         began = time.monotonic()
-        loss_sum, useful = validation.loss(
-            self.engine.objective, self.held_out, self.settings.micro_batch, self.engine.mesh, self.engine.autocast
+        found = validation.loss(
+            self.engine.objective,
+            self.held_out,
+            self.settings.micro_batch,
+            self.engine.mesh,
+            self.engine.autocast,
+            accuracy=self.settings.validation.accuracy,
         )
         if self.world.rank == 0:
             self.writer.event(
                 "validation",
                 step=self.done,
-                loss_sum=loss_sum,
-                useful_tokens=useful,
+                loss_sum=found.loss_sum,
+                useful_tokens=found.useful_tokens,
+                correct_tokens=found.correct_tokens,
                 rows=self.held_out.global_rows,
                 duration_s=time.monotonic() - began,
             )
-        return loss_sum / max(useful, 1)
+        return found.loss_sum / max(found.useful_tokens, 1)
 
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
         run = self.settings

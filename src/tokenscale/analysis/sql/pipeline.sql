@@ -12,7 +12,8 @@ WITH waited AS (
     FROM steps AS s
     JOIN steps_global AS g USING (run_id, step)        -- steps of all ranks, of runs that count
     JOIN runs AS r USING (run_id)
-    WHERE s.attempt_step >= $warmup_steps AND r.pipeline > 1 AND s.bubble_s IS NOT NULL
+    WHERE s.attempt_step >= $warmup_steps AND r.pipeline > 1
+        AND s.bubble_s IS NOT NULL AND s.forward_s IS NOT NULL AND s.backward_s IS NOT NULL
     GROUP BY s.run_id
 ),
 throughput AS (

@@ -3,9 +3,10 @@
 -- (validation itself left out). Perplexity is exp(loss). `bits_per_byte` is the loss in bits times the useful tokens of
 -- the validation store over the UTF-8 bytes of its text (Gao et al. 2020, section 3.1): comparable between tokenizers,
 -- exact where the slice is the whole store, of causal models; null where no such store and corpus are at hand. Where
--- several ranks or attempts report a step, the latest attempt's lowest rank counts. Accuracy is not logged while training.
+-- several ranks or attempts report a step, the latest attempt's lowest rank counts. `accuracy` is the share of useful labels
+-- that have the largest logit: of next tokens, or of masked ones; null where the run did not count them.
 WITH reported AS (
-    SELECT e.run_id, coalesce(e.step, 0) AS step, e.loss_sum, e.useful_tokens
+    SELECT e.run_id, coalesce(e.step, 0) AS step, e.loss_sum, e.useful_tokens, e.correct_tokens
     FROM events AS e
     JOIN runs AS r USING (run_id)
     WHERE e.event = 'validation' AND e.useful_tokens > 0 AND r.validity IN ('valid', 'suspect')
@@ -53,6 +54,7 @@ SELECT
     exp(v.loss_sum / v.useful_tokens) AS perplexity,
     CASE WHEN r.objective = 'causal' AND r.labels = 'all'
          THEN v.loss_sum / v.useful_tokens / ln(2) * t.tokens_per_byte END AS bits_per_byte,
+    v.correct_tokens / v.useful_tokens AS accuracy,
     v.step = max(v.step) OVER (PARTITION BY v.run_id) AS last
 FROM reported AS v
 JOIN runs AS r USING (run_id)

@@ -1,0 +1,439 @@
+"""Does a sentence hold? A claim's SQL is asked of an experiment's tables, and what it gives is held against its bound.
+
+A point is a run, or a pair of runs of one repeat, and no run is in two points of a cell. Below six points no statement
+about runs is more than inconclusive; what does not vary (counts of tokens and bytes) needs one. All tests of a ledger
+are one family (Holm 1979), of every cell, so that the largest of several is not tested as if it were the only one. Runs
+of other programs are none of these points.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+
+from tokenscale.analysis import likeness, queries, statistics
+from tokenscale.analysis.definitions import QUERIES
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, sha256_text
+from tokenscale.settings.claims import PLACES, Claim, Ledger, named_in
+
+VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
+#: columns of a claim's rows that mean something here; a sentence may name every other one
+MEANT = ("value", "baseline", "run_id", "other_run_id", "cell")
+#: stands for infinity (a target that was never reached) where numbers are ordered and tested
+NEVER = 1e12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The points of one cell: their median, what `low` and `high` are, and the tests before and after correction."""
+
+    name: str
+    n: int
+    number: float
+    low: float
+    high: float
+    kind: str
+    p: float
+    smallest_p: float
+    repeated: bool = False  #: a run is in several points, which are not independent then
+    verdict: str = INCONCLUSIVE
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what the data say of it. Not tested: no experiment, no numbers, and `reason` says why."""
+
+    id: str
+    verdict: str
+    reason: str
+    sentence: str
+    experiment: str | None = None
+    scale: str | None = None
+    cells: tuple[Cell, ...] = ()
+    run_ids: tuple[str, ...] = ()
+    refused: str = ""
+
+
+def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judged]:
+    """Every claim of the ledger, in its order, asked of the tables below `tables` of the named experiments.
+
+    Raises UserError for SQL that DuckDB refuses, or that lacks the columns it needs.
+    """
+    found = {name: _Asked(name, tables / name) for name in experiments if _asks(ledger, name)}
+    points = {name: _points(name, claim, found) for name, claim in ledger.claims.items()}
+    tested = {name: _cells(ledger.claims[name], rows) for name, (_, rows, _) in points.items() if rows is not None}
+    corrected = _corrected(ledger, tested)
+    judged = []
+    for name, claim in ledger.claims.items():
+        asked, rows, refused = points[name]
+        if rows is None:
+            reason = "" if refused or claim.needs else "no experiment of this report has the runs that it needs"
+            needs = f"Needs {claim.needs}." if claim.needs else ""
+            judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
+            continue
+        cells = tuple(_with_verdict(claim, cell) for cell in corrected[name])
+        judged.append(_judged(name, claim, asked, rows, cells, refused))
+    for asked in found.values():
+        asked.close()
+    return judged
+
+
+def as_rows(ledger: Ledger, judged: Iterable[Judged]) -> list[dict[str, Any]]:
+    """What the report and other programs read of each claim, as plain values."""
+    rows = []
+    for one in judged:
+        claim = ledger.claims[one.id]
+        number, low, high, n = summed_up(one.cells)
+        document = ledger.documents[claim.document]
+        rows.append(
+            {
+                "id": one.id,
+                "document": document.title,
+                "where": document.where,
+                "claim": claim.claim,
+                "figure": claim.figure,
+                "sentence": one.sentence,
+                "verdict": one.verdict,
+                "reason": one.reason,
+                "number": _finite(number),
+                "low": _finite(low),
+                "high": _finite(high),
+                "n": n,
+                "kind": _kinds(one.cells) or None,
+                "unit": claim.unit,
+                "direction": claim.direction,
+                "bound": claim.bound,
+                "margin": claim.margin,
+                "experiment": one.experiment,
+                "scale": one.scale,
+                "shown_in": claim.shown_in,
+                "remark": claim.remark,
+                "refused": one.refused,
+                "run_ids": list(one.run_ids),
+                "sql_sha256": sha256_text(claim.sql),
+                "cells": [_plain(cell) for cell in one.cells],
+            }
+        )
+    return rows
+
+
+def lost(ledger: Ledger, judged: Iterable[Judged], scales: AbstractSet[str]) -> list[Judged]:
+    """The claims that are relied on at one of the scales (`holds_at`), and that the data do not carry.
+
+    One that these tables cannot test is lost, too: nothing shows that it holds.
+    """
+    relied = {name for name, claim in ledger.claims.items() if scales & set(claim.holds_at)}
+    return [one for one in judged if one.id in relied and one.verdict != SUPPORTED]
+
+
+def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float | None, int]:
+    """(median, lowest low, highest high, fewest points) of several cells; the median is that of one cell alone."""
+    if not cells:
+        return None, None, None, 0
+    number = float(np.median([cell.number for cell in cells]))
+    return number, min(c.low for c in cells), max(c.high for c in cells), min(c.n for c in cells)
+
+
+def written(number: float | None, unit: str, digits: int = 3) -> str:
+    """A number as the sentence has it, with so many significant digits.
+
+    >>> written(0.0153, "percent"), written(5.934, "ratio"), written(1.0, "ratio", 5), written(None, "plain")
+    ('1.53 %', '5.93', '1.0000', '–')
+    """
+    if number is None:
+        return "–"
+    if not math.isfinite(number):
+        return "never"
+    value = 100 * number if unit == "percent" else number
+    if value == 0:
+        text = "0"
+    elif 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+    else:
+        text = f"{value:.2e}"
+    return f"{text} %" if unit == "percent" else text
+
+
+def digits_of(claim: Claim) -> int:
+    """Significant digits that show what is equal within the claim's margin, and three otherwise."""
+    return max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
+
+
+# ---------------------------------------------------------------------------------------------------------- asking
+
+
+class _Asked:
+    """The tables of one experiment, with the named queries as tables made when they are first asked for."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self._folder = name, folder
+        self.connection = queries.connect(folder)
+        self.inventory = queries.query("inventory", self.connection)
+        self.scale = read_json(folder / "experiment.json", "experiment's description").get("scale")
+        self._made: set[str] = set()
+        # a ledger reads these tables and nothing else of the machine
+        quoted = str(folder).replace("'", "''")
+        self.connection.execute(f"SET allowed_directories = ['{quoted}']")
+        self.connection.execute("SET enable_external_access = false")
+        self.connection.execute("SET lock_configuration = true")
+
+    def rows(self, claim: str, sql: str) -> pd.DataFrame:
+        """What a claim's SQL gives."""
+        try:
+            kinds = [statement.type for statement in self.connection.extract_statements(sql)]
+            if kinds == [duckdb.StatementType.SELECT]:
+                self._make(re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE))
+                return self.connection.execute(sql).df()
+            reason = "it has to be one SELECT, which changes nothing for the others"
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+        raise UserError("a claim's SQL does not run.", claim=claim, experiment=self.name, reason=reason)
+
+    def _make(self, asked: Iterable[str]) -> None:
+        """Tables of the named queries among those that are asked."""
+        wanted = {name.lower() for name in asked} & set(QUERIES)
+        for query in sorted(wanted - set(queries.VIEWS) - self._made):
+            text, parameters = queries.sql(query), queries.PARAMETERS[query]
+            self.connection.execute(f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None)
+            self._made.add(query)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _asks(ledger: Ledger, experiment: str) -> bool:
+    return any(experiment in claim.experiments for claim in ledger.claims.values())
+
+
+def _points(name: str, claim: Claim, found: dict[str, _Asked]) -> tuple[_Asked | None, pd.DataFrame | None, str]:
+    """(the experiment that answers, its rows with a column `number`, who was left out); None where nobody has any."""
+    refused = ""
+    for experiment in claim.experiments:
+        if experiment not in found:
+            continue
+        asked = found[experiment]
+        rows = asked.rows(name, claim.sql)
+        _check_columns(name, claim, rows)
+        rows = rows[rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)]
+        rows, found_refused = _comparable(claim, rows, asked.inventory)
+        refused = found_refused or refused
+        over = _numbers(name, rows, "baseline") if "baseline" in rows else 1.0
+        cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
+        rows = rows.assign(number=_numbers(name, rows, "value") / over, cell=cells)
+        rows = rows[rows["number"].notna()]  # infinity over infinity: neither run got there
+        if len(rows):
+            return asked, rows, refused
+    return None, None, refused
+
+
+def _ids(rows: pd.DataFrame) -> list[str]:
+    """The columns that name runs."""
+    return [column for column in rows if column == "run_id" or column.endswith("_run_id")]
+
+
+def _comparable(claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """(rows of our own runs that differ in nothing but what the claim compares, sentences on those that do not)."""
+    columns = _ids(rows)
+    out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
+    refused = ""
+    if claim.compares is not None and len(rows):
+        unlike = likeness.refusals(inventory, claim.compares)
+        ours = set().union(*(rows[column].dropna() for column in columns))
+        refused = likeness.sentences([r for r in unlike if ours & set(r.run_ids)])
+        out |= likeness.refused(unlike)
+    return rows[~rows[columns].isin(out).any(axis=1)], refused
+
+
+def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
+    try:
+        return rows[column].astype(float)
+    except (TypeError, ValueError):
+        found = rows[column].iloc[0]
+        raise UserError("a claim's SQL gives no number.", claim=name, column=column, found=found) from None
+
+
+def _check_columns(name: str, claim: Claim, rows: pd.DataFrame) -> None:
+    wanted = {"value", *(set(named_in(claim.sentence)) - set(PLACES))}
+    if claim.compares is not None:
+        wanted.add("run_id")
+    if missing := sorted(wanted - set(rows.columns)):
+        raise UserError(
+            "a claim's SQL lacks a column.",
+            claim=name,
+            column=", ".join(missing),
+            found=", ".join(rows.columns),
+            next="select it, or leave it out of the sentence",
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- judging
+
+
+def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
+    found = []
+    for name, group in rows.groupby("cell", sort=False):
+        x = np.clip(group["number"].to_numpy(), -NEVER, NEVER)
+        p, smallest = (0.0, 0.0) if claim.exact else _tested(claim, x)
+        spread = statistics.summary(x)
+        if claim.exact:
+            low, high = float(x.min()), float(x.max())
+            kind = "one value" if low == high else "lowest and highest value"
+        else:
+            low, high, kind = spread.low, spread.high, spread.kind
+        numbers = (
+            number if abs(number) < NEVER else math.copysign(math.inf, number) for number in (spread.median, low, high)
+        )
+        ids = [run_id for column in _ids(group) for run_id in group[column].dropna()]
+        found.append(Cell(str(name), len(x), *numbers, kind, p, smallest, len(set(ids)) < len(ids)))
+    return found
+
+
+def edges(claim: Claim) -> tuple[float, float]:
+    """The bound less and plus the margin."""
+    away = abs(claim.bound) * claim.margin
+    return claim.bound - away, claim.bound + away
+
+
+def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
+    """(p, smallest p) against the edge that the claim, or what contradicts it, has to leave behind; inside of a margin,
+    the larger p of its two edges (Schuirmann 1987)."""
+    near, far = edges(claim)
+    median = float(np.median(x))
+    if claim.direction == "equal":
+        tried = (near, far) if near <= median <= far else (near if median < near else far,)
+    else:
+        tried = (far if claim.direction == "above" else near,)
+    return max(statistics.sign_flip_p(_distances(x, edge)) for edge in tried)
+
+
+def _distances(x: np.ndarray, bound: float) -> np.ndarray:
+    return np.log(x / bound) if (x > 0).all() and bound > 0 else x - bound
+
+
+def _corrected(ledger: Ledger, tested: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
+    """The cells that count, with p-values corrected over all that is tested; what does not vary is no test."""
+    places = [(name, i) for name, cells in tested.items() if not ledger.claims[name].exact for i in range(len(cells))]
+    ps = statistics.holm([tested[name][i].p for name, i in places])
+    reachable = statistics.holm([tested[name][i].smallest_p for name, i in places])
+    result = {name: list(cells) for name, cells in tested.items()}
+    for (name, i), p, smallest in zip(places, ps, reachable, strict=True):
+        result[name][i] = replace(tested[name][i], p=p, smallest_p=smallest)
+    return {name: _counting(ledger.claims[name], cells) for name, cells in result.items()}
+
+
+def _counting(claim: Claim, cells: list[Cell]) -> list[Cell]:
+    """All cells, or the largest: chosen after the correction, which knows of the others."""
+    if claim.cells == "all":
+        return cells
+    return [max(cells, key=lambda cell: -cell.number if claim.direction == "below" else cell.number)]
+
+
+def _with_verdict(claim: Claim, cell: Cell) -> Cell:
+    verdict, reason = verdict_of(claim, cell)
+    return replace(cell, verdict=verdict, reason=reason)
+
+
+def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
+    """(verdict, why) of one cell.
+
+    `above`, `below`: supported where the whole interval, and the test, lie beyond the bound by more than the margin;
+    contradicted where they do not reach so far. `equal` (Schuirmann 1987): supported where they are within the margin,
+    contradicted where they are outside.
+    """
+    low, high = cell.low, cell.high
+    near, far = edges(claim)
+    if not claim.exact and cell.repeated:
+        return INCONCLUSIVE, "its points share runs, so that they are not independent"
+    if not claim.exact and statistics.order_statistic_rank(cell.n) is None:
+        return INCONCLUSIVE, f"{cell.n} of the {statistics.fewest_pairs()} or more points that a verdict takes"
+    if not claim.exact and cell.smallest_p >= statistics.LEVEL:
+        return INCONCLUSIVE, "too few points for a family of so many tests"
+    within = near <= low and high <= far
+    holds = {"above": low > far, "below": high < near, "equal": within}[claim.direction]
+    fails = {"above": high <= far, "below": low >= near, "equal": high < near or low > far}[claim.direction]
+    if (holds or fails) and cell.p >= statistics.LEVEL:
+        return INCONCLUSIVE, "the test, corrected for the others, does not exclude chance"
+    if holds:
+        return SUPPORTED, ""
+    if fails:
+        small = claim.direction != "equal" and claim.margin and within
+        of = f"no further from {written(claim.bound, claim.unit)} than {written(claim.margin, 'percent')}"
+        return CONTRADICTED, of if small else ""
+    return INCONCLUSIVE, f"the {'margin' if claim.margin else 'bound'} lies inside the interval"
+
+
+def _judged(
+    name: str, claim: Claim, asked: _Asked, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
+) -> Judged:
+    verdicts = [cell.verdict for cell in cells]
+    if all(v == SUPPORTED for v in verdicts):
+        verdict = SUPPORTED
+    else:
+        verdict = CONTRADICTED if CONTRADICTED in verdicts else INCONCLUSIVE
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.verdict == verdict and cell.reason:
+            reasons.setdefault(cell.reason, []).append(cell.name)
+    shown = rows[rows["cell"].isin([cell.name for cell in cells])]
+    ids = [set(shown[column].dropna()) for column in _ids(shown)]
+    return Judged(
+        name,
+        verdict,
+        "; ".join(_of_cells(reason, names, len(cells)) for reason, names in reasons.items()),
+        _sentence(claim, shown, cells),
+        asked.name,
+        asked.scale,
+        cells,
+        tuple(sorted(set().union(*ids))),
+        refused,
+    )
+
+
+def _of_cells(reason: str, names: list[str], cells: int) -> str:
+    """A reason, after the cells that it is true of where it is not true of all."""
+    return reason if len(names) == cells else f"{', '.join(names)}: {reason}"
+
+
+def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
+    _, low, high, n = summed_up(cells)
+    said = functools.partial(written, unit=claim.unit, digits=digits_of(claim))
+    # what does not vary from run to run is shown from end to end, not by a median of unlike things
+    ends = (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
+    values: dict[str, str] = {
+        "number": " to ".join(dict.fromkeys(map(said, ends))),
+        "spread": f"{said(low)} to {said(high)}, {_kinds(cells)}",
+        "n": str(n),
+        "cells": ", ".join(filter(None, (cell.name for cell in cells))),
+    }
+    for name in set(named_in(claim.sentence)) - set(PLACES):
+        values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
+    return claim.sentence.format(**values)
+
+
+def _kinds(cells: Sequence[Cell]) -> str:
+    """What low and high are: of cells with unlike numbers of points, all that they are."""
+    return " or ".join(dict.fromkeys(cell.kind for cell in cells))
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    return {key: _finite(value) for key, value in vars(cell).items()}
+
+
+def _finite(value: Any) -> Any:
+    """None for infinity, which JSON has not."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,35 @@
+"""Every query by its name, in the order in which their definitions are printed.
+
+Whoever imports this may ask any of them, and so depends on all: a job's code is read off these names
+(`settings/closure.py`).
+"""
+
+QUERIES = (
+    "steps_global",
+    "throughput",
+    "computing",
+    "epochs",
+    "padding",
+    "loss",
+    "loss_curves",
+    "validation",
+    "time_to_target",
+    "time_to_training_loss",
+    "stalls",
+    "communication",
+    "pretokenization",
+    "storage",
+    "break_even",
+    "benchmark",
+    "scaling",
+    "scaling_weak",
+    "parallelism",
+    "pipeline",
+    "memory",
+    "order",
+    "phases",
+    "loss_difference",
+    "step_times",
+    "energy",
+    "inventory",
+)

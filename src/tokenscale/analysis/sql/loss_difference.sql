@@ -1,0 +1,52 @@
+-- Loss of a run against that of the run at the smallest world size of the same series, settings and repeat, step by step,
+-- in at most $points points: of the steps that a point stands for, the largest difference of training losses (absolute,
+-- nats a useful token), with the reference's loss there. At one global batch both train on the same samples at every
+-- step (`same_data`: the digests of all steps of the point are equal), so that nothing but rounding should differ: sums
+-- in another order, which training then carries on. Runs of weak scaling have other batches, and no pair here.
+WITH comparable AS (
+    SELECT run_id, approach, series, science, repeat, world_size
+    FROM runs
+    WHERE validity IN ('valid', 'suspect')
+),
+smallest AS (
+    SELECT series, science, repeat, min(world_size) AS world_size FROM comparable GROUP BY ALL
+),
+pairs AS (
+    SELECT b.*, a.run_id AS reference, a.world_size AS reference_world_size
+    FROM comparable AS a
+    JOIN smallest USING (series, science, repeat, world_size)
+    JOIN comparable AS b ON b.series = a.series AND b.science = a.science AND b.repeat = a.repeat
+        AND b.world_size > a.world_size
+),
+compared AS (
+    SELECT
+        p.run_id,
+        b.step,
+        a.loss_sum / nullif(a.useful_tokens, 0) AS reference_loss,
+        abs(b.loss_sum / nullif(b.useful_tokens, 0) - a.loss_sum / nullif(a.useful_tokens, 0)) AS difference,
+        a.order_digest = b.order_digest AS same_data,
+        row_number() OVER (PARTITION BY p.run_id ORDER BY b.step) - 1 AS place,
+        count(*) OVER (PARTITION BY p.run_id) AS steps
+    FROM pairs AS p
+    JOIN steps_global AS a ON a.run_id = p.reference
+    JOIN steps_global AS b ON b.run_id = p.run_id AND b.step = a.step
+)
+SELECT
+    p.run_id,
+    p.approach,
+    p.series,
+    p.world_size,
+    p.repeat,
+    p.reference,
+    p.reference_world_size,
+    max(c.step) AS step,
+    count(*) AS steps,
+    arg_max(c.reference_loss, c.difference) AS reference_loss,
+    max(c.difference) AS largest_difference,
+    bool_and(c.same_data) AS same_data
+FROM compared AS c
+JOIN pairs AS p USING (run_id)
+GROUP BY p.run_id, p.approach, p.series, p.world_size, p.repeat, p.reference, p.reference_world_size,
+    CASE WHEN c.steps <= $points THEN c.place ELSE c.place * $points // c.steps END
+HAVING max(c.difference) IS NOT NULL
+ORDER BY p.series, p.world_size, p.repeat, p.run_id, step;
