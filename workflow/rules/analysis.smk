@@ -18,16 +18,11 @@ rule run_table:
 rule ingest:
     """Logs of an experiment's runs → typed tables."""
     input:
+        unpack(read_manifests),
         table="results/experiments/{experiment}/runs.json",
         runs=lambda w: run_files([w.experiment]),
         external=lambda w: external_files(w.experiment),
         benchmarks=benchmark_files,
-        stores=lambda w: [
-            store_manifest(*store) for store in settings.stores([w.experiment])
-        ],
-        corpora=lambda w: [
-            corpus_manifest(name) for name in settings.corpora_of([w.experiment])
-        ],
         code=lambda w: code_of("ingest"),
     output:
         expand(

@@ -10,6 +10,7 @@ from tokenscale.corpus import fingerprint
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.path import use_this_python
+from tokenscale.report.views import VIEWS
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
@@ -23,6 +24,7 @@ from tokenscale.settings.manifests import (
 )
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.profile import left_out
+from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import (
     BATCHES,
     DOWNLOADS,
@@ -33,6 +35,10 @@ from tokenscale.settings.registry import (
 )
 
 use_this_python()
+# A report of what is there: no rule that trains, or makes what trainings read, is known, and what is missing is no input.
+NOW = "report_now" in sys.argv[1:]
+PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
+PARTS += ["analysis", "claims", "report"]
 # What is imported stays: the thousands of runs made below would have Python search it for garbage again and again.
 gc.freeze()
 
@@ -48,7 +54,7 @@ try:
     settings = Config(config)
     EXPERIMENTS = list(settings.settings.experiments)
     RUNS = settings.all_runs(list(settings.available))
-    for name in settings.corpora_of(EXPERIMENTS):
+    for name in [] if NOW else settings.corpora_of(EXPERIMENTS):
         fingerprint.check(settings.corpora[name], Path("results/corpus"))
 except UserError as error:
     refuse(error)
@@ -90,6 +96,7 @@ wildcard_constraints:
     tokenizer=one_of(settings.tokenizers),
     experiment=one_of(settings.available),
     figure=one_of(FIGURES),
+    view=one_of(VIEWS),
 
 
 def content_of(corpus):
@@ -129,16 +136,35 @@ def token_files():
     ]
 
 
+def there(files):
+    """All of them; for a report of what is there, those that are."""
+    return [file for file in files if os.path.isfile(file)] if NOW else files
+
+
 def run_files(experiments):
-    return [done(run_id) for run_id in settings.all_runs(experiments)]
+    return there([done(run_id) for run_id in settings.all_runs(experiments)])
+
+
+def read_manifests(w):
+    """What tables tell of stores and corpora that an experiment's runs read."""
+    return {
+        "stores": there(
+            [store_manifest(*store) for store in settings.stores([w.experiment])]
+        ),
+        "corpora": there(
+            [corpus_manifest(name) for name in settings.corpora_of([w.experiment])]
+        ),
+    }
 
 
 def external_files(experiment):
     """Records of other programs' runs that the experiment shows: their logs are there, no rule makes them."""
-    return [
-        f"results/runs/{run['run_id']}/run.json"
-        for run in settings.external(experiment)
-    ]
+    return there(
+        [
+            f"results/runs/{run['run_id']}/run.json"
+            for run in settings.external(experiment)
+        ]
+    )
 
 
 def table_files(experiments):
@@ -153,8 +179,33 @@ def figure_files(experiments):
     ]
 
 
+def ledger():
+    """The ledger of claims as plain values."""
+    try:
+        return read_yaml(settings.settings.claims)
+    except UserError as error:
+        refuse(error)
+
+
+def figures_of(view):
+    """Figures that a view shows, of all experiments that draw them."""
+    return [
+        f"results/figures/{e}/{f}.svg"
+        for e in EXPERIMENTS
+        for f in VIEWS[view].figures
+        if f in settings.experiment(e).figures
+    ]
+
+
+def page_files():
+    """The first page, and where there are several experiments one for each."""
+    pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
+    return [f"results/report/{page}.html" for page in pages]
+
+
 def report_files():
-    return ["results/report/index.html", "results/report/report.pdf"]
+    """All that belongs to the report; the checksums of its folder are the last of it."""
+    return [*page_files(), "results/report/report.pdf", "results/report/SHA256SUMS"]
 
 
 def run_of(w):
@@ -223,7 +274,7 @@ def data_benchmark(w):
 
 
 def benchmark_files(w):
-    return (
+    return there(
         [f"results/benchmarks/data/{w.experiment}.json"]
         if settings.experiment(w.experiment).data_benchmark
         else []

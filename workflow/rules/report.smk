@@ -14,7 +14,12 @@ rule draw_figure:
             caption="../report/figure.rst",
         ),
         multiext(
-            "results/figures/{experiment}/{figure}", ".pdf", ".png", ".csv", ".json"
+            "results/figures/{experiment}/{figure}",
+            ".pdf",
+            ".png",
+            ".csv",
+            ".parquet",
+            ".json",
         ),
     log:
         "results/logs/figures/{experiment}-{figure}.log",
@@ -30,14 +35,15 @@ rule draw_figure:
 
 
 rule build_page:
-    """The report as one self-contained HTML file."""
+    """The first page: verdicts and claims, and a sole experiment in full."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
             experiment=EXPERIMENTS,
             table=TABLES,
         ),
-        figures=figure_files(EXPERIMENTS),
+        figures=figure_files(EXPERIMENTS) if len(EXPERIMENTS) == 1 else [],
+        claims="results/report/claims.json",
         code=lambda w: code("tokenscale.report.page"),
     output:
         "results/report/index.html",
@@ -49,17 +55,61 @@ rule build_page:
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report page --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale report page --experiments {params.experiments:q} --claims {input.claims:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
-rule build_pdf:
-    """The same figures and verdicts on pages of a PDF."""
+rule build_experiment_page:
+    """One of several experiments in full."""
+    input:
+        tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
+        figures=lambda w: figure_files([w.experiment]),
+        code=lambda w: code("tokenscale.report.page"),
+    output:
+        "results/report/{experiment}.html",
+    log:
+        "results/logs/report/{experiment}.log",
+    localrule: True
+    message:
+        "report {output}"
+    shell:
+        "python -m tokenscale report experiment {wildcards.experiment:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule build_view:
+    """Some claims, and the figures that bear on them, of all experiments."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
             experiment=EXPERIMENTS,
             table=TABLES,
         ),
+        figures=lambda w: figures_of(w.view),
+        claims="results/report/claims.json",
+        code=lambda w: code("tokenscale.report.page"),
+    output:
+        "results/report/{view}.html",
+    log:
+        "results/logs/report/{view}-page.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+    message:
+        "report {output}"
+    shell:
+        "python -m tokenscale report view {wildcards.view:q} --experiments {params.experiments:q}"
+        " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule build_pdf:
+    """The same claims, figures and tables on pages of a PDF."""
+    input:
+        tables=expand(
+            "results/tables/{experiment}/{table}",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        claims="results/report/claims.json",
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
         "results/report/report.pdf",
@@ -68,15 +118,89 @@ rule build_pdf:
     localrule: True
     params:
         experiments=EXPERIMENTS,
+        view="",
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report pdf --experiments {params.experiments:q} --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q}"
+        " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
+
+
+use rule build_pdf as build_view_pdf with:
+    input:
+        tables=expand(
+            "results/tables/{experiment}/{table}",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        claims="results/report/claims.json",
+        code=lambda w: code(
+            "tokenscale.report.pdf", *(FIGURES[f] for f in VIEWS[w.view].figures)
+        ),
+    output:
+        "results/report/{view}.pdf",
+    log:
+        "results/logs/report/{view}-pdf.log",
+    params:
+        experiments=EXPERIMENTS,
+        view=lambda w: f"--view {w.view}",
+
+
+rule build_bundle:
+    """The report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF.
+
+    Of its files only these three are declared: the others are replaced one by one, and never missing in between.
+    """
+    input:
+        pages=page_files(),
+        pdf="results/report/report.pdf",
+        claims=multiext("results/report/claims", ".json", ".tex"),
+        tables=expand(
+            "results/tables/{experiment}/{table}",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        figures=figure_files(EXPERIMENTS),
+        # a copy of it is put into the folder; that it was edited is no reason to build the same report again
+        workflow=ancient(os.path.relpath(workflow.main_snakefile)),
+        code=lambda w: code("tokenscale.report.bundle"),
+    output:
+        "results/report/SHA256SUMS",
+        "results/report/provenance.json",
+        "results/report/ro-crate-metadata.json",
+    log:
+        "results/logs/report/bundle.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+        directory=lambda w, output: os.path.dirname(output[0]),
+        also=lambda w, input: [*input.pages[1:], *input.claims],
+    message:
+        "report's folder {params.directory}"
+    shell:
+        "python -m tokenscale report bundle --experiments {params.experiments:q} --workflow {input.workflow:q}"
+        " --also {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
 rule report:
     input:
         report_files(),
+
+
+rule report_now:
+    """The report of the runs that are sealed; see `NOW`."""
+    input:
+        report_files(),
+
+
+rule report_pretokenization:
+    input:
+        multiext("results/report/report_pretokenization", ".html", ".pdf"),
+
+
+rule report_ddp:
+    input:
+        multiext("results/report/report_ddp", ".html", ".pdf"),
 
 
 # Each experiment is a target by its name.

@@ -1,14 +1,17 @@
-"""From logs to numbers: ingest, the second ingest, and two questions, beside pandas on the same JSON.
+"""From logs to numbers: ingest, the second ingest, two questions beside pandas on the same JSON, and the whole report.
 
 Made-up logs of the shape that a training writes, ten fields a line. Every arm is a process of its own, so that its peak
-memory is its own; in each round every arm has its turn. The answers of both sides are compared before a time counts.
+memory is its own (of the report: that of all its processes together); in each round every arm has its turn. The answers
+of both sides are compared before a time counts.
 """
 
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -38,7 +41,13 @@ ARMS = {
     "time to target": "query on Parquet",
     "pandas scaling": "read_json and the same in pandas",
     "pandas time to target": "read_json and the same in pandas",
+    "report": "figures, claims, page, PDF and folder from Parquet",
 }
+#: the experiment's tables and report, below the root
+TABLES = Path("tables/wide")
+REPORT = Path("report")
+#: seconds between two looks at the memory of an arm's processes
+LOOK_S = 0.05
 
 
 def measure(
@@ -46,8 +55,12 @@ def measure(
 ) -> dict[str, Any]:
     """Time all ARMS on so many logs of so many steps; returns the record, which `output` keeps as JSON.
 
-    Raises UserError where the answers of the two sides differ, or where there is no room for the logs.
+    Raises UserError for numbers that leave nothing to measure, and where the answers of the two sides differ.
     """
+    least = {"steps": (steps, WARM_UP_STEPS + 1), "rounds": (rounds, 1), "threads": (threads, 1)}
+    for name, (given, fewest) in least.items():
+        if given < fewest:
+            raise UserError(f"{name}: fewer than {fewest} leave nothing to measure.", found=given)
     a_repeat = len(APPROACHES) * sum(WORLD_SIZES)
     if logs < a_repeat or logs % a_repeat:
         raise UserError("so many logs make no whole repeats.", found=logs, expected=f"a multiple of {a_repeat}")
@@ -60,13 +73,15 @@ def measure(
                 records.append({"arm": arm, "round": number, **_arm(root, arm, threads)})
                 print(f"round {number + 1} of {rounds}: {arm}, {records[-1]['seconds']:.2f} s", file=sys.stderr)
             _compare(root)
-        parquet = sum(path.stat().st_size for path in (root / "tables").glob("*.parquet"))
+        parquet = sum(path.stat().st_size for path in (root / TABLES).glob("*.parquet"))
+        figures = len(list((root / REPORT / "figures").rglob("*.svg")))
     result = {
         "schema": 1,
         "logs": logs,
         "steps": steps,
         "bytes": size,
         "parquet_bytes": parquet,
+        "figures": figures,
         "threads": threads,
         "hardware": hardware.describe(),
         "versions": provenance.versions(("duckdb", "pandas", "pyarrow", "numpy")),
@@ -129,9 +144,9 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
 
 
 def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
-    """Run one arm; wall seconds (of an ingest the whole process, of a question from its call to its answer), processor
-    seconds and peak bytes of the process."""
-    tables = root / "tables"
+    """Run one arm; wall seconds (of an ingest and of the report the whole process, of a question from its call to its
+    answer), processor seconds and peak bytes of its process and those that it starts."""
+    tables = root / TABLES
     if arm.startswith("ingest"):
         command = ["-m", "tokenscale", "ingest", "--experiment", str(root / "runs.json"), "--runs", str(root / "runs")]
         command += ["--output", str(tables), "--threads", str(threads)]
@@ -143,28 +158,64 @@ def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
             log = sorted(root.glob("runs/*/attempt=00/rank=00000/steps.jsonl"))[0]
             with open(log, "ab") as file:
                 file.write(log.read_bytes().splitlines(keepends=True)[-1])
+    elif arm == "report":
+        command = ["-m", "tokenscale", "report", "all", "--experiments", TABLES.name, "--tables", str(tables.parent)]
+        command += ["--figures", str(root / "figures"), "--output", str(root / REPORT), "--threads", str(threads)]
     else:
         command = ["-m", "tokenscale.benchmark.analysis", arm, str(root)]
+    text, cost = _process([sys.executable, *command], arm)
+    if arm.startswith("ingest") or arm == "report":
+        return cost
+    answer = json.loads(text.splitlines()[-1])
+    write_json(root / f"{arm}.json", answer["answer"])
+    return cost | {"seconds": answer["seconds"]}
+
+
+def _process(command: list[str], arm: str) -> tuple[str, dict[str, float]]:
+    """(what it prints, what it costs) of a process and those that it starts, which are a group of their own."""
     reader, writer = os.pipe()
     began = time.perf_counter()
     child = os.posix_spawn(
-        sys.executable,
-        [sys.executable, *command],
+        command[0],
+        command,
         os.environ,
         file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_CLOSE, reader)],
+        setpgroup=0,
     )
     os.close(writer)
+    ended, seen = threading.Event(), [0]
+    watching = threading.Thread(target=_watch, args=(child, ended, seen))
+    watching.start()
     with open(reader) as said:
         text = said.read()
     _, status, used = os.wait4(child, 0)
     seconds = time.perf_counter() - began
+    ended.set()
+    watching.join()
     if status:
         raise RuntimeError(f"{arm} ended with {os.waitstatus_to_exitcode(status)}")
-    answer = {} if arm.startswith("ingest") else json.loads(text.splitlines()[-1])
-    if answer:
-        write_json(root / f"{arm}.json", answer.pop("answer"))
-    cost = {"cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
-    return {"seconds": answer.get("seconds", seconds), **cost}
+    peak = max(seen[0], used.ru_maxrss * 1024)
+    return text, {"seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": peak}
+
+
+def _watch(group: int, ended: threading.Event, seen: list[int]) -> None:
+    """Keep the most memory that a group of processes has held at once, while there are several."""
+    while not ended.wait(LOOK_S):
+        seen[0] = max(seen[0], held_bytes(group))
+
+
+def held_bytes(group: int) -> int:
+    """Resident memory of a group of processes, pages that they share counted once (Linux: proportional set size); 0
+    where the system does not tell."""
+    held = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(place.name)) == group:
+                told = re.search(r"^Pss:\s+(\d+) kB", (place / "smaps_rollup").read_text(), re.MULTILINE)
+                held += 1024 * int(told[1]) if told else 0
+        except OSError:  # it has ended
+            continue
+    return held
 
 
 def _compare(root: Path) -> None:
@@ -182,7 +233,7 @@ def answer(arm: str, root: Path) -> dict[str, Any]:
         from tokenscale.analysis.queries import query
 
         began = time.perf_counter()
-        frame = query(QUESTIONS[arm], root / "tables")
+        frame = query(QUESTIONS[arm], root / TABLES)
         column = {"scaling": "efficiency", "time to target": "seconds"}[arm]
         return {
             "answer": dict(zip(frame["run_id"], frame[column], strict=True)),
@@ -244,6 +295,7 @@ def table(result: dict[str, Any]) -> str:
         cpu = statistics.median(record["cpu_s"] for record in records)
         peak = max(record["peak_bytes"] for record in records) / 1e6
         told.append(f"{arm:<24}{spread:>24}{cpu:>8.1f}{peak:>9.0f}  {ARMS[arm]}")
+    told.append(f"report: {result['figures']} figures")
     told.append("")
     for question in QUESTIONS:
         pairs = zip(by_arm[f"pandas {question}"], by_arm[question], strict=True)

@@ -55,7 +55,7 @@ def measure(
     started = "RANK" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if started else world_size
     settings = {
-        **{"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(collectives)},
+        **{"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(dict.fromkeys(collectives))},
         **{"rounds": rounds, "device": device},
     }
     _check(settings)
@@ -104,11 +104,12 @@ def _check(settings: dict[str, Any]) -> None:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)
     least = BYTES * settings["world_size"]
-    if len(settings["sizes"]) < 2 or settings["sizes"][0] < least:
+    sizes = [size // least * least for size in settings["sizes"]]  # as they are exchanged
+    if len(sizes) < 2 or sizes[0] < least or len(set(sizes)) < len(sizes):
         raise UserError(
             "a sweep needs at least two sizes, each with a number for every rank.",
             found=", ".join(map(str, settings["sizes"])),
-            expected=f"two sizes of at least {least} bytes",
+            expected=f"two multiples of {least} bytes; others are rounded down to one",
         )
 
 

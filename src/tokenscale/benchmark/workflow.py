@@ -127,6 +127,7 @@ def _projects(folder: Path, size: int) -> dict[str, Path]:
     shutil.copytree(PACKAGE, cold / "src" / PACKAGE.name, ignore=ignored)
     (cold / "config/experiments").mkdir(parents=True)
     (cold / "config/config.yaml").write_text(json.dumps(CONFIG))
+    (cold / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
     rates = [round(1e-4 * (1 + i / 1000), 9) for i in range(-(-size // CELLS))]
     factors = EXPERIMENT["factors"] | {"optimizer.learning_rate": rates}
     (cold / "config/experiments/wide.yaml").write_text(json.dumps(EXPERIMENT | {"factors": factors}))

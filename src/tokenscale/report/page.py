@@ -1,6 +1,10 @@
-"""The report as one self-contained HTML file: no script, no outside reference, equal bytes for equal tables."""
+"""The report as self-contained HTML: no script, no outside reference, equal bytes for equal tables.
+
+One experiment is one page. Several have a page each, and `index.html` holds what is said of all: verdicts and claims.
+"""
 
 import csv
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,66 +14,157 @@ from markupsafe import Markup
 
 from tokenscale import __version__
 from tokenscale.analysis import queries
+from tokenscale.analysis.definitions import QUERIES
 from tokenscale.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import registry, summary, svg
+from tokenscale.report import checklist, ledger, registry, summary, svg
 from tokenscale.report.table import Table
+from tokenscale.report.views import VIEWS
 
-#: SQL whose definitions the page prints, beside what `summary` asks; files of this folder that it is made of
-QUERIES = (
-    "steps_global",
-    "throughput",
-    "computing",
-    "epochs",
-    "padding",
-    "loss",
-    "validation",
-    "time_to_target",
-    "time_to_training_loss",
-    "stalls",
-    "communication",
-    "pretokenization",
-    "break_even",
-    "benchmark",
-    "scaling",
-    "scaling_weak",
-    "parallelism",
-    "pipeline",
-    "memory",
-    "order",
-    "inventory",
+#: files of this folder that the pages are made of
+FILES = (
+    "page.html.j2",
+    "layout.html.j2",
+    "macros.html.j2",
+    "box.html.j2",
+    "claims.html.j2",
+    "experiment.html.j2",
+    "view.html.j2",
+    "end.html.j2",
+    "page.css",
 )
-FILES = ("page.html.j2", "page.css")
+#: words that are shown as badges
+WORDS = (
+    *summary.VALIDITY,
+    *("nonfinite", "faster", "slower", "too few runs", "no difference shown", "equivalent"),
+    *ledger.VERDICTS,
+    *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
+)
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
+LEAD = (
+    "Measurements of LLM pretraining: how text becomes batches, what it costs, and whether processes that share the "
+    "work compute the same. Every number on this page is computed from the logs of the runs and benchmarks of its "
+    "experiments."
+)
+HOME = "index.html"
 
 
-def write(experiments: list[str], tables: Path, figures: Path, output: Path) -> None:
-    """Write the page for the named experiments, in that order."""
+def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
+    """Write the first page for the named experiments, in that order; `claims` is what the verb `claims` wrote.
+
+    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.
+    """
+    parts = [summary.experiment(name, tables) for name in experiments]
+    alone = len(parts) == 1
+    for part in parts:
+        if alone:
+            part["drawn"] = _drawn(part, figures)
+        else:
+            part["href"] = f"{part['name']}.html"
+    said = _claims(claims, parts)
+    contents = [("claims", "#claims")] if said else []
+    contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
+    contents += [("definitions", "#definitions"), ("methods", "#methods")]
+    heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
+    write_text(output, _render("page.html.j2", parts, heading, contents, claims=said))
+
+
+def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
+    """Write the page of one of several experiments, beside the first page, which has the claims."""
+    part = summary.experiment(name, tables)
+    part["drawn"] = _drawn(part, figures)
+    contents = [("all experiments", HOME), *_sections(name)]
+    heading = part["question"] or name
+    write_text(output, _render("page.html.j2", [part], heading, contents, claims=None, home=HOME))
+
+
+def write_view(
+    view: str, experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None
+) -> None:
+    """Write one of `VIEWS`: some claims, and the figures that bear on them, of all experiments that draw them."""
+    seen = VIEWS[view]
     parts = [summary.experiment(name, tables) for name in experiments]
     for part in parts:
-        part["drawn"] = [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
-    write_text(output, render(parts))
+        part["figures"] = [name for name in seen.figures if name in part["figures"]]
+        part["drawn"] = _drawn(part, figures)
+    parts = [part for part in parts if part["figures"]]
+    said = _claims(claims, parts, seen.claims)
+    contents = [("the whole report", HOME), ("claims", "#claims"), *((p["name"], f"#{p['name']}") for p in parts)]
+    write_text(output, _render("view.html.j2", parts, seen.title, contents, claims=said, home=HOME, lead=seen.lead))
 
 
-def render(parts: list[dict[str, Any]]) -> str:
+def _drawn(part: dict[str, Any], figures: Path) -> list[dict[str, Any]]:
+    return [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
+
+
+def _sections(name: str) -> list[tuple[str, str]]:
+    parts = {"figures": "figures", "tables": "tables", "same data": "proof", "quality": "quality", "runs": "runs"}
+    return [(name, f"#{name}"), *((text, f"#{name}-{part}") for text, part in parts.items())]
+
+
+def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """The judged claims: how many have which verdict, and those of each document; None where nobody judged.
+
+    Claims lead to the figures of `parts` that show them.
+    """
+    if path is None:
+        return None
+    pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
+    drawn = {part["name"]: part["figures"] for part in parts}
+    rows = [row | ledger.said(row) for row in ledger.read(path) if only is None or row["id"] in only]
+    documents: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
+        document.setdefault("tested", []), document.setdefault("untested", [])
+        row["href"] = pages.get(row["experiment"], "")
+        if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
+            row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
+        document["tested" if row["experiment"] else "untested"].append(row)
+    return {"counts": ledger.counts(rows), "documents": list(documents.values())}
+
+
+def _render(
+    template: str,
+    parts: list[dict[str, Any]],
+    heading: str,
+    contents: list[tuple[str, str]],
+    *,
+    claims: dict[str, Any] | None,
+    home: str = "",
+    lead: str = LEAD,
+) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
     environment = Environment(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    total = {word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY}
-    text = environment.get_template("page.html.j2").render(
+    text = environment.get_template(template).render(
         style=Markup(_read("page.css")),
         version=__version__,
-        parts=parts,
-        total=total,
+        title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
+        heading=heading,
+        lead=lead,
+        contents=contents,
+        home=home,
+        words=WORDS,
+        claims=claims,
+        parts=[{"href": ""} | part for part in parts],
+        total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=sha256_text(canonical_json([p["digest"] for p in parts])),
         machines=_distinct(p["machines"] for p in parts),
         commits=_distinct(p["commits"] for p in parts),
         versions=_versions(parts),
-        definitions=[(name, queries.definition(name)) for name in QUERIES],
+        artifact=checklist.artifact(parts),
+        definitions=[(name, queries.definition(name), _statement(name)) for name in QUERIES],
     )
-    return text.rstrip("\n") + "\n"
+    return text.lstrip("\n").rstrip("\n") + "\n"
+
+
+def _statement(name: str) -> str:
+    """A query without the definition at its head."""
+    lines = queries.sql(name).splitlines()
+    first = next(i for i, line in enumerate(lines) if not line.startswith("--"))
+    return "\n".join(lines[first:])
 
 
 def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:

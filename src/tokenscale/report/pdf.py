@@ -1,36 +1,147 @@
-"""The report as a PDF: a cover with the numbers of the verdict, then a page a figure with its caption."""
+"""The report as a PDF: the claims, and of each experiment the numbers of the verdict, a page a figure, and the tables.
 
+Every page of a figure is a document of its own that is put between the others: cut out, it holds nothing of theirs,
+and a note outside its visible part is the figure's passport.
+"""
+
+import io
 import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from pypdf import PdfWriter
 
-from tokenscale.analysis.queries import connect
-from tokenscale.files import atomic
-from tokenscale.report import registry, save, summary
+from tokenscale.files import atomic, sha256_file
+from tokenscale.report import ledger, passport, save, sheets, summary
+from tokenscale.report.sheets import HEIGHT, WIDTH
+from tokenscale.report.sheets import MARGIN as _MARGIN
 from tokenscale.report.style import style
+from tokenscale.report.table import Table
+from tokenscale.report.views import VIEWS
+from tokenscale.settings.registry import FIGURES
 
-#: A4, inches
-WIDTH, HEIGHT = 8.27, 11.69
-_MARGIN = 0.7
+#: tables of `summary.experiment` → their headings, in this order; before and after the figures
+BEFORE = {"design": "Design"}
+AFTER = {
+    "throughput": "Throughput",
+    "comparisons": "Offline against online",
+    "validation": "Validation loss",
+    "steadiness": "Quality of the measurements",
+    "power": "How many runs it takes",
+    "rules": "Twelve rules of scientific benchmarking (after Hoefler and Belli, SC 2015)",
+    "items": "What conferences ask of experiments",
+    "inventory": "Run inventory",
+}
+#: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
+_FONTS = {"pdf.fonttype": 3}
+_METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
 
 
-def write(experiments: list[str], tables: Path, output: Path) -> None:
-    """Draw all pages from the tables; equal tables give equal bytes."""
-    with style(), atomic(output) as temporary:
-        dates = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None, "Title": "tokenscale report"}
-        with PdfPages(temporary, metadata=dates) as pages:
-            for name in experiments:
-                part = summary.experiment(name, tables)
-                pages.savefig(cover(part))
-                with connect(tables / name) as connection:
-                    for figure in part["figures"]:
-                        module = registry.module(figure)
-                        rows = save.frames(figure, connection)
-                        pages.savefig(
-                            page(module.draw(*rows), module.TITLE, module.caption(*rows), f"{name}: {figure}")
-                        )
+def write(
+    experiments: list[str], tables: Path, output: Path, *, claims: Path | None = None, view: str | None = None
+) -> None:
+    """Draw all pages from the tables; equal tables give equal bytes.
+
+    `claims` is what the verb `claims` wrote. A `view` (see `views.py`) has its claims and figures alone.
+    """
+    writer = PdfWriter()
+    for title, chapters in _parts(experiments, tables, claims, view):
+        chapter = None
+        for name, document in chapters:
+            first = len(writer.pages)
+            writer.append(io.BytesIO(document), import_outline=False)
+            placed = writer.add_outline_item(title=name or title, page_number=first, parent=chapter)
+            chapter = chapter or placed
+    title = VIEWS[view].title if view else "tokenscale report"
+    carried = of_report(experiments, tables, claims, view)
+    writer.metadata = {"/Title": title, "/Subject": passport.text(carried)}
+    with atomic(output) as temporary, open(temporary, "wb") as file:
+        writer.write(file)
+
+
+def of_report(experiments: list[str], tables: Path, claims: Path | None, view: str | None) -> passport.Passport:
+    """What the whole document says of itself."""
+    return {
+        "passport": passport.VERSION,
+        "report": {name: passport.digest(tables / name) for name in experiments},
+        "order": experiments,
+        "claims": sha256_file(claims) if claims else None,
+        "view": view,
+        "code": passport.code("tokenscale.report.pdf", *FIGURES.values()),
+        "libraries": passport.libraries(),
+    }
+
+
+def _parts(
+    experiments: list[str], tables: Path, claims: Path | None, view: str | None
+) -> Iterator[tuple[str, Iterable[tuple[str, bytes]]]]:
+    """(title, its documents by their titles) of the claims and of each experiment; each first one has no title."""
+    only = VIEWS[view].claims if view else None
+    if claims is not None:
+        rows = [row for row in ledger.read(claims) if only is None or row["id"] in only]
+        yield "Claims", [("", document(_claims(rows)))]
+    for name in experiments:
+        yield name, documents(name, tables, view)
+
+
+def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
+    pages = sheets.Sheets("tokenscale: claims")
+    pages.heading("Claims", 17)
+    pages.paragraph(", ".join(f"{n} {verdict}" for verdict, n in ledger.counts(rows).items()) + ".", 10)
+    for document, where in dict.fromkeys((row["document"], row["where"]) for row in rows):
+        pages.heading(document, 11)
+        if where:
+            pages.paragraph(where)
+        pages.table(ledger.table(rows, document))
+    return pages.figures
+
+
+def documents(name: str, tables: Path, view: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """(title, bytes of a PDF) of the parts of an experiment; the first has no title but the experiment's."""
+    part = summary.experiment(name, tables)
+    shown = [figure for figure in part["figures"] if view is None or figure in VIEWS[view].figures]
+    if view is not None and not shown:
+        return
+    yield "", document([cover(part), *(sheets.tables(name, _sections(part, BEFORE)) if view is None else [])])
+    with save.Tables(tables / name) as opened:
+        for figure in shown:
+            made = save.made(figure, opened, *roots(figure))
+            yield made.module.TITLE, figure_document(made)
+    listed = sheets.tables(name, _sections(part, AFTER)) if view is None else []
+    if listed:
+        yield "Tables", document(listed)
+
+
+def roots(figure: str) -> tuple[str, str]:
+    """Roots of the code that draws the page of a figure."""
+    return save.modules(figure, "tokenscale.report.pdf")
+
+
+def figure_document(made: save.Made, carried: passport.Passport | None = None) -> bytes:
+    """The page of a figure with its own passport, or the one that is `carried`."""
+    of = made.frames.values()
+    place = f"{made.passport['experiment']}: {made.name}"
+    drawn = page(made.module.draw(*of), made.module.TITLE, made.module.caption(*of), place)
+    return document([drawn], passport.text(carried or made.passport))
+
+
+def document(figures: Iterable[Figure], note: str = "") -> bytes:
+    """Pages as a PDF; `note` is put on each."""
+    with style(), rc_context(_FONTS), io.BytesIO() as buffer:
+        with PdfPages(buffer, metadata=_METADATA) as pages:
+            for figure in figures:
+                if note:
+                    pages.attach_note(note)
+                pages.savefig(figure)
+        return buffer.getvalue()
+
+
+def _sections(part: dict[str, Any], titles: dict[str, str]) -> list[tuple[str, Table]]:
+    return [(title, part[key]) for key, title in titles.items()]
 
 
 def cover(part: dict) -> Figure:

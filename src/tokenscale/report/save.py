@@ -1,23 +1,47 @@
-"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, and its words."""
+"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, its words and its passport."""
 
-from dataclasses import asdict
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 import duckdb
 import pandas as pd
-from matplotlib.figure import Figure
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tokenscale.analysis.queries import query
+from tokenscale.analysis.queries import connect, query
 from tokenscale.files import atomic, write_json, write_text
-from tokenscale.report import registry
+from tokenscale.report import passport, registry
 from tokenscale.report.style import style
+from tokenscale.settings.registry import FIGURES
 
+#: formats of the drawing, in the order in which they are drawn
+DRAWN = ("svg", "pdf", "png")
+KINDS = (*DRAWN, "csv", "parquet", "json")
 #: no date, no version of the program that drew it
 _METADATA = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
+_PASSPORT_KEY = {"svg": "Description", "pdf": "Subject", "png": passport.PNG_KEY}
+#: folder of tables → query → its rows, inside `known`
+_KNOWN: dict[Path, Mapping[str, pd.DataFrame]] = {}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A figure's module, the rows it is drawn from (by query), what is plotted, and the passport."""
+
+    name: str
+    module: ModuleType
+    frames: dict[str, pd.DataFrame]
+    data: pd.DataFrame
+    csv: str
+    passport: passport.Passport
 
 
 def frames(name: str, connection: duckdb.DuckDBPyConnection) -> list[pd.DataFrame]:
@@ -25,28 +49,101 @@ def frames(name: str, connection: duckdb.DuckDBPyConnection) -> list[pd.DataFram
     return [query(q, connection) for q in registry.module(name).QUERIES]
 
 
-def save(name: str, connection: duckdb.DuckDBPyConnection, output: Path) -> list[Path]:
-    """Write `<output>.{svg,pdf,png,csv,json}`; returns their paths."""
-    made = registry.module(name)
-    rows = frames(name, connection)
-    figure = made.draw(*rows)
-    paths = [output.with_name(f"{output.name}.{kind}") for kind in (*_METADATA, "csv", "json")]
-    for path, (kind, metadata) in zip(paths, _METADATA.items(), strict=False):
-        _save(figure, path, kind, metadata)
-    write_text(paths[3], csv(made.data(*rows)))
-    words = {"title": made.TITLE, "caption": made.caption(*rows), "alt": made.alt(*rows), "queries": list(made.QUERIES)}
-    if hasattr(made, "table"):
-        words["table"] = asdict(made.table(*rows))
-    write_json(paths[4], {"schema": 1, "figure": name, **words})
-    return paths
+def modules(name: str, root: str = "tokenscale.report.save") -> tuple[str, str]:
+    """Roots of the code that draws a figure."""
+    return root, FIGURES[name]
 
 
-def _save(figure: Figure, path: Path, kind: str, metadata: dict) -> None:
-    with style(), atomic(path) as temporary:
-        background = {"facecolor": "white"} if kind == "png" else {}
-        figure.savefig(temporary, format=kind, metadata=metadata, **background)
+class Tables:
+    """An experiment's tables, open for several figures: what a query gives is asked once."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.connection = folder, connect(folder)
+        self._rows = dict(_KNOWN.get(folder, {}))
+
+    def rows(self, name: str) -> pd.DataFrame:
+        """The rows of a query; nobody writes to them."""
+        if name not in self._rows:
+            self._rows[name] = query(name, self.connection)
+        return self._rows[name]
+
+    def __enter__(self) -> "Tables":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+
+@contextmanager
+def known(rows: Mapping[Path, Mapping[str, pd.DataFrame]]) -> Iterator[None]:
+    """Inside it, `Tables` of these folders have these rows and do not ask: for processes that are forked there."""
+    _KNOWN.update(rows)
+    try:
+        yield
+    finally:
+        _KNOWN.clear()
+
+
+def make(name: str, tables: Path, *roots: str) -> Made:
+    """A figure of an experiment's tables. `roots` are those of its code, where they are not `modules(name)`."""
+    with Tables(tables) as opened:
+        return made(name, opened, *roots)
+
+
+def made(name: str, tables: Tables, *roots: str) -> Made:
+    """The same of tables that are open already."""
+    module = registry.module(name)
+    found = {q: tables.rows(q) for q in module.QUERIES}
+    data = module.data(*found.values())
+    text = csv(data)
+    carried = passport.of_figure(name, tables.folder, tables.connection, found, text, *(roots or modules(name)))
+    return Made(name, module, found, data, text, carried)
+
+
+def draw(made: Made, carried: passport.Passport | None = None) -> dict[str, bytes]:
+    """The bytes of each format in `DRAWN`, with the figure's own passport or the one that is `carried`."""
+    figure = made.module.draw(*made.frames.values())
+    words = passport.text(carried or made.passport)
+    drawn = {}
+    for kind in DRAWN:
+        with style(), io.BytesIO() as buffer:
+            background = {"facecolor": "white"} if kind == "png" else {}
+            figure.savefig(buffer, format=kind, metadata=_METADATA[kind] | {_PASSPORT_KEY[kind]: words}, **background)
+            drawn[kind] = buffer.getvalue()
+    return drawn
+
+
+def save(name: str, tables: Path, output: Path) -> list[Path]:
+    """Write `<output>.{svg,pdf,png,csv,parquet,json}` from an experiment's tables; returns their paths."""
+    made = make(name, tables)
+    paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in KINDS}
+    for kind, content in draw(made).items():
+        with atomic(paths[kind]) as temporary:
+            temporary.write_bytes(content)
+    write_text(paths["csv"], made.csv)
+    with atomic(paths["parquet"]) as temporary:
+        temporary.write_bytes(parquet(made.data))
+    write_json(paths["json"], {"schema": 1, "figure": name, **words(made)})
+    return list(paths.values())
+
+
+def words(made: Made) -> dict:
+    """Title, caption, alternative text, names of queries and, where the figure has one, its table."""
+    of = made.frames.values()
+    said = {"title": made.module.TITLE, "caption": made.module.caption(*of), "alt": made.module.alt(*of)}
+    if hasattr(made.module, "table"):
+        said["table"] = asdict(made.module.table(*of))
+    return said | {"queries": list(made.frames)}
 
 
 def csv(rows: pd.DataFrame) -> str:
     """Comma-separated values, ten significant digits, one way of ending lines."""
     return rows.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+
+
+def parquet(rows: pd.DataFrame) -> bytes:
+    """The same rows with all digits and their types, as the bytes of a Parquet file."""
+    with io.BytesIO() as buffer:
+        table = pa.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
+        pq.write_table(table, buffer, compression="zstd")
+        return buffer.getvalue()

@@ -4,6 +4,7 @@ Colours follow Okabe & Ito (2008); marker, fill and dash say the same again. Fil
 open and dashed: tokenized while training.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
@@ -34,6 +36,16 @@ APPROACHES = {
     "packed": (BLUE, "v", "-", True),
     "memcpy": (GREY, "x", ":", True),
 }
+#: schedule of a pipeline → colour, marker, dash
+SCHEDULES = {
+    "naive": (GREY, "X", "-"),
+    "gpipe": (ORANGE, "s", "-"),
+    "1f1b": (BLUE, "o", "--"),
+    "interleaved": (GREEN, "^", "-"),
+    "zero-bubble": (RED, "D", "-"),
+}
+#: what tells lines apart that no approach does: world sizes, layouts, models
+_MARKERS, _DASHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
 RC = {
@@ -90,10 +102,24 @@ def style() -> Iterator[None]:
         yield
 
 
+class _Once(ConstrainedLayoutEngine):
+    """Lays a figure out when it is first drawn, and again where its size has changed: it is saved in three formats, and
+    to solve the layout takes as long as to draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size: tuple[float, ...] = ()
+
+    def execute(self, fig: Figure) -> object:
+        """See `matplotlib.layout_engine.LayoutEngine`."""
+        size, self._size = self._size, tuple(fig.get_size_inches())
+        return super().execute(fig) if size != self._size else None
+
+
 def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -> tuple[Figure, list[Axes]]:
     """A figure without pyplot's global state, and its axes; 8 inches wide in all."""
     with style():
-        made = Figure(figsize=(8, height))
+        made = Figure(figsize=(8, height), layout=_Once())
         axes = made.subplots(rows, columns, squeeze=False, **options)
     return made, list(axes.flat)
 
@@ -109,6 +135,21 @@ def look(name: str) -> dict:
         "markeredgecolor": colour,
         "markeredgewidth": 1.4,
     }
+
+
+def looks(names: Sequence[str]) -> dict[str, dict]:
+    """Name → options like those of `look`, all different: by approach where approaches tell the names apart, else in
+    the order given."""
+    if len({_approach(name) for name in names}) == len(names) and set(map(_approach, names)) <= set(APPROACHES):
+        return {name: look(name) for name in names}
+    return {name: _numbered(i) for i, name in enumerate(names)}
+
+
+def _numbered(i: int) -> dict:
+    colour, marker = PALETTE[i % len(PALETTE)], _MARKERS[i % len(_MARKERS)]
+    dash = _DASHES[(i // len(PALETTE) + i) % len(_DASHES)] if i else "-"
+    options = {"color": colour, "marker": marker, "linestyle": dash, "markeredgecolor": colour}
+    return options | {"markerfacecolor": colour, "markeredgewidth": 1.4}
 
 
 def _approach(series: str) -> str:
@@ -141,8 +182,9 @@ def jitter(n: int, width: float = 0.28) -> list[float]:
 def legend_columns(names: Sequence[str], most: int) -> int:
     """As many columns, up to `most`, as 8 inches hold of a legend with these names (filled column by column)."""
     for columns in range(min(most, len(names)), 1, -1):
-        rows = -(-len(names) // columns)
-        parts = [names[i : i + rows] for i in range(0, len(names), rows)]
+        rows, longer = divmod(len(names), columns)
+        ends = [i * rows + min(i, longer) for i in range(columns + 1)]
+        parts = [names[begin:end] for begin, end in itertools.pairwise(ends)]
         if sum(0.6 + 0.075 * max(map(len, part)) for part in parts) <= 8:
             return columns
     return 1
@@ -175,7 +217,6 @@ def number(value: float, digits: int = 3) -> str:
 
 def no_data(axes: Axes, text: str) -> None:
     """Say in the frame that there is nothing to draw."""
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.tick_params(labelbottom=False, labelleft=False)  # not the ticks: panels beside it may share them
     axes.grid(False)
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", style="italic")

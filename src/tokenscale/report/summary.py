@@ -9,16 +9,15 @@ import pandas as pd
 
 from tokenscale.analysis import campaign
 from tokenscale.analysis.queries import connect, query
-from tokenscale.analysis.tables import TABLES
-from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text
-from tokenscale.report import inventory, pairs, proof
+from tokenscale.files import read_json
+from tokenscale.report import checklist, inventory, pairs, passport, proof, quality
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
 from tokenscale.report.words import caution, kinds, left_out, spread
 
 #: all that is asked here
-QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation")
+QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy")
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -31,7 +30,8 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
         throughput = query("throughput", connection)
         order = query("order", connection)
         compared, refused = pairs.comparisons(throughput, runs)
-        return {
+        scaling, energy = query("scaling", connection), query("energy", connection)
+        part = {
             "name": name,
             "question": head.get("question") or "",
             "scale": head.get("scale") or "",
@@ -44,11 +44,11 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "machines": _machines(runs),
             "commits": _commits(runs),
             "data_from": _dates(runs),
-            "digest": digest(folder),
-            "caution": caution(query("scaling", connection)),
+            "digest": passport.digest(folder),
+            "caution": caution(scaling),
             "answers": pairs.answers(compared),
             "design": inventory.design(runs, head.get("repeats"), head.get("left_out") or []),
-            "throughput": throughput_table(throughput, query("stalls", connection), runs, head.get("repeats")),
+            "throughput": throughput_table(throughput, query("stalls", connection), runs),
             "comparisons": pairs.comparison_table(compared, refused),
             "power": pairs.power_table(compared),
             "validation": validation_table(query("validation", connection)),
@@ -56,13 +56,13 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "inventory": inventory.inventory_table(runs),
             "quarantine": inventory.quarantine_table(connection),
             "versions": _versions(runs),
+            "steadiness": quality.steadiness(query("step_times", connection), throughput),
+            "campaign": campaign_text(throughput, runs, head.get("repeats")),
+            "energy": quality.energy(energy),
+            "facts": quality.facts(runs, throughput, scaling, energy),
+            "benchmarks": connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
         }
-
-
-def digest(folder: Path) -> str:
-    """One digest over all tables of an experiment: equal digests, equal report."""
-    hashes = {t: sha256_file(folder / f"{t}.parquet") for t in TABLES}
-    return sha256_text(canonical_json(hashes | {"experiment": sha256_file(folder / "experiment.json")}))
+        return part | {"rules": checklist.scientific_benchmarking(part), "items": checklist.reproducibility(part)}
 
 
 def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) -> str:
@@ -97,8 +97,8 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
     return f"{text}."
 
 
-def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame, repeats: Any) -> Table:
-    """A row a series and world size: medians with their spread; below them, what the campaign was like."""
+def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame) -> Table:
+    """A row a series and world size: medians with their spread."""
     columns = [
         ("approach", False),
         ("world size", True),
@@ -130,7 +130,7 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
     return Table(
         columns,
         rows,
-        " ".join(filter(None, [text, kind, left_out(runs), campaign_text(throughput, runs, repeats)])),
+        " ".join(filter(None, [text, kind, left_out(runs)])),
     )
 
 
@@ -144,6 +144,8 @@ def validation_table(validation: pd.DataFrame) -> Table:
         ("useful tokens trained on", True),
     ]
     columns += [("first loss", True), ("last loss", True), ("perplexity", True)]
+    counted = validation["accuracy"].notna().any()
+    columns += [("accuracy (%)", True)] if counted else []
     rows = []
     for name in ordered(validation["series"]):
         for world, group in validation[validation["series"] == name].groupby("world_size"):
@@ -158,6 +160,7 @@ def validation_table(validation: pd.DataFrame) -> Table:
                     spread(first["loss"], 5),
                 ]
                 + [spread(last["loss"], 5), spread(last["perplexity"])]
+                + ([spread(100 * last["accuracy"].dropna())] if counted else [])
             )
     final = validation[validation["last"].astype(bool)]
     kind = kinds([group for _, group in final.groupby(["series", "world_size"])["loss"]])
@@ -165,6 +168,7 @@ def validation_table(validation: pd.DataFrame) -> Table:
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread in "
         "brackets."
     )
+    text += " Accuracy: labels that have the largest logit." if counted else ""
     return Table(columns, rows, f"{text} {kind}")
 
 
@@ -185,7 +189,8 @@ def _machines(runs: pd.DataFrame) -> list[str]:
 
 
 def _commits(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    pairs = {(r.git_commit, bool(r.git_dirty)) for r in runs.dropna(subset=["git_commit"]).itertuples()}
+    known = runs.dropna(subset=["git_commit"])
+    pairs = set(zip(known["git_commit"], known["git_dirty"].fillna(False).astype(bool), strict=True))
     return [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(pairs)]
 
 

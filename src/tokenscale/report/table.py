@@ -1,5 +1,7 @@
-"""Tables of texts, as the page and the PDF show them."""
+"""Tables of texts, as the page and the PDF show them, and as text, Markdown and LaTeX."""
 
+import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -32,3 +34,107 @@ class Table:
 def count(value: Any) -> str:
     """A whole number as text; a dash where it is not known."""
     return "–" if pd.isna(value) else str(int(value))
+
+
+#: what LaTeX reads as commands, and signs that its fonts may lack
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before
+    "\u202f": r"\,",
+    "\u00a0": "~",
+    "−": "$-$",
+    "–": "--",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "→": r"$\to$",
+    "∞": r"$\infty$",
+    "µ": r"\textmu{}",
+    "“": "``",
+    "”": "''",
+}
+
+
+def markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, its caption below. What a cell holds is text: it makes no mark-up of its own.
+
+    >>> print(markdown(Table([("run", False), ("loss", True)], [["a|b", "1"]])), end="")
+    | run | loss |
+    | :-- | --: |
+    | a\\|b | 1 |
+    """
+    heads = [_markdown(name) for name, _ in table.columns]
+    rules = ["--:" if right else ":--" for _, right in table.columns]
+    rows = [[_markdown(text) for text in row] for row in table.rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
+    return "\n".join(lines + (["", _markdown(table.caption)] if table.caption else [])) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*\[\]<&|])", r"\\\1", text.replace("\n", " "))
+
+
+def plain(table: Table) -> str:
+    """The table for a terminal: columns parted by two spaces, the caption below.
+
+    >>> print(plain(Table([("run", False), ("loss", True)], [["a", "1"], ["b", "12"]])), end="")
+    run  loss
+    a       1
+    b      12
+    """
+    rows = [[name for name, _ in table.columns], *table.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    cells = [
+        [
+            text.rjust(w) if right else text.ljust(w)
+            for text, w, (_, right) in zip(row, widths, table.columns, strict=True)
+        ]
+        for row in rows
+    ]
+    caption = ["", *textwrap.wrap(table.caption, 100)] if table.caption else []
+    return "\n".join([*("  ".join(row).rstrip() for row in cells), *caption]) + "\n"
+
+
+def latex(table: Table, label: str) -> str:
+    """The table in LaTeX, with the rules of the package booktabs; for `\\input`, and to be named by `\\ref{label}`.
+
+    >>> print(latex(Table([("run", False), ("%", True)], [["a_b", "1"]]), "tab:x").splitlines()[5])
+    a\\_b & 1 \\\\
+    """
+    rows = [" & ".join(in_latex(text) for text in row) + r" \\" for row in table.rows]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\begin{{tabular}}{{{''.join('r' if right else 'l' for _, right in table.columns)}}}",
+        r"\toprule",
+        " & ".join(in_latex(name) for name, _ in table.columns) + r" \\ \midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *([rf"\caption{{{in_latex(table.caption)}}}"] if table.caption else []),
+        rf"\label{{{re.sub(r'[^A-Za-z0-9:-]', '-', label)}}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def in_latex(text: str) -> str:
+    """Text as LaTeX prints it.
+
+    >>> print(in_latex("75 % of a_b"))
+    75 \\% of a\\_b
+    """
+    return "".join(_LATEX.get(c, c) for c in text.replace("\n", " "))

@@ -8,6 +8,9 @@ from tokenscale.report.style import number
 
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
 SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
+#: refusals by factor and content of the inventory, the newest of them
+_ASKED: dict[tuple, list[likeness.Refusal]] = {}
+_MOST_ASKED = 8
 
 
 def caution(scaling: pd.DataFrame) -> str:
@@ -30,8 +33,19 @@ def used(runs: pd.DataFrame) -> pd.DataFrame:
 
 def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
     """(the rows, one a run, that may be compared along the factor; sentences on those that may not)."""
-    found = likeness.refusals(inventory, factor)
+    found = _refusals(inventory, factor)
     return rows[~rows["run_id"].isin(likeness.refused(found))], likeness.sentences(found)
+
+
+def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
+    """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
+    content = pd.util.hash_pandas_object(inventory, index=False).to_numpy().tobytes()
+    key = (factor, tuple(inventory.columns), content)
+    if key not in _ASKED:
+        if len(_ASKED) >= _MOST_ASKED:
+            _ASKED.pop(next(iter(_ASKED)))
+        _ASKED[key] = likeness.refusals(inventory, factor)
+    return _ASKED[key]
 
 
 def nothing(runs: pd.DataFrame, refused: str, asked: int | None = None) -> str:
@@ -88,3 +102,35 @@ def spread(values: pd.Series, digits: int = 3) -> str:
 def listing(items: list[str]) -> str:
     """Items as a sentence has them: `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def crowded(inventory: pd.DataFrame) -> str:
+    """`caution` of the runs of an inventory: each is held against the fewest ranks of its series."""
+    runs = used(inventory).sort_values("world_size", kind="stable")
+    fewest = runs.groupby("series")["threads_per_rank"].transform("first")
+    return caution(runs.assign(single_threads_per_rank=fewest))
+
+
+def sentence(text: str) -> str:
+    """Words as a sentence of a caption, with a space after it; nothing stays nothing."""
+    return f"{text[0].upper()}{text[1:]}. " if text else ""
+
+
+def medians(rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "") -> str:
+    """Medians of the cells, read aloud: `packed on 2: 1 230, padded on 2: 400`."""
+    found = rows.dropna(subset=[column]).groupby(["series", "world_size"])[column].median()
+    return listing([f"{name} on {world}: {number(factor * value)}{unit}" for (name, world), value in found.items()])
+
+
+def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:
+    """Values of each series at each world size, for `kinds`."""
+    return [group for _, group in rows.dropna(subset=[column]).groupby(["series", "world_size"])[column]]
+
+
+def without(series: pd.Series, key: str) -> pd.Series:
+    """Names of series without the level of a factor: what a figure shows along that factor as one line.
+
+    >>> without(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
+    ['packed, eos=True']
+    """
+    return series.str.split(", ").map(lambda parts: ", ".join(part for part in parts if not part.startswith(f"{key}=")))

@@ -24,19 +24,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Raise UserError at the first thing that cannot be read; 2 where a design is refused."""
     from tokenscale.commands.check import check
     from tokenscale.files import write_json
+    from tokenscale.report import findings
     from tokenscale.settings import config as configuration
     from tokenscale.settings import profile, reference
+    from tokenscale.settings.scales import SCALES
 
     if arguments.write:
         for name, schema in configuration.schemas().items():
             write_json(Path("workflow/schemas") / name, schema)
         reference.update(Path("config/README.md"))
+        findings.update(Path("README.md"), Path("evidence"))
         return 0
     overrides = profile.configuration(arguments.profile) if arguments.profile else {}
     overrides |= {k: v for k in ("scale", "machine") if (v := getattr(arguments, k)) is not None}
     configured = configuration.load(arguments.config, overrides=overrides).settings.scale
     refused = False
-    for scale in [configured] if "scale" in overrides else configuration.SCALES:
+    for scale in [configured] if "scale" in overrides else SCALES:
         config = configuration.load(arguments.config, overrides={**overrides, "scale": scale})
         for line, refuses in check(config, arguments.experiment or list(config.available), here=scale == configured):
             print(line)

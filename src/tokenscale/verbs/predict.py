@@ -24,8 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+#: options that go with only one of the two questions
+ONLY = {"backtest": ("sweep",), "tables": ("collectives", "world_sizes", "ranks_per_node")}
+
+
 def run(arguments: argparse.Namespace) -> None:
-    """Print the table."""
+    """Print the table. Raises UserError for an option of the other question."""
+    _check(arguments)
     if arguments.backtest:
         from tokenscale.analysis import published
 
@@ -45,6 +50,17 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps([projection.facts(one) for one in found]))
     else:
         print("\n\n".join(projection.words(one) for one in found))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    asked = "backtest" if arguments.backtest else "tables"
+    for question, options in ONLY.items():
+        for option in options:
+            if question != asked and getattr(arguments, option):
+                from tokenscale.errors import UserError
+
+                name = option.replace("_", "-")
+                raise UserError(f"--{name} goes with --{question}.", found=f"--{asked}", next=f"leave out --{name}")
 
 
 def _one(text: str) -> int:

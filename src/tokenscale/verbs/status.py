@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch",
         nargs="?",
         const=5.0,
-        type=float,
+        type=_seconds,
         metavar="SECONDS",
         help="the queue and the runs again and again, every 5 seconds if not told otherwise, until Ctrl-C",
     )
@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the answer."""
+    """Print the answer. Raises UserError where JSON is asked for of what has none."""
+    if arguments.json and any(asked is not None for asked in (arguments.stale, arguments.failed, arguments.watch)):
+        from tokenscale.errors import UserError
+
+        raise UserError("--json is of the queue and the runs, once.", next="python -m tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.diagnosis import stale
 
@@ -46,9 +50,19 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.watch is not None:
         from tokenscale.diagnosis import overview
 
-        overview.watch(max(1.0, arguments.watch))
+        overview.watch(arguments.watch)
     else:
         from tokenscale.diagnosis import overview
 
         found = overview.overview()
         print(found.to_json() if arguments.json else found.render(overview.terminal_width()))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to 86400")
+    return seconds

@@ -6,38 +6,18 @@ from matplotlib.figure import Figure
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.schedules import bubble
 from tokenscale.report import words
-from tokenscale.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    figure,
-    legend_columns,
-    no_data,
-    number,
-    plain,
-    style,
-)
+from tokenscale.report.style import SCHEDULES, figure, legend_columns, no_data, number, plain, style
 from tokenscale.report.table import Table
 
 TITLE = "Waiting in a pipeline, measured and predicted"
 QUERIES = ("pipeline", "inventory")
-#: schedule → colour, marker, dash of its prediction
-_LOOKS = {
-    "naive": (GREY, "X", "-"),
-    "gpipe": (ORANGE, "s", "-"),
-    "1f1b": (BLUE, "o", "--"),
-    "interleaved": (GREEN, "^", "-"),
-    "zero-bubble": (RED, "D", "-"),
-}
 
 
 def cells(pipeline: pd.DataFrame) -> list[tuple[tuple[int, str, int, int], pd.DataFrame]]:
     """((ranks of the pipeline, schedule, stages a rank, micro-batches), its runs), in the order of the legend."""
     keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
     found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in pipeline.groupby(keys)]
-    return sorted(found, key=lambda cell: (cell[0][0], list(_LOOKS).index(cell[0][1]), *cell[0][2:]))
+    return sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:]))
 
 
 def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> float:
@@ -120,7 +100,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             here = [(key, group) for key, group in shown if key[0] == ranks]
             counts = sorted({key[3] for key, _ in here})
             for number_of, (name, chunks) in enumerate(series):
-                colour, marker, dash = _LOOKS[name]
+                colour, marker, dash = SCHEDULES[name]
                 rows = {key[3]: group for key, group in here if key[1:3] == (name, chunks)}
                 line = [100 * predicted(ranks, name, chunks, count) for count in rows]
                 axes.plot(list(rows), line, color=colour, linestyle=dash, linewidth=1.4)
@@ -145,7 +125,7 @@ def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             if len(sizes) > 1:
                 axes.set_title(f"{ranks} ranks in the pipeline")
         for name, chunks in series:
-            colour, marker, dash = _LOOKS[name]
+            colour, marker, dash = SCHEDULES[name]
             labels.append(name + (f", {chunks} stages a rank" if chunks > 1 else ""))
             options = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
             panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)

@@ -3,16 +3,16 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import words
-from tokenscale.report.style import figure, legend_columns, look, no_data, number, online, ordered, plain, style
+from tokenscale.report import panels, words
+from tokenscale.report.style import figure, looks, no_data, number, ordered, plain, style
 
 TITLE = "Loss by useful tokens trained on"
-QUERIES = ("loss", "validation", "inventory")
+QUERIES = ("loss_curves", "validation", "inventory")
 
 
-def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+def data(loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """Training and validation points of the drawn runs, one below the other."""
-    loss, validation, _ = _alike(loss, validation, inventory)
+    loss, validation, _ = _alike(loss_curves, validation, inventory)
     columns = ["split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"]
     parts = [
         pd.concat([_drawn(_counted(loss)), _stopped(loss)]).assign(split="training"),
@@ -22,10 +22,10 @@ def data(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) 
 
 
 def _alike(
-    loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame
+    loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """See `words.alike`."""
-    loss, refused = words.alike(loss, inventory, "approach")
+    loss, refused = words.alike(loss_curves, inventory, "approach")
     return loss, words.alike(validation, inventory, "approach")[0], refused
 
 
@@ -45,92 +45,56 @@ def _stopped(loss: pd.DataFrame) -> pd.DataFrame:
     return _drawn(loss[loss["stopped"].astype(bool)])
 
 
-def draw(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
+def draw(loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Left: training loss, repeats thin, their median by step bold, a cross where one stopped.
 
     Right: validation loss, a point a run and time.
     """
-    loss, validation, refused = _alike(loss, validation, inventory)
+    loss, validation, refused = _alike(loss_curves, validation, inventory)
     train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)
     names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
+    found, every = panels.layered(looks(names)), panels.thinned(train)
     with style():
         made, (left, right) = figure(2, height=4.0, sharey=True, width_ratios=(1.6, 1))
         left.set_xlabel("useful tokens trained on")
         left.set_ylabel("training loss (nats / useful token)")
         right.set_xlabel("useful tokens trained on")
         right.set_ylabel("validation loss (nats / useful token)")
-        for axes, rows in ((left, train), (right, held_out)):
-            if rows.empty and (axes is right or stopped.empty):
+        for name, options in found.items():
+            if len(here := train[train["series"] == name]):
+                panels.curve(left, here, "useful_tokens_seen", "loss", options, name, every)
+            for _, run in held_out[held_out["series"] == name].groupby("run_id"):
+                line = {"linewidth": 0.5 * options["linewidth"], "marker": "none"}
+                right.plot(run["useful_tokens_seen"], run["loss"], **options | line)
+                right.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
+        for _, run in stopped.groupby("run_id"):
+            colour = found[run["series"].iloc[0]]["color"]
+            left.plot(run["useful_tokens_seen"], run["loss"], color=colour, linewidth=0.7, alpha=0.45)
+            left.plot(run["useful_tokens_seen"].iloc[-1:], run["loss"].iloc[-1:], "x", color=colour, markersize=9)
+        for axes in (left, right):
+            if not axes.lines:
                 no_data(axes, words.nothing(inventory, refused))
                 continue
-            for name in sorted(names, key=online):  # the thin dashed lines on top
-                here = rows[rows["series"] == name]
-                options = look(name) | {"linewidth": 1.3 if online(name) else 2.4}
-                thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
-                for _, run in here.groupby("run_id"):
-                    if axes is right:
-                        axes.plot(
-                            run["useful_tokens_seen"],
-                            run["loss"],
-                            **thin | {"linewidth": 0.5 * options["linewidth"], "alpha": 1},
-                        )
-                        axes.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
-                    elif here["run_id"].nunique() > 1:
-                        axes.plot(run["useful_tokens_seen"], run["loss"], **thin)
-                if axes is left and len(here):
-                    middle = here.groupby("step")[["useful_tokens_seen", "loss"]].median()
-                    axes.plot(
-                        middle["useful_tokens_seen"],
-                        middle["loss"],
-                        **options,
-                        label=name,
-                        markersize=5,
-                        markevery=_sparse(middle),
-                    )
-            for _, run in stopped.groupby("run_id") if axes is left else ():
-                colour = look(run["series"].iloc[0])["color"]
-                axes.plot(run["useful_tokens_seen"], run["loss"], color=colour, linewidth=0.7, alpha=0.45)
-                axes.plot(run["useful_tokens_seen"].iloc[-1:], run["loss"].iloc[-1:], "x", color=colour, markersize=9)
             axes.set_xlim(left=0)
-            axes.xaxis.set_major_locator(_ticks())
-            plain(axes.xaxis)
+            panels.steps_of(axes.xaxis, 4)
             plain(axes.yaxis)
-        if names:
-            handles = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
-            shown = [name for name in names if name in handles]
-            made.legend(
-                [handles[n] for n in shown],
-                shown,
-                loc="outside upper left",
-                ncols=legend_columns(shown, 5),
-                handlelength=3,
-            )
+        panels.legend(made, left, order=names)
         return made
 
 
-def _sparse(rows: pd.DataFrame) -> int:
-    return max(1, len(rows) // 8)
-
-
-def _ticks():
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4, steps=[1, 2, 5, 10])
-
-
-def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
+def caption(loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What the lines are, and how many runs carry them."""
-    loss, validation, refused = _alike(loss, validation, inventory)
+    loss, validation, refused = _alike(loss_curves, validation, inventory)
     train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)["run_id"].nunique()
     listed = inventory.dropna(subset=["series", "world_size"])
     smallest = listed.groupby("series")["world_size"].transform("min")
     asked = listed[listed["world_size"] == smallest]
     text = (
-        f"Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each approach; "
-        f"{words.counted(train['run_id'].nunique(), asked)}. "
+        "Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each approach, "
+        f"at most 100 points a run; {words.counted(train['run_id'].nunique(), asked)}. "
     )
     if train["run_id"].nunique() > train["series"].nunique():
-        text += "Thin lines are repeats, bold ones their median by step. "
+        text += "Thin lines are repeats, bold ones their median point by point. "
     if stopped:
         text += (
             f"A cross ends {stopped} run{'s' * (stopped != 1)} whose training stopped there, at a loss that was not "
@@ -150,12 +114,13 @@ def caption(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFram
     )
 
 
-def alt(loss: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
+def alt(loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """First and last losses, read aloud."""
-    loss, validation, _ = _alike(loss, validation, inventory)
+    loss, validation, _ = _alike(loss_curves, validation, inventory)
     train = _drawn(_counted(loss))
     texts = []
     for name in ordered(train["series"]):
-        middle = train[train["series"] == name].groupby("step")["loss"].median()
+        here = train[train["series"] == name]
+        middle = here.groupby(panels.points(here))["loss"].median()
         texts.append(f"{name} from {middle.iloc[0]:.2f} to {middle.iloc[-1]:.2f}")
     return f"Line plot of loss against useful tokens. Median training loss: {words.listing(texts) or 'no data'}."

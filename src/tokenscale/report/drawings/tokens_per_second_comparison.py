@@ -3,12 +3,15 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import words
-from tokenscale.report.style import dots, figure, jitter, no_data, number, ordered, plain, style
+from tokenscale.report import panels, words
+from tokenscale.report.style import number, ordered
 
 TITLE = "Training throughput by approach"
 QUERIES = ("throughput", "inventory")
-_RATES = (("useful_tokens_per_s", "useful tokens / s"), ("total_tokens_per_s", "total tokens / s (padding included)"))
+_RATES = {
+    "useful_tokens_per_s": ("useful tokens / s", 1.0),
+    "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
+}
 
 
 def data(throughput: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
@@ -35,45 +38,9 @@ def _alike(throughput: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFr
 
 def draw(throughput: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
     """Two panels, one row an approach: every run as a dot, the median as a bar."""
-    points, refused = _alike(throughput, inventory)
     single = inventory[inventory["world_size"] == 1]
-    names = ordered(single["series"].dropna())[::-1]
-    measured = set(throughput.loc[throughput["world_size"] == 1, "series"])
-    with style():
-        made, panels = figure(2, height=1.3 + 0.46 * max(3, len(names)), sharey=True)
-        for axes, (column, label) in zip(panels, _RATES, strict=True):
-            axes.set_xlabel(label)
-            if points.empty:
-                no_data(axes, words.nothing(inventory, refused, len(single)))
-                continue
-            for y, name in enumerate(names):
-                values = points.loc[points["series"] == name, column]
-                if values.empty:
-                    axes.text(
-                        0.02,
-                        y,
-                        "not like for like" if name in measured else "no data",
-                        transform=axes.get_yaxis_transform(),
-                        va="center",
-                        style="italic",
-                        fontsize=9,
-                    )
-                    continue
-                axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
-                axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
-            axes.set_yticks(range(len(names)), names)
-            axes.set_ylim(-0.6, len(names) - 0.4)
-            axes.set_xlim(0, 1.08 * points[column].max())
-            axes.xaxis.set_major_locator(_ticks())
-            axes.grid(False, axis="y")
-            plain(axes.xaxis)
-        return made
-
-
-def _ticks():
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(5, steps=[1, 2, 5, 10])
+    made, _ = panels.strips(throughput[throughput["world_size"] == 1], single, _RATES)
+    return made
 
 
 def caption(throughput: pd.DataFrame, inventory: pd.DataFrame) -> str:

@@ -1,0 +1,221 @@
+"""The report's folder: beside page and PDF the figures, data, queries and tables, what they come from, and checksums.
+
+Of the figures' files the folder holds copies; nothing in it is written in place, and what no longer belongs to the
+report is removed from the folders that this module fills. Equal tables and equal code give equal bytes, but for what
+`provenance.json` tells of the commit.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tokenscale import __version__
+from tokenscale.analysis.queries import PARAMETERS, connect, sql
+from tokenscale.errors import UserError
+from tokenscale.files import atomic, canonical_json, read_json, sha256_file, write_text
+from tokenscale.records import provenance
+from tokenscale.report import cells, crate, passport, pdf, save, summary
+from tokenscale.report.table import Table, latex, markdown
+from tokenscale.settings.registry import FIGURES
+
+#: read by name
+FILES = ("bundle.md",)
+#: packages that made the folder
+PACKAGES = (*passport.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
+#: folders that hold nothing but what this module writes
+FOLDERS = ("figures", "data", "sql", "tables", "workflow")
+SUMS = "SHA256SUMS"
+#: column of the table `runs` → its name in `provenance.json`
+_OF_RUN = {
+    "seal": "seal",
+    "validity": "validity",
+    "code_digest": "code_digest",
+    "git_commit": "commit",
+    "git_dirty": "dirty",
+    "machine": "machine",
+    "device": "device",
+    "cpu": "cpu",
+    "cores": "cores",
+}
+_MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
+
+
+def write(
+    experiments: list[str],
+    tables: Path,
+    figures: Path,
+    output: Path,
+    *,
+    workflow: Path | None = None,
+    citation: Path | None = None,
+    also: tuple[Path, ...] = (),
+) -> None:
+    """Fill the folder `output`, in which `index.html` and `report.pdf` lie already.
+
+    `workflow` is the Snakefile (with its rules beside it) and `citation` a CITATION.cff, which are copied where there
+    are such files; `also` are further files of the folder. Raises UserError where a file of the report is missing.
+    """
+    parts = {name: summary.experiment(name, tables) for name in experiments}
+    files = {path: (output / path).read_bytes() for path in _there(output, also)}
+    files |= _figures(parts, figures) | _queries() | _workflow(workflow)
+    for name, part in parts.items():
+        files |= _tables(name, part, figures / name) | _cells(name, tables)
+    if citation is not None and citation.is_file():
+        files["CITATION.cff"] = citation.read_bytes()
+    files["README.md"] = _readme(experiments, files).encode()
+    _settle(output, files)
+    record = origin(parts, tables, figures)
+    write_text(output / "provenance.json", canonical_json(record) + "\n")
+    listed = sorted([*files, "provenance.json"])
+    write_text(output / crate.NAME, crate.text(output, listed, record))
+    write_text(output / SUMS, sums(output, [*listed, crate.NAME]))
+
+
+def sums(folder: Path, files: list[str]) -> str:
+    """What `sha256sum --check SHA256SUMS` reads: a line a file, by name."""
+    return "".join(f"{sha256_file(folder / name)}  {name}\n" for name in sorted(files))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """File → SHA-256 as the folder's list has it. Raises UserError where there is no such list."""
+    path = folder / SUMS
+    if not path.is_file():
+        raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
+    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
+        raise UserError("the list of checksums cannot be read.", file=path, expected="a SHA-256, two spaces, a name")
+    return {name: sha256 for sha256, name in lines}
+
+
+def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dict[str, Any]:
+    """What `provenance.json` holds: the code that built the report, and what each experiment was made from.
+
+    `code` names every source file of the report with its SHA-256; `figures` the digests that a figure's passport has.
+    """
+    git, _ = provenance.git_state()
+    roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
+    return {
+        "schema": 1,
+        "tokenscale": __version__,
+        "git": {key: git[key] for key in ("commit", "dirty") if key in git},
+        "packages": provenance.versions(PACKAGES),
+        "code": passport.files(*roots, *FIGURES.values()),
+        "order": list(parts),
+        "experiments": {
+            name: {
+                "tables": part["digest"],
+                "data_from": part["data_from"],
+                "figures": {f: _carried(f, figures / name / f"{f}.svg") for f in part["figures"]},
+                "runs": _runs(tables / name),
+            }
+            for name, part in parts.items()
+        },
+    }
+
+
+def _carried(figure: str, path: Path) -> dict[str, Any]:
+    """Of a figure's passport, and the code of its page in the PDF."""
+    found = passport.read(path) or {}
+    carried = {key: found[key] for key in ("data", "code", "queries") if key in found}
+    return carried | {"page": passport.code(*pdf.roots(figure))}
+
+
+def _runs(tables: Path) -> dict[str, dict[str, Any]]:
+    """Run id → what its record tells of its origin; what it does not tell is left out."""
+    with connect(tables) as connection:
+        runs = connection.execute("SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id").df()
+    found = {}
+    for row in runs.astype(object).where(runs.notna(), None).to_dict("records"):
+        known = {name: row[column] for column, name in _OF_RUN.items() if row[column] is not None}
+        manifests = {kind: row[f"{kind}_sha256"] for kind in _MANIFESTS if row[f"{kind}_sha256"] is not None}
+        packages = json.loads(row["versions"] or "{}")
+        found[row["run_id"]] = known | {"manifests": manifests, "packages": packages}
+    return found
+
+
+def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
+    """Names of the files of the folder that others have made."""
+    for path in (output / "index.html", output / "report.pdf", *also):
+        if not path.is_file():
+            raise UserError(
+                "a file of the report is missing.", file=path, next="snakemake report, or python -m tokenscale report"
+            )
+        if not path.resolve().is_relative_to(output.resolve()):
+            raise UserError("a file of the report lies outside its folder.", file=path, folder=output)
+        yield path.resolve().relative_to(output.resolve()).as_posix()
+
+
+def _figures(parts: dict[str, dict[str, Any]], figures: Path) -> dict[str, bytes]:
+    """Drawings and data of all figures. Raises UserError for one that is missing."""
+    files = {}
+    for experiment, part in parts.items():
+        for figure in part["figures"]:
+            for kind in (*save.DRAWN, "csv", "parquet"):
+                path = figures / experiment / f"{figure}.{kind}"
+                if not path.is_file():
+                    raise UserError(
+                        "a figure's file is missing.", file=path, next=f"snakemake {path.with_suffix('.svg')}"
+                    )
+                folder = "figures" if kind in save.DRAWN else "data"
+                files[f"{folder}/{experiment}/{path.name}"] = path.read_bytes()
+    return files
+
+
+def _queries() -> dict[str, bytes]:
+    return {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
+
+
+def _workflow(snakefile: Path | None) -> dict[str, bytes]:
+    """The Snakefile and its rules, where there is one."""
+    if snakefile is None or not snakefile.is_file():
+        return {}
+    found = [snakefile, *sorted(snakefile.parent.glob("rules/*.smk"))]
+    return {f"workflow/{path.relative_to(snakefile.parent).as_posix()}": path.read_bytes() for path in found}
+
+
+def _tables(name: str, part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+    """Every table that the page shows of an experiment, as Markdown and LaTeX."""
+    found = {key: value for key, value in part.items() if isinstance(value, Table)}
+    found |= {f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]}
+    for figure in part["figures"]:
+        said = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
+        if "table" in said:
+            found[figure] = Table(**said["table"])
+    files = {}
+    for key, table in found.items():
+        files[f"tables/{name}/{key}.md"] = markdown(table).encode()
+        files[f"tables/{name}/{key}.tex"] = latex(table, f"tab:{name}-{key}").encode()
+    return files
+
+
+def _cells(name: str, tables: Path) -> dict[str, bytes]:
+    with connect(tables / name) as connection:
+        rows = cells.cells(connection)
+    return {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
+
+
+def _readme(experiments: list[str], files: dict[str, bytes]) -> str:
+    text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
+    cite = "`CITATION.cff` says how to cite the software" if "CITATION.cff" in files else "Cite tokenscale by its name"
+    listed = "\n".join(f"- `{name}`" for name in experiments)
+    return text.format(experiments=listed, cite=cite, version=__version__)
+
+
+def _settle(output: Path, files: dict[str, bytes]) -> None:
+    """Write what has changed, each file at once, and remove what is no longer part of the report."""
+    for name, content in files.items():
+        path = output / name
+        if not path.is_file() or path.read_bytes() != content:
+            with atomic(path) as temporary:
+                temporary.write_bytes(content)
+    for folder in FOLDERS:
+        for path in sorted((output / folder).rglob("*"), reverse=True):
+            if path.is_file() and path.relative_to(output).as_posix() not in files:
+                path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        if (output / folder).is_dir() and not any((output / folder).iterdir()):
+            shutil.rmtree(output / folder)

@@ -1,0 +1,105 @@
+"""What a step's time is made of, by approach, layout and world size."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tokenscale.report import panels, words
+from tokenscale.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    RED,
+    SKY,
+    TEXT,
+    figure,
+    jitter,
+    no_data,
+    number,
+    style,
+)  # fmt: skip
+
+TITLE = "What a step's time is made of"
+QUERIES = ("phases", "inventory")
+#: part → name, colour, hatch; as they are stacked
+PARTS = {
+    "data_wait_s": ("data wait", ORANGE, ""),
+    "h2d_s": ("to the device", PURPLE, "///"),
+    "forward_s": ("forward", SKY, ""),
+    "backward_s": ("backward", BLUE, ""),
+    "bubble_s": ("waiting for stages", GREEN, "xx"),
+    "exposed_communication_s": ("exposed communication", RED, "\\\\\\"),
+    "optimizer_s": ("optimizer", PALETTE[5], ""),
+    "rest_s": ("rest", GREY, ""),
+}
+
+
+def data(phases: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+    """One row a run that counts: seconds a step and rank."""
+    kept, _ = words.alike(phases, inventory, "approach")
+    return kept.drop(columns="approach").reset_index(drop=True)
+
+
+def draw(phases: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
+    """One row a cell: the parts of its median run stacked, and every run's whole step a dot."""
+    kept, refused = words.alike(phases, inventory, "approach")
+    listed = panels.cells(inventory)[::-1]
+    with style():
+        made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
+        axes.set_xlabel("time of a step, mean over ranks (ms)")
+        if kept.empty:
+            no_data(axes, words.nothing(inventory, refused))
+            return made
+        for y, cell in enumerate(listed):
+            here = panels.at(kept, cell).sort_values("step_s")
+            if here.empty:
+                panels.say(axes, y, "no data")
+                continue
+            begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+            for part, (_, colour, hatch) in PARTS.items():
+                width = 1e3 * max(0.0, median[part])
+                axes.barh(y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+                begin += width
+            offsets = [y + o for o in jitter(len(here), 0.4)]
+            dots = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+            axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
+        shown = [part for part in PARTS if (kept[part] > 0).any()]
+        for part in shown:
+            label, colour, hatch = PARTS[part]
+            axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+        panels.name_rows(axes, panels.names(listed))
+        axes.set_xlim(left=0)
+        panels.steps_of(axes.xaxis, 6)
+        panels.legend(made, axes, 4)
+        panels.heading(axes, words.crowded(inventory))
+        return made
+
+
+def caption(phases: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """Of which run the parts are, and what the rest is."""
+    kept, refused = words.alike(phases, inventory, "approach")
+    text = words.sentence(words.crowded(inventory) if len(kept) else "") + (
+        "Seconds of each part over all ranks and steps after warm-up, over their number, of the run with the median "
+        "step (the lower of two in the middle); dots are the whole step of every run, so that a bar may end beside "
+        f"them; {words.counted(len(kept), inventory)}. Exposed communication is waiting for gradients after backward; "
+        "what backward hides is in backward. The rest is what no part names. "
+    )
+    if len(over := kept[kept["rest_s"] < -0.01 * kept["step_s"]]):
+        several = "s" * (len(over) > 1)
+        text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
+    text += f"{refused} " if refused else ""
+    return text + words.kinds(words.by_cell(kept, "step_s"))
+
+
+def alt(phases: pd.DataFrame, inventory: pd.DataFrame) -> str:
+    """The largest parts, read aloud."""
+    kept = data(phases, inventory)
+    texts = []
+    for (name, world), group in kept.groupby(["series", "world_size"]):
+        part = group[list(PARTS)].median().idxmax()
+        share = (group[part] / group["step_s"]).median()
+        texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
+                     f"({number(100 * share, 2)} %)")  # fmt: skip
+    return f"Stacked bars of a step's time. {words.listing(texts) or 'No data'}."

@@ -1,0 +1,160 @@
+"""Pages of text and tables for the PDF: wrapped by the widths of the letters, and continued on the next page."""
+
+from collections.abc import Iterable
+from functools import cache
+
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+
+from tokenscale.report.style import GRID, TEXT
+from tokenscale.report.table import Table
+
+#: A4 and its margin, inches
+WIDTH, HEIGHT = 8.27, 11.69
+MARGIN = 0.7
+#: points: of letters in a table, between its columns, and the narrowest that a column is squeezed to
+SIZE, GAP, LEAST = 6.5, 7.0, 18.0
+LINE = 1.35
+
+
+class Sheets:
+    """Pages that are filled from the top; `figures` holds them."""
+
+    def __init__(self, place: str):
+        """`place` stands at the head of each page."""
+        self.place = place
+        self.figures: list[Figure] = []
+        self.y = 0.0
+
+    def heading(self, text: str, size: float = 12) -> None:
+        """A title, with room for a few lines below it on the same page."""
+        self._need(4 * size * LINE)
+        self.y -= 0.5 * size
+        self.paragraph(text, size, "bold")
+        self.y -= 3
+
+    def paragraph(self, text: str, size: float = 8, weight: str = "normal") -> None:
+        """Text over the width of the page."""
+        for line in wrap(text, 72 * (WIDTH - 2 * MARGIN), size, weight):
+            self._need(size * LINE)
+            self.y -= size * LINE
+            self._write(0, line, size, weight)
+
+    def table(self, table: Table) -> None:
+        """A table with its head on every page that it needs, and its caption below."""
+        widths = columns(table, 72 * (WIDTH - 2 * MARGIN))
+        head = [name for name, _ in table.columns]
+        self._row(table, widths, head, "bold", above=3 * SIZE * LINE)
+        for cells in table.rows:
+            if self._row(table, widths, cells, "normal", head=head):
+                self._rule(0.4)
+        if table.caption:
+            self.y -= 4
+            self.paragraph(table.caption, 7.5)
+        self.y -= 8
+
+    def _row(self, table, widths, cells, weight, *, head=None, above=0.0) -> bool:
+        lines = [wrap(text, width, SIZE, weight) or [""] for text, width in zip(cells, widths, strict=True)]
+        height = max(map(len, lines)) * SIZE * LINE + 3
+        if self._need(min(height, 72 * (HEIGHT - 2.5 * MARGIN)) + above) and head is not None:
+            self._row(table, widths, head, "bold")
+        top = self.y
+        for number in range(max(map(len, lines))):
+            self._need(SIZE * LINE)  # of a row that is longer than a page
+            self.y -= SIZE * LINE
+            x = 0.0
+            for width, text, (_, right) in zip(widths, lines, table.columns, strict=True):
+                if number < len(text):
+                    self._write(x + width * right, text[number], SIZE, weight, "right" if right else "left")
+                x += width + GAP
+        self.y -= 3
+        if weight == "bold":
+            self._rule(0.8)
+        return top > self.y
+
+    def _need(self, points: float) -> bool:
+        """Begin a new page where the rest of this one is not as high; True where one was begun."""
+        if self.figures and self.y - points >= 72 * MARGIN:
+            return False
+        self.figures.append(Figure(figsize=(WIDTH, HEIGHT), layout="none"))
+        self.y = 72 * (HEIGHT - 0.7)
+        self._write(0, self.place, 9, "normal")
+        self.y -= 12
+        return True
+
+    def _write(self, x: float, text: str, size: float, weight: str, align: str = "left") -> None:
+        at = (72 * MARGIN + x) / (72 * WIDTH), self.y / (72 * HEIGHT)
+        self.figures[-1].text(*at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False)
+
+    def _rule(self, width: float) -> None:
+        y = (self.y + 0.8) / (72 * HEIGHT)
+        colour = TEXT if width > 0.5 else GRID
+        self.figures[-1].add_artist(Line2D([MARGIN / WIDTH, 1 - MARGIN / WIDTH], [y, y], linewidth=width, color=colour))
+
+
+def columns(table: Table, available: float) -> list[float]:
+    """Widths of the columns, in points: what their longest cells need, the widest cut until all fit."""
+    natural = [
+        max([length(name, SIZE, "bold"), *(length(row[i], SIZE) for row in table.rows)]) + 1
+        for i, (name, _) in enumerate(table.columns)
+    ]
+    room = available - GAP * (len(natural) - 1)
+    if sum(natural) <= room:
+        return natural
+    low, high = LEAST, max(natural)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(min(n, middle) for n in natural) <= room else (low, middle)
+    widths = [min(n, low) for n in natural]
+    shrunk = min(1.0, room / sum(widths))
+    return [width * shrunk for width in widths]
+
+
+def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[str]:
+    """Lines of a text that are no wider than `width` points; a wider word is broken, after a hyphen if it can be."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if length(joined, size, weight) <= width:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        *whole, line = _broken(word, width, size, weight)
+        lines += whole
+    return [*lines, line] if line else lines
+
+
+def _broken(word: str, width: float, size: float, weight: str) -> list[str]:
+    parts = []
+    while length(word, size, weight) > width and len(word) > 1:
+        end = max((n for n in range(1, len(word)) if length(word[:n], size, weight) <= width), default=1)
+        hyphen = max(word.rfind(sign, 0, end) for sign in "-=_/") + 1
+        end = hyphen if hyphen > end / 2 else end
+        parts.append(word[:end])
+        word = word[end:]
+    return [*parts, word]
+
+
+def length(text: str, size: float, weight: str = "normal") -> float:
+    """Width of a text in points, without kerning."""
+    return size * sum(_advance(c, weight) for c in text)
+
+
+@cache
+def _advance(character: str, weight: str) -> float:
+    """Width of a letter in ems."""
+    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
+    font.set_size(100, 72)
+    return font.load_char(ord(character)).linearHoriAdvance / 65536 / 100
+
+
+def tables(place: str, sections: Iterable[tuple[str, Table]]) -> list[Figure]:
+    """Pages with a heading and a table each section; what is empty is left out."""
+    sheets = Sheets(place)
+    for title, table in sections:
+        if table.rows:
+            sheets.heading(title)
+            sheets.table(table)
+    return sheets.figures

@@ -1,0 +1,42 @@
+rule judge_claims:
+    """The sentences of the ledger held against the tables: numbers, verdicts, LaTeX macros. Never fails for a verdict."""
+    input:
+        ledger=ancient(settings.settings.claims),
+        tables=expand(
+            "results/tables/{experiment}/{table}",
+            experiment=EXPERIMENTS,
+            table=TABLES,
+        ),
+        code=lambda w: code_of("claims"),
+    output:
+        "results/report/claims.json",
+        "results/report/claims.tex",
+    log:
+        "results/logs/claims.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+        folder=lambda w, output: os.path.dirname(output[0]),
+        # what it says; neither its time nor a comment in it
+        content=lambda w: sha256_text(canonical_json(ledger())),
+    message:
+        "claims of {input.ledger}"
+    shell:
+        "python -m tokenscale claims --ledger {input.ledger:q} --experiments {params.experiments:q}"
+        " --output {params.folder:q} > {log:q} 2>&1"
+
+
+rule claims:
+    """Print them; where `strict_claims` says so, fail for a sentence that is relied on and no longer holds."""
+    input:
+        judged="results/report/claims.json",
+        ledger=settings.settings.claims,
+    log:
+        "results/logs/claims-printed.log",
+    localrule: True
+    params:
+        experiments=EXPERIMENTS,
+        strict="--strict" if settings.settings.strict_claims else "",
+    shell:
+        "python -m tokenscale claims --ledger {input.ledger:q} --experiments {params.experiments:q} {params.strict}"
+        " 2>&1 | tee {log:q}"
