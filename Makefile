@@ -1,5 +1,5 @@
 # make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.   make faults-test: kills.
-# make experiments-test: the longer tests, of whole trainings, commands and benchmarks.
+# make experiments-test: the longer tests, of whole trainings, reports, commands and benchmarks.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.

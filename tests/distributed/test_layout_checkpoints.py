@@ -115,7 +115,7 @@ def training_of(layout, resume_from=None) -> RunSettings:
         budget=BudgetSettings(steps=STEPS),
         schedule=ScheduleSettings(warmup_steps=2),
         optimizer=OptimizerSettings(learning_rate=3e-3),
-        validation=ValidationSettings(rows=5, every=6),
+        validation=ValidationSettings(rows=5, every=6, accuracy=True),
         checkpoints=CheckpointSettings(every=2, keep_last=9, keep_resume_state=True, final=True),
         resume_from=resume_from,
     )
@@ -126,7 +126,7 @@ def one_rank(world: World, run, inputs, directory):
 
 
 def trained(lab, directory, run):
-    """(step → (loss, digest), validation losses) of a whole training."""
+    """(step → (loss, digest), step → (validation loss, correct labels)) of a whole training."""
     run_ranks(one_rank, run.layout.world_size, run, lab.inputs(run), directory)
     assert sealed(directory / "run.json")["outcome"]["status"] == "complete"
     found: dict[int, list] = {}
@@ -136,7 +136,8 @@ def trained(lab, directory, run):
             digest = (digest + line["order_digest"]) % MODULUS
             found[line["step"]] = (loss + line["loss_sum"], useful + line["useful_tokens"], digest)
     events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
-    held_out = {e["step"]: e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation"}
+    counts = {e["step"]: e for e in events if e["event"] == "validation"}
+    held_out = {k: (e["loss_sum"] / e["useful_tokens"], e["correct_tokens"]) for k, e in counts.items()}
     return {k: (loss / useful, digest) for k, (loss, useful, digest) in sorted(found.items())}, held_out
 
 
@@ -158,7 +159,9 @@ def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tm
         for step, (loss, digest) in found.items():
             assert digest == expected[step][1], f"{layout.method} reads other samples in step {step}"
             assert loss == pytest.approx(expected[step][0], abs=1e-5), (layout.method, step)
-        assert validation[STEPS] == pytest.approx(held_out[STEPS], abs=1e-5)
+        (loss, correct), (expected_loss, expected_correct) = validation[STEPS], held_out[STEPS]
+        assert loss == pytest.approx(expected_loss, abs=1e-5)
+        assert abs(correct - expected_correct) <= 1 < expected_correct, layout.method  # one label may be a near tie
         before = directory / f"checkpoints/step={begins + 2:08d}"
     assert read_json(tmp_path / "tp-fsdp-4/checkpoints/final/checkpoint.json")["world_size"] == 4
     weights = {n: Checkpoint(tmp_path / d / "checkpoints/final") for n, d in (("one", "whole"), ("four", "tp-fsdp-4"))}

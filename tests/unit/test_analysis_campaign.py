@@ -84,3 +84,14 @@ def test_values_that_are_no_speeds_are_refused():
         noise_floor([1.0, 0.0])
     with pytest.raises(ValueError, match="above zero"):
         drift([0, 1], [1.0, math.nan])
+
+
+@pytest.mark.filterwarnings("error")
+def test_cells_whose_runs_started_together_show_no_drift():
+    found = drift([1.0, 1.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"])
+    assert (found.n, found.p, found.verdict) == (4, 1.0, "too few runs") and math.isnan(found.share)
+
+
+def test_a_start_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="a start is not finite"):
+        drift([1.0, math.nan, 3.0], [1.0, 2.0, 3.0])

@@ -173,6 +173,22 @@ def test_a_budget_in_tokens_takes_each_approach_its_own_steps():
     assert refusals(table(("padded", {"steps_asked": 300}), ("packed", {"steps_asked": 120})), "approach") == []
 
 
+def test_another_programs_run_beside_a_budget_in_tokens_refuses_none_of_ours():
+    ours = [("padded", {"external": False, "steps_asked": 300}), ("packed", {"external": False, "steps_asked": 120})]
+    assert refusals(table(*ours, ("mine", {**THEIRS, "steps_asked": 300})), "approach") == []
+
+
+def test_another_programs_budget_is_held_against_ours_where_ours_are_equal():
+    ours = [("padded", {"external": False}), ("packed", {"external": False})]
+    assert refused(refusals(table(*ours, ("mine", {**THEIRS, "steps_asked": 300})), "approach")) == {"run-2"}
+
+
+def test_rows_put_together_from_several_tables_are_told_apart():
+    runs = table(("padded", {}), ("packed", {}), ("token-list", {"share": 2}))
+    assert refused(refusals(runs.set_axis([0, 0, 1]), "approach")) == {"run-2"}
+    assert refused(refusals(runs.set_axis([0, 1, 1]), "approach")) == {"run-2"}
+
+
 def test_lengths_of_a_sequence_at_equal_steps_are_unequal_budgets():
     runs = table(
         *[("packed", {"sequence_length": n, "science": f"{n}", "further": ("sequence_length",)}) for n in (512, 1024)]

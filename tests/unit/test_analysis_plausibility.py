@@ -3,7 +3,7 @@
 import pytest
 
 from tokenscale.analysis.plausibility import counted, flops_of_mfu
-from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.settings.presets import PRESETS
 
 LARGE, SMALL = PRESETS["llama-8b-nemo"], PRESETS["llama-1.4b-nemo"]
@@ -54,6 +54,18 @@ def test_tied_embeddings_are_counted_and_no_fault():
 def test_other_faults_are_named_or_called_unknown(factor, words):
     found = counted(factor * flops_per_token(SMALL, 2048, Convention.FULL), SMALL, 2048)
     assert found.fault and words in found.words
+
+
+def test_of_two_readings_that_lie_together_the_nearer_one_is_named():
+    """In short rows attention is a third of a percent of it, so that what was left out of it shows little."""
+    table, full = 6 * weights(SMALL).looked_up, flops_per_token(SMALL, 128, Convention.FULL)
+    causal = flops_per_token(SMALL, 128, Convention.CAUSAL)
+    without = 2 * causal - full
+    assert abs(without / causal - 1) < 0.005
+    assert counted(without, SMALL, 128).words.endswith("attention was left out")
+    assert counted(table + without, SMALL, 128).words.endswith("hides it), attention was left out")
+    assert counted(table + full, SMALL, 128).words.endswith("hides it)")
+    assert counted(causal, SMALL, 128).words.endswith("as the formula has it"), "which accuses nobody"
 
 
 @pytest.mark.parametrize("stated", [0.0, float("nan")])

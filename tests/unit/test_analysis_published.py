@@ -156,3 +156,13 @@ def test_neither_torch_nor_scipy_is_needed():
     code += "from tokenscale.cli import main\nimport tokenscale.analysis.projection\nmain(['predict', '--backtest'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_series_whose_sizes_all_go_into_the_fit_is_not_tested():
+    group = by_series(points())["8.05B padded"][:3]
+    assert fitted_sizes(group) == [1, 4, 8]
+    assert "none is left to test" in published.untestable(group)
+
+
+def test_nothing_is_no_more_than_nothing():
+    assert (published._percent(-1e-9), published._percent(-0.0006)) == ("+0.0 %", "-0.1 %")

@@ -74,12 +74,21 @@ def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
         (["--rounds", "0"], "rounds of at least 1"),
         (["--sizes", "4096"], "at least two sizes"),
         (["--sizes", "4", "4096"], "a number for every rank"),
+        (["--sizes", "4096", "4100"], "others are rounded down to one"),
         (["--collectives", "all_reduse"], "did you mean 'all_reduce'"),
     ],
 )
 def test_a_sweep_that_says_nothing_is_refused(arguments, said, capsys):
     assert main(["benchmark", "collectives", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_collective_named_twice_is_measured_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(collectives, "run_ranks", lambda argv, world_size: seen.append(json.loads(argv[3])) or 3)
+    with pytest.raises(UserError):
+        collectives.measure(sizes=SIZES, collectives=["all_gather", "all_reduce", "all_gather"])
+    assert seen[0]["collectives"] == ["all_gather", "all_reduce"]
 
 
 def test_a_rank_that_fails_is_told(monkeypatch):

@@ -92,6 +92,9 @@ def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):
         path.write_text(json.dumps({**manifest, "documents": 40 if store != "x" else 10**6, "options": options}))
     (folder / "results/tokens/c/t/y").mkdir()
     (folder / "results/tokens/c/t/y/manifest.json").write_text("{")
+    for name, other in (("list", "[]"), ("older", '{"options": "none"}')):
+        (folder / "results/tokens/c/t" / name).mkdir()
+        (folder / "results/tokens/c/t" / name / "manifest.json").write_text(other)
     main(["check", "e", "--scale", "demo"])
     out = capsys.readouterr().out
     # 20 steps of 8 rows: 4 times 40 documents, 2.6 times 4,000 tokens

@@ -77,7 +77,7 @@ def test_a_store_depends_on_its_own_format_only():
 
 
 def test_sql_counts_as_code():
-    files = names(closure_of("tokenscale.report.figures.scaling_throughput"))
+    files = names(closure_of("tokenscale.report.drawings.scaling_throughput"))
     assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
 
 

@@ -7,6 +7,8 @@ from tokenscale.errors import UserError
 from tokenscale.settings import config as configuration
 from tokenscale.settings import reference
 from tokenscale.settings.config import Config
+from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.scales import SCALES
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,11 +195,11 @@ def test_a_key_written_twice_is_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("scale: demo\nscale: alps\n")
     with pytest.raises(UserError, match="written twice"):
-        configuration.read_yaml(path)
+        read_yaml(path)
 
 
 def test_the_shipped_configuration_is_valid_at_every_scale():
-    for scale in configuration.SCALES:
+    for scale in SCALES:
         config = configuration.load("config/config.yaml", root=ROOT, overrides={"scale": scale})
         for name in config.available:
             assert config.runs(name)
@@ -265,9 +267,9 @@ def test_tensor_groups_stay_inside_a_node(tmp_path):
 
 
 def test_one_corpus_for_all_experiments_leaves_tokenizers_as_they_are(tmp_path):
-    values = configuration.read_yaml(ROOT / "config/config.yaml") | {"corpus": "dummy"}
+    values = read_yaml(ROOT / "config/config.yaml") | {"corpus": "dummy"}
     config = Config(values, root=ROOT)
-    plain = Config(configuration.read_yaml(ROOT / "config/config.yaml"), root=ROOT)
+    plain = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
     assert config.corpora_of(["demo"]) == ["dummy"] and config.experiment("demo").data_benchmark.corpus == "dummy"
     assert {r.settings.tokenizer for r in config.runs("demo")} == {r.settings.tokenizer for r in plain.runs("demo")}
     assert not {r.run_id for r in config.runs("demo")} & {r.run_id for r in plain.runs("demo")}

@@ -212,6 +212,15 @@ def test_what_is_not_built_yet_is_not_known():
     one("not known before the tokens of docstrings/tekken are built", "note", {"approach": APPROACHES}, texts={})
 
 
+@pytest.mark.parametrize("texts", [TEXTS, {}])
+def test_a_budget_that_no_tokens_tell_the_passes_of_says_so(texts):
+    found = one(
+        "a budget in useful_tokens does not say beforehand whether data are repeated", "note",
+        {"approach": APPROACHES}, runs={"budget": {"useful_tokens": 9}}, texts=texts,
+    )  # fmt: skip
+    assert "epochs.sql" in found.next
+
+
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
@@ -239,6 +248,8 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
         ({"approach": ["padded", "padding-free", "packed"]}, 6, "2 comparisons, corrected after Holm, need at least 7"),
         ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons"),
         ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6"),
+        ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs"),
+        ({"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]}, 1, "2 comparisons"),
     ],
 )
 def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words):
@@ -248,6 +259,14 @@ def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors
     assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
     enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
     assert not [o for o in objections(enough) if o.key == "repeats"]
+
+
+def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
+    factors = {"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}
+    left_out = [{"approach": "padded", "storage.codec": "snappy"}]
+    found = design(factors, repeats=1, left_out=left_out, runs={"budget": {"epochs": 0.1}})
+    (said_so,) = [o.what for o in objections(found) if o.key == "repeats"]
+    assert "2 comparisons" in said_so
 
 
 def test_a_single_cell_needs_no_repeats():

@@ -270,3 +270,16 @@ def test_the_end_of_a_log_is_text(tmp_path):
     (tmp_path / "x.log").write_bytes(b"\x1b[31mred\x1b[0m\n 1%\r 2%\r 3%\nend\r\n\xff")
     assert runs.tail(tmp_path / "x.log") == "red\n 3%\nend\n\N{REPLACEMENT CHARACTER}"
     assert runs.tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e12", "0", "-3", "soon"])
+def test_seconds_that_nobody_can_wait_are_refused(seconds, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        cli.main(["status", "--watch", seconds])
+    assert "no number of seconds from 1 to 86400" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", ["--watch", "--stale", "--failed"])
+def test_json_is_refused_where_there_is_none(asked, capsys):
+    assert cli.main(["status", asked, "--json"]) == 2
+    assert "--json is of the queue and the runs" in capsys.readouterr().err

@@ -402,3 +402,19 @@ def test_ranks_of_two_attempts_never_mix_in_a_step():
     ]
     assert [r["world_size"] for r in merged] == [3, 3, 3, 2, 2]
     assert [r["attempt_step"] for r in merged] == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("attempts", [[0], [0, 1]])
+def test_merged_rows_come_by_step_and_rank_and_of_a_step_twice_the_last_row_counts(attempts):
+    written = [0, 1, 2, 1]  # step 1 twice
+    rows = [
+        {"attempt": attempt, "rank": rank, "step": step, "rows": place, "grad_norm": None}
+        for attempt in attempts
+        for rank in range(3)
+        for place, step in enumerate(written)
+    ]
+    merged = merge(of_rows("steps", rows), [])
+    found = [[row[name] for name in ("step", "rank", "rows", "attempt")] for row in merged.to_pylist()]
+    place = {0: 0, 1: 3, 2: 2}
+    assert found == [[step, rank, place[step], attempts[-1]] for step in range(3) for rank in range(3)]
+    assert merged["world_size"].to_pylist() == [3] * 9 and merged["grad_norm"].null_count == 9

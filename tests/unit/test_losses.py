@@ -18,6 +18,7 @@ from tokenscale.models.build import build, initialise
 from tokenscale.models.losses import (
     IGNORED,
     _loss_and_gradient,
+    correct_labels,
     cross_entropy_sum,
     linear_cross_entropy_sum,
     linear_scores,
@@ -173,6 +174,23 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
     assert correct.item() == sum(p.argmax().item() == n for p, n in counted) >= 10
     _, none = linear_scores(hidden, head, torch.full_like(labels, IGNORED), chunk)
     assert none.item() == 0
+    assert correct_labels(hidden, head, labels, chunk) == correct
+    objective = Objective(Plain(head), loss_chunk=chunk)
+    loss = objective(hidden, labels)
+    objective.correct = torch.zeros((), dtype=torch.int64)
+    assert torch.equal(objective(hidden, labels), loss) and objective.correct == correct
+    assert objective(hidden, labels) == loss and objective.correct == 2 * correct
+
+
+class Plain(torch.nn.Module):
+    """A model that is its output head."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def hidden(self, hidden_btd, bounds):
+        return hidden_btd
 
 
 # --------------------------------------------------------------------------------------------------- memory

@@ -89,6 +89,61 @@ def test_weak_scaling_is_seen_by_the_global_batch(tables_of):
     )
 
 
+def weak(n, **fields):
+    """A run whose global batch, and so its series, grows with its ranks: 1 s alone, 1.1 s on two."""
+    named = {"series": f"packed, global_batch={8 * n}", "global_batch": 8 * n, "repeat": 0}
+    return {"world_size": n, "step_s": 1 + 0.2 * (n - 1) / n, **named, **fields}
+
+
+def test_weak_scaling_whose_batch_is_a_factor_is_one_line(tables_of):
+    (found,) = project(tables_of([weak(1), weak(2)]), world_sizes=[4])
+    assert found.series == "packed" and found.fit.world_sizes == [1, 2] and found.fit.work.global_rows is None
+    assert found.predictions[0].step_s == pytest.approx(1.15)
+
+
+def test_degrees_of_sharding_are_one_line(tables_of):
+    shards = [r | {"series": f"packed, layout.shard={r['world_size']}", "shard": r["world_size"]} for r in runs([2, 4])]
+    shards = [r | {"data": 1, "method": "fsdp"} for r in shards]
+    (found,) = project(tables_of([*runs([1]), *shards]), world_sizes=[8])
+    assert found.series == "packed" and found.fit.world_sizes == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [*runs([2]), *runs([4], series="packed, layout.shard=4", method="fsdp")],
+        [weak(1), weak(2, global_batch=24)],
+        [weak(1), weak(2, external=True)],
+    ],
+)
+def test_series_that_are_no_line_are_not_put_together(tables_of, given):
+    with pytest.raises(UserError, match="at least two world sizes"):
+        project(tables_of(given))
+
+
+def test_batches_that_each_have_their_world_sizes_stay_apart(tables_of):
+    given = [r for b in (32, 64) for r in runs([1, 2], series=f"packed, global_batch={b}", global_batch=b)]
+    assert [one.series for one in project(tables_of(given))] == ["packed, global_batch=32", "packed, global_batch=64"]
+
+
+THEIRS = {name: None for name in ("pipeline", "data", "shard", "tensor", "sharding", "schedule", "stages_per_rank")}
+
+
+def test_runs_of_other_programs_are_left_out_and_it_says_so(tables_of):
+    theirs = runs([1, 2], external=True, **THEIRS)
+    (found,) = project(tables_of([*runs([1, 2]), *theirs]), world_sizes=[4])
+    assert len(found.fit.points) == 4 and found.notes[0] == "left out: 4 runs of other programs"
+    named = [run | {"series": "theirs"} for run in theirs]
+    assert [one.series for one in project(tables_of([*runs([1, 2]), *named]), world_sizes=[4])] == ["packed"]
+    with pytest.raises(UserError, match="of another program"):
+        project(tables_of(named), series="theirs")
+
+
+def test_the_tail_is_a_bucket_of_ddp(tables_of):
+    (found,) = project(tables_of(runs([1, 2])), world_sizes=[4])
+    assert found.fit.work.tail_bytes == 25 * 1024**2 and found.fit.work.messages == round(4e8 / (25 * 1024**2))
+
+
 def test_sizes_that_cannot_be_predicted_are_left_out_with_the_reason_unless_asked_for(tables_of, capsys):
     folder = tables_of(runs([1, 2]))
     assert main(["predict", "--tables", str(folder)]) == 0
@@ -154,6 +209,7 @@ def test_threads_that_differ_are_told_and_reckoned_with(tables_of):
         ([*runs([1], global_batch=64), *runs([2], global_batch=96)], {}, "neither the global batch nor the rows"),
         ([*runs([1]), *runs([2], oversubscribed=True)], {}, "more cores than there are"),
         (runs([1, 2], validity="invalid"), {}, "no run of these tables"),
+        (runs([1, 2], parameters=None), {}, "how many parameters"),
         (runs([2, 4]), {"world_sizes": [1]}, "below the smallest fitted one"),
     ],
 )
@@ -173,6 +229,15 @@ def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
 def test_a_sweep_that_is_not_of_these_ranks_is_refused(tables_of, tmp_path, fields, said):
     with pytest.raises(UserError, match=said):
         project(tables_of(runs([1, 2])), collectives=[sweep(tmp_path / "c.json", **fields)])
+
+
+@pytest.mark.parametrize("text", ["[]", '{"benchmark": "collectives", "fits": {"all_reduce": {}}}', "{", None])
+def test_a_file_that_is_no_sweep_is_told_and_not_written_over(tables_of, tmp_path, text):
+    path = tmp_path / "mine.json"
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(UserError, match="sweep of") as told:
+        project(tables_of(runs([1, 2])), collectives=[path])
+    assert told.value.facts["next"] == "python -m tokenscale benchmark collectives --output sweep.json"
 
 
 def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_path):
@@ -196,4 +261,18 @@ def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_pat
 def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         main(["predict", *arguments])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--backtest", "--world-sizes", "4"], "--world-sizes goes with --tables"),
+        (["--backtest", "--ranks-per-node", "4"], "--ranks-per-node goes with --tables"),
+        (["--backtest", "--collectives", "sweep.json"], "--collectives goes with --tables"),
+        (["--tables", "x", "--sweep"], "--sweep goes with --backtest"),
+    ],
+)
+def test_an_option_of_the_other_question_is_refused(arguments, said, capsys):
+    assert main(["predict", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import logs
@@ -15,6 +16,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.errors import UserError
 from tokenscale.files import write_json
 from tokenscale.records.external import ExternalRun
+from tokenscale.records.provenance import seal
 from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
@@ -100,6 +102,53 @@ def test_a_foreign_log_is_checked_as_ours_are(tmp_path, facts, reason):
     assert row["validity"] == "invalid" and reason in row["reasons"]
 
 
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"steps": "4"}, "steps is a whole number"),
+        ({"steps": -1}, "steps says nothing"),
+        ({"global_batch": True}, "global_batch is a whole number"),
+        ({"sequence_length": None}, "sequence_length is a whole number"),
+        ({"world_size": 0}, "world_size says nothing"),
+        ({"approach": ""}, "approach says nothing"),
+        ({"precision": 16}, "precision is a text"),
+        ({"mfu": "38 %"}, "mfu is a number"),
+        ({"shape": "llama"}, "shape is a mapping"),
+        ({"repeat": 1}, "this says nothing to a table"),
+        ({"rank": 2, "world_size": 2}, "there is no such rank"),
+    ],
+)
+def test_facts_that_no_table_could_read_are_refused_before_the_first_step(tmp_path, facts, said):
+    with pytest.raises(UserError, match=said):
+        ExternalRun(tmp_path / "external-a", **{**FACTS, **facts})
+    assert not list(tmp_path.iterdir())
+
+
+def test_scalars_of_other_libraries_are_numbers(tmp_path):
+    with ExternalRun(tmp_path / "external-a", **FACTS) as run:
+        run.step(loss_sum=np.float32(1.5), useful_tokens=np.int64(4), total_tokens=np.int64(5), rows=np.int64(8))
+        run.validation(loss_sum=np.float32(2.5), useful_tokens=np.int64(4), rows=1)
+    log = tmp_path / "external-a/attempt=00/rank=00000"
+    (step,) = map(json.loads, (log / "steps.jsonl").read_text().splitlines())
+    assert (step["loss_sum"], step["useful_tokens"], step["rows"]) == (1.5, 4, 8)
+    assert '"loss_sum":2.5' in (log / "events.jsonl").read_text()
+
+
+def test_an_attempt_has_one_writer_and_the_next_one_is_named(tmp_path):
+    for attempt in (0, 1):
+        with ExternalRun(tmp_path / "external-a", **FACTS, attempt=attempt):
+            pass
+    with pytest.raises(UserError, match="attempt=2 for a run that goes on"):
+        ExternalRun(tmp_path / "external-a", **FACTS, attempt=1)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("CPU", "cpu"), ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "cuda")])
+def test_a_cpu_is_one_however_it_is_written(tmp_path, device, kind):
+    with ExternalRun(tmp_path / "external-a", **FACTS, device=device):
+        pass
+    assert json.loads((tmp_path / "external-a/run.json").read_text())["hardware"]["device_kind"] == kind
+
+
 def test_a_loop_that_fails_says_so(tmp_path):
     with pytest.raises(RuntimeError):
         train(tmp_path / "runs/external-mine-0", fails_at=2)
@@ -107,8 +156,12 @@ def test_a_loop_that_fails_says_so(tmp_path):
     assert (row["status"], row["validity"], row["steps_seen"]) == ("failed", "invalid", 2)
 
 
-def test_facts_of_another_type_count_as_not_stated(tmp_path):
-    train(tmp_path / "runs/external-mine-0", seed="three", parameters=True, shape={"layers": "many"}, mfu="high")
+def test_facts_of_another_type_in_a_record_of_other_hands_count_as_not_stated(tmp_path):
+    folder = tmp_path / "runs/external-mine-0"
+    train(folder)
+    record = json.loads((folder / "run.json").read_text())
+    record["external"] |= {"seed": "three", "parameters": True, "shape": {"layers": "many"}, "mfu": "high"}
+    seal(folder, record, record["outcome"])
     (row,) = rows(tables(tmp_path), "runs")
     assert row["validity"] == "valid"
     assert [row[key] for key in ("seed", "parameters", "flops_per_token", "mfu_stated")] == [None] * 4

@@ -158,10 +158,7 @@ def test_the_canary_is_counted_apart_and_gives_the_noise_floor(tmp_path):
     assert [row[-1] for row in part["design"].rows] == ["1 of 1", "1 of 1"]
     assert part["design"].caption == "Canary, between the others: 4 of 4 runs of approach=packed, layout.data=1."
     # steps take 1 % longer with each repeat: 1.02/1.01 and 1.04/1.03
-    assert (
-        "neighbouring runs of the canary (packed) differ by 0.98 % (2 pairs, 0.971–0.99 %)"
-        in part["throughput"].caption
-    )
+    assert "neighbouring runs of the canary (packed) differ by 0.98 % (2 pairs, 0.971–0.99 %)" in part["campaign"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_the_order_that_was_kept_is_told(tmp_path, turned, said):
             entry["position"] = 5 - entry["position"]
         write_json(tmp_path / "t.json", table)
         ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
-    caption = summary.experiment("demo", tables)["throughput"].caption
+    caption = summary.experiment("demo", tables)["campaign"]
     assert said in caption
     # each repeat is 1 % slower, and was started later
     assert "over the campaign: drift (−" in caption

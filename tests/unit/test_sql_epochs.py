@@ -173,6 +173,14 @@ def test_bits_per_byte_count_the_text_of_the_validation_store(tmp_path):
     assert found.loc[["b", "c"], "bits_per_byte"].isna().all()
 
 
+def test_accuracy_is_the_share_of_correct_labels_where_they_were_counted(tmp_path):
+    runs = [(tables.run("a"), 1.0), (tables.run("b", repeat=1), 1.0)]
+    counted, not_counted = (tables.validation(run["run_id"], 8, 2.0) for run, _ in runs)
+    counted["correct_tokens"] = counted["useful_tokens"] // 4
+    found = ask(tmp_path, "validation", *runs, events=[counted, not_counted])
+    assert found.loc["a", "accuracy"] == pytest.approx(0.25) and pd.isna(found.loc["b", "accuracy"])
+
+
 # -- the rows of `stores`
 
 
@@ -187,6 +195,8 @@ def write_store(folder, corpus=None, build=None, **changes):
         "tokens_useful": 700,
         "tokens_total": 1000,
         "tokens_stored": 850,
+        "vocabulary_size": 1000,
+        "bits_per_token": {"stored": 28.2353, "order_0_entropy": 8.0},
         "places": 1100,
         "files": [{"name": "tokens.bin", "bytes": 2000}, {"name": "rows.npy", "bytes": 1000}],
     } | changes
@@ -213,6 +223,9 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "text_bytes": 5000,
         "manifest_sha256": stores.sha256_file(path),
         "corpus_sha256": sha,
+        "ids": 850,
+        "vocabulary_size": 1000,
+        "entropy_bits": 8.0,
         "engine": "bpe",
         "seconds": 2.5,
     }

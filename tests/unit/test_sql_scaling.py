@@ -110,3 +110,14 @@ def test_of_two_budgets_the_base_has_the_runs_own(tmp_path):
     found = ask(tmp_path, "scaling_weak", *runs)
     assert of(found, "c")["base_useful_tokens_per_s"] == 60.0
     assert of(found, "a")["efficiency"] == of(found, "b")["efficiency"] == 1.0
+
+
+def test_waiting_is_over_the_passes_of_the_same_steps(tmp_path):
+    """A step whose passes were not logged counts neither as waiting nor as computing."""
+    fields = {"world_size": 2, "pipeline": 2, "schedule": "gpipe"}
+    times = {"bubble_s": 0.4, "forward_s": 0.2, "backward_s": 0.4}
+    for missing in ("forward_s", "backward_s"):
+        steps = tables.steps("a", 8, 2, micro_steps=4, **times)
+        steps = [row | ({missing: None} if row["step"] == 5 else {}) for row in steps]
+        found = query("pipeline", tables.write(tmp_path, runs=[tables.run("a", **fields)], steps=steps))
+        assert found["bubble_share"].tolist() == pytest.approx([0.4])

@@ -56,6 +56,25 @@ EXPERIMENTS = {
 }
 
 
+CLAIMS = {
+    "documents": {"paper": {"title": "A paper"}},
+    "claims": {
+        "packs": {
+            "document": "paper",
+            "claim": "packed rows hold no padding",
+            "experiments": ["ways"],
+            "sql": "SELECT not_useful_share AS value, run_id FROM padding WHERE approach = 'packed'",
+            "sentence": "Of packed rows {number} carry no label that counts.",
+            "direction": "below",
+            "bound": 0.5,
+            "exact": True,
+            "unit": "percent",
+            "holds_at": ["demo"],
+        }
+    },
+}
+
+
 @dataclass
 class Project:
     """A project folder and its Snakemake."""
@@ -116,7 +135,8 @@ class Project:
         return found
 
 
-TARGETS = {"all", "corpus", "tokens", "runs", "tables", "figures", "report", *EXPERIMENTS}
+TARGETS = {"all", "corpus", "tokens", "runs", "tables", "figures", "report", "report_now", "claims", *EXPERIMENTS}
+TARGETS |= {"report_pretokenization", "report_ddp"}
 
 
 def _offline() -> list[str]:
@@ -144,6 +164,7 @@ def make_project(folder: Path) -> Project:
     os.symlink("profiles/alps", root / "alps")
     (root / "config/experiments").mkdir(parents=True)
     (root / "config/config.yaml").write_text(json.dumps(CONFIG))
+    (root / "config/claims.yaml").write_text(json.dumps(CLAIMS))
     for name, experiment in EXPERIMENTS.items():
         (root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
     (folder / "home").mkdir()

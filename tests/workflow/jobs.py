@@ -10,10 +10,16 @@ from tests.workflow.conftest import EXPERIMENTS
 
 # The tiny project (conftest.py): the experiment `ways` trains three approaches on one rank; `ranks` shares one of these
 # runs and adds one on two ranks. Four stores, one of them for the benchmark of `ways` alone.
-REPORT = {"build_page": 1, "build_pdf": 1}
-WAYS = {"ingest": 1, "draw_figure": 3} | REPORT
-RANKS = {"ingest": 1, "draw_figure": 1} | REPORT
-BOTH = {"ingest": 2, "draw_figure": 4} | REPORT
+FOLDER = {"build_bundle": 1}
+PAGES = {"build_page": 1, "build_experiment_page": 2} | FOLDER
+PAPER = {"build_pdf": 1} | FOLDER
+#: pages and PDF anew, from the same tables
+WRITTEN = PAGES | PAPER
+#: of other tables: what is said of all experiments
+REPORT = {"judge_claims": 1, "build_page": 1} | PAPER
+WAYS = {"ingest": 1, "draw_figure": 3, "build_experiment_page": 1} | REPORT
+RANKS = {"ingest": 1, "draw_figure": 1, "build_experiment_page": 1} | REPORT
+BOTH = {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2} | REPORT
 RUNS = {"train": 4} | BOTH
 BENCHMARK = {"benchmark_data": 1}
 STORES = {"pretokenize": 6} | BENCHMARK | RUNS

@@ -11,6 +11,7 @@ import pytest
 
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
+from tests.workflow.jobs import REPORT
 
 pytestmark = pytest.mark.workflow
 
@@ -27,7 +28,11 @@ def test_every_target_has_its_stage(fresh):
     tables = runs | {"pretokenize": 6, "run_table": 2, "benchmark_data": 1, "ingest": 2}
     assert fresh.planned("tables") == tables
     assert fresh.planned("figures") == tables | {"draw_figure": 4}
-    assert fresh.planned("report") == fresh.planned() == tables | {"draw_figure": 4, "build_page": 1, "build_pdf": 1}
+    report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT
+    assert fresh.planned("report") == fresh.planned() == report
+    assert fresh.planned("claims") == tables | {"judge_claims": 1}
+    view = {"draw_figure": 3, "judge_claims": 1, "build_view": 1, "build_view_pdf": 1}
+    assert fresh.planned("report_pretokenization") == tables | view
     assert fresh.planned("ranks")["train"] == 2
 
 

@@ -1,0 +1,450 @@
+"""The ledger of claims: what is read, what is judged, and what holds."""
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import tables
+from tokenscale.analysis import claims
+from tokenscale.analysis.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, SUPPORTED
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.report import ledger as words
+from tokenscale.settings.claims import Claim, Document, Ledger
+from tokenscale.settings.ledger import read
+
+ROOT = Path(__file__).parents[2]
+SPEED = "SELECT useful_tokens_per_s AS value, run_id FROM throughput WHERE approach = 'packed'"
+PAIRS = """
+    SELECT t.useful_tokens_per_s AS value, p.useful_tokens_per_s AS baseline, t.run_id, p.run_id AS other_run_id
+    FROM throughput AS t JOIN throughput AS p ON p.repeat = t.repeat AND p.approach = 'padded'
+    WHERE t.approach = 'packed'
+"""
+
+
+def claim(**fields):
+    values = {
+        "document": "paper",
+        "claim": "it is fast",
+        "experiments": ("demo",),
+        "sql": PAIRS,
+        "sentence": "{number} times ({spread}, {n})",
+        "direction": "above",
+    }
+    return Claim(**values | fields)
+
+
+def ledger(**of):
+    return Ledger({"paper": Document("A paper")}, {name.replace("_", "-"): c for name, c in of.items()})
+
+
+def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
+    """Tables of runs of two approaches, by seconds a step; 30 useful tokens in each."""
+    runs, steps = [], []
+    for approach, seconds in (("packed", packed), ("padded", padded)):
+        for repeat, step_s in enumerate(seconds[: len(packed)]):
+            run_id = f"{approach}-{repeat}"
+            fields = (changes or {}).get(run_id, {})
+            cell = f"approach={approach}"
+            runs.append(tables.run(run_id, approach=approach, repeat=repeat, seed=repeat, cell=cell, **fields))
+            steps += tables.steps(run_id, 8, step_s=step_s)
+    tables.write(folder / name, runs=runs, steps=steps)
+    (folder / name / "experiment.json").write_text(json.dumps({"scale": "demo"}))
+    return folder
+
+
+def judged(folder, one, experiments=("demo",)):
+    (found,) = claims.judge(ledger(one=one), folder, experiments)
+    return found
+
+
+# -- verdicts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fields", "verdict"),
+    [
+        ([0.5] * 6, {}, SUPPORTED),
+        ([2.0] * 6, {}, CONTRADICTED),
+        ([2.0] * 6, {"direction": "below"}, SUPPORTED),
+        ([0.5] * 6, {"direction": "below"}, CONTRADICTED),
+        ([0.5, 2.0] * 3, {}, INCONCLUSIVE),
+        ([0.5] * 5, {}, INCONCLUSIVE),  # the range of five covers a median in 93.75 % of cases
+        ([0.5], {"exact": True}, SUPPORTED),
+        ([2.0], {"exact": True}, CONTRADICTED),
+        ([0.5, 2.0], {"exact": True}, INCONCLUSIVE),
+        ([0.5] * 6, {"bound": 1.9}, SUPPORTED),
+        ([0.5] * 6, {"bound": 2.1}, CONTRADICTED),
+        ([0.995] * 6, {"margin": 0.01}, CONTRADICTED),  # there is an effect, and it is none that counts
+        ([0.97] * 6, {"margin": 0.01}, SUPPORTED),
+        ([0.995, 0.9] * 3, {"margin": 0.01}, INCONCLUSIVE),  # in part beyond the margin, in part not
+        ([1.0], {"exact": True}, CONTRADICTED),  # equal is not above
+        ([1.0] * 6, {"direction": "equal", "margin": 0.01}, SUPPORTED),
+        ([0.9] * 6, {"direction": "equal", "margin": 0.01}, CONTRADICTED),
+        ([0.9, 1.0] * 3, {"direction": "equal", "margin": 0.01}, INCONCLUSIVE),
+        ([1.0] * 3, {"direction": "equal", "margin": 0.01}, INCONCLUSIVE),
+    ],
+)
+def test_a_verdict_takes_the_whole_interval_and_enough_points(tmp_path, seconds, fields, verdict):
+    found = judged(lab(tmp_path, seconds), claim(**fields))
+    assert found.verdict == verdict, found
+    assert found.experiment == "demo" and found.scale == "demo" and found.cells[0].n == len(seconds)
+    assert len(found.run_ids) == 2 * len(seconds)
+
+
+def test_the_sentence_has_the_numbers_and_columns_of_the_rows(tmp_path):
+    one = claim(
+        sql=PAIRS.replace("t.run_id,", "t.run_id, 'H100' AS device, 17 AS rows,"),
+        sentence="{number} on {device}, {rows}",
+    )
+    assert judged(lab(tmp_path, [0.5] * 6), one).sentence == "2.00 on H100, 17"
+    spread = judged(tmp_path, claim()).sentence
+    assert spread == "2.00 times (2.00 to 2.00, order-statistic 96.8 % interval, 6)"
+
+
+def test_tests_of_a_ledger_are_one_family(tmp_path):
+    lab(tmp_path, [0.5] * 6)  # p = 1/32 for one claim, 2/32 for two
+    (alone,) = claims.judge(ledger(a=claim()), tmp_path, ["demo"])
+    first, second = claims.judge(ledger(a=claim(), b=claim()), tmp_path, ["demo"])
+    assert alone.verdict == SUPPORTED and alone.cells[0].p == pytest.approx(1 / 32)
+    assert first.verdict == second.verdict == INCONCLUSIVE and first.cells[0].p == pytest.approx(2 / 32)
+    counted, measured = claims.judge(ledger(a=claim(exact=True), b=claim()), tmp_path, ["demo"])
+    assert counted.verdict == measured.verdict == SUPPORTED, "what does not vary is no test"
+
+
+def test_equality_is_tested_at_its_margin_and_belongs_to_the_family(tmp_path):
+    lab(tmp_path, [1.0] * 6)
+    same = claim(direction="equal", margin=0.01)
+    (alone,) = claims.judge(ledger(a=same), tmp_path, ["demo"])
+    assert alone.cells[0].p == pytest.approx(1 / 32), "not p = 1 of a difference from the bound"
+    first, second = claims.judge(ledger(a=same, b=same), tmp_path, ["demo"])
+    assert first.verdict == second.verdict == INCONCLUSIVE
+
+
+def test_the_largest_of_several_cells_is_corrected_for_the_others(tmp_path):
+    by_half = PAIRS.replace("t.run_id,", "t.run_id, CASE WHEN t.repeat < 6 THEN 'a' ELSE 'b' END AS cell,")
+    lab(tmp_path, [0.5] * 6 + [0.25] * 6)
+    largest = judged(tmp_path, claim(sql=by_half, cells="largest"))
+    assert largest.cells[0].name == "b" and largest.cells[0].p == pytest.approx(2 / 32)
+    assert largest.verdict == INCONCLUSIVE
+
+
+def test_a_run_in_two_points_of_a_cell_carries_no_verdict(tmp_path):
+    lab(tmp_path, [0.5] * 6)
+    twice = PAIRS.replace("p.repeat = t.repeat AND", "abs(p.repeat - t.repeat) < 2 AND")
+    found = judged(tmp_path, claim(sql=twice))
+    assert found.verdict == INCONCLUSIVE and found.reason == "its points share runs, so that they are not independent"
+    assert judged(tmp_path, claim(sql=twice, exact=True)).verdict == SUPPORTED, "counts are what they are"
+
+
+def test_runs_of_other_programs_are_no_points(tmp_path):
+    theirs = {f"packed-{i}": {"external": True} for i in range(6)}
+    assert judged(lab(tmp_path, [0.5] * 6, changes=theirs), claim()).verdict == NOT_TESTED
+
+
+def test_rows_without_a_cell_are_one(tmp_path):
+    sql = PAIRS.replace("t.run_id,", "t.run_id, CASE WHEN t.repeat > 5 THEN 'a' END AS cell,")
+    found = judged(lab(tmp_path, [2.0] * 6), claim(sql=sql))
+    assert found.verdict == CONTRADICTED and [cell.name for cell in found.cells] == [""]
+
+
+def test_what_does_not_vary_is_shown_from_end_to_end(tmp_path):
+    lab(tmp_path, [0.5, 0.4, 0.25])
+    assert judged(tmp_path, claim(exact=True, sentence="{number}")).sentence == "2.00 to 4.00"
+    assert judged(tmp_path, claim(sentence="{number}")).sentence == "2.50"
+
+
+def test_cells_of_unlike_numbers_of_points_say_both_kinds(tmp_path):
+    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat < 6 AS cell,")
+    found = judged(lab(tmp_path, [0.5] * 8), claim(sql=sql))
+    assert "order-statistic 96.8 % interval or range, not an interval" in found.sentence
+
+
+def test_a_reason_that_holds_of_all_cells_is_said_once(tmp_path):
+    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat AS cell,")
+    reason = judged(lab(tmp_path, [0.5] * 3), claim(sql=sql)).reason
+    assert reason == "1 of the 6 or more points that a verdict takes"
+    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat < 2 AS cell,")
+    assert judged(tmp_path, claim(sql=sql)).reason.startswith(
+        "True: 2 of the 6 or more points that a verdict takes; Fal"
+    )
+
+
+def test_named_queries_are_found_however_they_are_written(tmp_path):
+    lab(tmp_path, [0.5] * 6)
+    sql = PAIRS.replace("FROM throughput", "from\n Throughput") + " order by t.run_id"
+    assert judged(tmp_path, claim(sql=sql)).verdict == SUPPORTED
+
+
+def test_a_claim_about_several_cells_holds_where_all_of_them_do(tmp_path):
+    by_half = PAIRS.replace("t.run_id,", "t.run_id, CASE WHEN t.repeat < 6 THEN 'a' ELSE 'b' END AS cell,")
+    lab(tmp_path, [0.5] * 6 + [0.25] * 6)
+    exact = {"sql": by_half, "exact": True}
+    assert judged(tmp_path, claim(**exact, bound=1.9)).verdict == SUPPORTED
+    found = judged(tmp_path, claim(**exact, bound=3, sentence="{number}: {cells}"))
+    assert found.verdict == CONTRADICTED and found.sentence == "2.00 to 4.00: a, b"
+    largest = judged(tmp_path, claim(**exact, bound=3, cells="largest", sentence="{number}: {cells}"))
+    assert largest.verdict == SUPPORTED and largest.sentence == "4.00: b"
+    lowest = judged(tmp_path, claim(**exact, bound=3, cells="largest", direction="below", sentence="{number}: {cells}"))
+    assert lowest.verdict == SUPPORTED and lowest.sentence == "2.00: a"
+
+
+def test_runs_that_are_not_alike_are_left_out_and_named(tmp_path):
+    longer = {f"packed-{i}": {"sequence_length": 20} for i in range(6)}
+    found = judged(lab(tmp_path, [0.5] * 6, changes=longer), claim(compares="approach"))
+    assert found.verdict == NOT_TESTED and "sequence_length 20" in found.refused and not found.run_ids
+    assert judged(tmp_path, claim()).verdict == SUPPORTED, "the claim did not say what may differ"
+
+
+def test_what_was_never_reached_is_longer_than_everything(tmp_path):
+    value = "CASE WHEN repeat = 0 THEN 'inf'::DOUBLE ELSE 2.0 END AS value"
+    sql = f"SELECT {value}, run_id FROM runs WHERE approach = 'packed'"
+    found = judged(lab(tmp_path, [0.5] * 6), claim(sql=sql))
+    assert found.verdict == SUPPORTED and found.cells[0].high == float("inf") and "2.00 to never" in found.sentence
+    assert judged(tmp_path, claim(sql=sql, direction="below", bound=3)).verdict == INCONCLUSIVE
+    (row,) = claims.as_rows(ledger(one=claim(sql=sql)), [found])
+    json.dumps(row, allow_nan=False)
+
+
+def test_the_first_experiment_with_rows_answers(tmp_path):
+    lab(tmp_path, [], name="empty")
+    lab(tmp_path, [0.5] * 6, name="later")
+    one = claim(experiments=("absent", "empty", "later"))
+    assert judged(tmp_path, one, ("empty", "later")).experiment == "later"
+    nothing = judged(tmp_path, claim(experiments=("empty",), needs="a GPU"), ("empty",))
+    assert nothing.verdict == NOT_TESTED and nothing.sentence == "Needs a GPU." and nothing.cells == ()
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sql": "SELECT x FROM runs"}, "does not run"),
+        ({"sql": "SELECT 1 AS number"}, "lacks a column"),
+        ({"sentence": "{device}"}, "lacks a column"),
+        ({"sql": "SELECT 1 AS value", "compares": "approach"}, "lacks a column"),
+        ({"sql": "SELECT count(*) AS value FROM read_csv('/etc/passwd')"}, "does not run"),
+        ({"sql": "COPY runs TO 'out.csv'"}, "does not run"),
+        ({"sql": "SET enable_external_access = true"}, "does not run"),
+        ({"sql": "COPY (SELECT 1) TO 'tables/demo/out.csv'"}, "does not run"),
+        ({"sql": "DROP VIEW runs; SELECT 1 AS value"}, "does not run"),
+        ({"sql": "SELECT 'much' AS value"}, "gives no number"),
+    ],
+)
+def test_sql_that_does_not_fit_is_named(tmp_path, fields, said):
+    lab(tmp_path, [0.5] * 6)
+    fields = {key: value.replace("tables", str(tmp_path)) for key, value in fields.items()}
+    with pytest.raises(UserError, match=said) as caught:
+        judged(tmp_path, claim(**fields))
+    assert "claim  " in caught.value.render() and "one" in caught.value.render()
+
+
+FILE = """
+documents: {paper: {title: A paper}}
+claims:
+  fast:
+    document: paper
+    claim: it is fast
+    experiments: [demo]
+    sql: SELECT 1.0 AS value
+    sentence: "{number} times"
+    direction: above
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("direction: above", "direction: upwards", "upwards"),
+        ("direction: above", "direction: above\n    bound: .nan", "a bound is a number"),
+        ("direction: above", "direction: equal\n    margin: 0.1\n    bound: 0", "nothing is equal to 0"),
+        ("direction: above", "direction: equal", "equal within what"),
+        ("document: paper", "document: papers", "did you mean 'paper'"),
+        ("direction: above", "direction: above\n    bounds: 2", "did you mean 'bound'"),
+        ("  fast:", "  Fast one:", "cannot have this name"),
+        ("{number} times", "{number:.3f} times", "is no name"),
+        ("{number} times", "{number.__class__} times", "is no name"),
+        ("{number} times", "{number times", "braces"),
+        ("direction: above", "direction: above\n    holds_at: [dem]", "did you mean 'demo'"),
+        ("    claim: it is fast\n", "", "key is missing"),
+    ],
+)
+def test_a_ledger_with_a_mistake_is_refused(tmp_path, old, new, said):
+    path = tmp_path / "claims.yaml"
+    path.write_text(FILE)
+    assert read(path).claims["fast"].direction == "above"
+    path.write_text(FILE.replace(old, new))
+    with pytest.raises(UserError, match=re.escape(said)):
+        read(path)
+
+
+# -- the verb
+
+
+def test_strict_fails_where_edited_data_no_longer_carry_a_sentence(tmp_path, capsys):
+    path = tmp_path / "claims.yaml"
+    text = FILE.replace("SELECT 1.0 AS value", json.dumps(SPEED.replace("'packed'", "''packed''").replace("''", "'")))
+    path.write_text(text + "    bound: 50\n    holds_at: [demo]\n")
+    call = ["claims", "--ledger", str(path), "--tables", str(tmp_path), "--output", str(tmp_path / "out")]
+    lab(tmp_path, [0.5] * 6)
+    assert main([*call, "--strict"]) == 0
+    said = capsys.readouterr()
+    assert "supported" in said.out and "1 supported, 0 contradicted" in said.out and not said.err
+    (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
+    assert row["verdict"] == SUPPORTED and row["number"] == 60.0 and row["n"] == 6
+    lab(tmp_path, [1.0] * 6)
+    assert main(call) == 0, "only strict mode fails"
+    assert main([*call, "--strict"]) == 1
+    said = capsys.readouterr()
+    assert "a sentence no longer holds: fast" in said.err and "contradicted" in said.err
+    (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
+    assert row["verdict"] == CONTRADICTED
+    lab(tmp_path, [])
+    assert main([*call, "--strict"]) == 1, "what cannot be tested is not shown to hold"
+
+
+def test_tables_that_are_not_there_are_an_error(tmp_path, capsys):
+    path = tmp_path / "claims.yaml"
+    path.write_text(FILE)
+    assert main(["claims", "--ledger", str(path), "--tables", str(tmp_path), "--experiments", "demo"]) == 2
+    assert "no tables of this experiment" in capsys.readouterr().err
+
+
+def test_macros_are_latex(tmp_path):
+    lab(tmp_path, [0.5] * 6)
+    known = ledger(ddp_94=claim(unit="percent", bound=0.5, sentence="{number} of a_b & c"))
+    (row,) = claims.as_rows(known, claims.judge(known, tmp_path, ["demo"]))
+    text = words.macros([row])
+    assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in text
+    assert r"\newcommand{\claimDdpNineFourNumber}{200 \%}" in text
+    assert r"\newcommand{\claimDdpNineFourVerdict}{supported}" in text
+
+
+# -- the project's own ledger
+
+#: what the documents claim, as somebody who read them lists it: (document, figure or words of the claim)
+CLAIMED = [
+    ("lsai", "5.9"),
+    ("lsai-draft", "75 %"),
+    ("lsai-draft", "0.15 %"),
+    ("lsai", "token-list format stores more efficiently"),
+    ("lsai-draft", "1.0 GB of tokens from 2.3 GB"),
+    ("lsai-draft", "6,308"),
+    ("lsai-draft", "decompression and reading from disk"),
+    ("lsai", "less than 1 %"),
+    ("lsai", "grows with the batch size"),
+    ("lsai", "bottleneck"),
+    ("lsai-draft", "6,903"),
+    ("lsai", "92 to 96 %"),
+    ("lsai", "higher MFU at scale"),
+    ("lsai", "compounds"),
+    ("lsai", "converge better by step"),
+    ("lsai", "target loss sooner"),
+    ("pipeline-plan", "validation loss of a fixed budget unchanged"),
+    ("llmsys", "1.5 times"),
+    ("llmsys", "faster than naive model parallelism"),
+    ("learning-repo", "94 %"),
+    ("learning-repo", "88 %"),
+    ("learning-repo", "4.2 GB"),
+    ("learning-repo", "0.35 of 1.4 GB"),
+    ("pipeline-plan", "does not change the quality"),
+    ("pipeline-plan", "speeds training up"),
+    ("pipeline-plan", "lowers the use of memory"),
+]
+
+
+def test_every_claim_of_the_documents_has_its_row():
+    known = read(ROOT / "config/claims.yaml")
+    said = [(c.document, f"{c.claim} {c.figure}") for c in known.claims.values()]
+    missing = [(d, what) for d, what in CLAIMED if not any(d == of and what in text for of, text in said)]
+    assert not missing and len(said) >= len(CLAIMED)
+
+
+def test_claims_ask_experiments_and_name_figures_that_there_are():
+    known = read(ROOT / "config/claims.yaml")
+    experiments = {path.stem for path in (ROOT / "config/experiments").glob("*.yaml")}
+    from tokenscale.settings.registry import FIGURES
+
+    for name, one in known.claims.items():
+        assert set(one.experiments) <= experiments, name
+        assert one.shown_in is None or one.shown_in in FIGURES, name
+
+
+def test_the_sql_of_every_claim_runs_on_tables_with_and_without_rows(tmp_path):
+    known = read(ROOT / "config/claims.yaml")
+    asked = sorted({e for c in known.claims.values() for e in c.experiments})
+    for name in asked:
+        lab(tmp_path / "empty", [], name=name)
+        lab(tmp_path / "some", [0.5] * 6, name=name)
+    assert {j.verdict for j in claims.judge(known, tmp_path / "empty", asked)} == {NOT_TESTED}
+    assert len(claims.judge(known, tmp_path / "some", asked)) == len(known.claims)
+
+
+def grid(folder):
+    """Every combination of approach, ranks, micro-batch, codec and number format on GPUs, six times, weak scaling; and
+    the same once more by another program."""
+    runs, steps, events = [], [], []
+    levels = itertools.product(range(6), (1, 4), (2, 4), ("fp32", "bf16"), APPROACHES, (False, True))
+    for repeat, world, micro, precision, (approach, codecs), external in levels:
+        for codec in codecs:
+            factors = f"micro_batch={micro}, precision={precision}"
+            cell = f"approach={approach}, {factors}, layout.data={world}" + f", {codec}" * bool(codec)
+            run_id = f"{cell}-{repeat}-{external}"
+            runs.append(
+                tables.run(
+                    run_id, repeat=repeat, seed=repeat, cell=cell, approach=approach, factors=factors, storage=codec,
+                    series=", ".join(filter(None, [approach, factors, codec])), world_size=world, micro_batch=micro,
+                    precision=precision, external=external, global_batch=8 * world, data=world, shard=1, tensor=1,
+                    pipeline=1, method="ddp" if world > 1 else "single", device="H", device_kind="cuda",
+                    flops_per_token=1e6, peak_flops=1e12, science=f"{precision}{repeat}{world}{external}",
+                    science_per_rank=f"{precision}{external}",
+                )
+            )  # fmt: skip
+            steps += tables.steps(run_id, 5, world, data_wait_s=0.1, step_s=1.0)
+            events.append(tables.validation(run_id, 5, 3.0))
+    return tables.write(folder, runs=runs, steps=steps, events=events)
+
+
+APPROACHES = [("padded", [""]), ("padding-free", [""])] + [
+    (stored, ["storage.codec=snappy", "storage.codec=zstd"]) for stored in ("pretokenized-padded", "token-list")
+]
+#: claims that such a grid must test, and in how many cells
+OF_GRID = {
+    "stored-padded-slower": 8,  # 2 micro-batches, 2 formats, 2 codecs
+    "slower-by-reading": 8,
+    "training-hardly-changes": 8,
+    "benefit-grows-with-batch": 4,  # 2 formats, 2 codecs
+    "computing-is-the-bottleneck": 8,
+    "padding-free-faster": 4,
+    "ddp-efficiency": 24,
+    "stored-keeps-mfu": 8,
+    "compounding": 8,
+    "larger-worlds-converge-by-step": 24,
+    "larger-worlds-reach-the-target-sooner": 24,
+    "ddp-94": 0,  # no run of one rank has as many rows in all
+    "mixed-precision-faster": 24,
+    "mixed-precision-quality": 24,
+}
+
+
+@pytest.mark.parametrize("name", OF_GRID)
+def test_claims_hold_other_factors_fixed_and_count_each_run_once(crossed, name):
+    cells = crossed[name].cells
+    assert len(cells) == OF_GRID[name]
+    assert {(cell.n, cell.repeated) for cell in cells} <= {(6, False)}
+    assert {cell.number for cell in cells} <= {0.0, 0.1, 1.0}, "all of these runs are alike"
+
+
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory):
+    known = read(ROOT / "config/claims.yaml")
+    folder = tmp_path_factory.mktemp("crossed")
+    asked = Ledger(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
+    (grid(folder / "demo") / "experiment.json").write_text(json.dumps({"scale": "demo"}))
+    return {one.id: one for one in claims.judge(asked, folder, ["demo"])}

@@ -1,0 +1,144 @@
+"""Two reports' folders: cells, claims, and what may explain the difference."""
+
+import pandas as pd
+import pytest
+
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.report import cells
+from tokenscale.report.difference import difference, read
+
+RATES = (100.0, 101.0, 102.0, 103.0, 104.0)
+
+
+def folder(path, rates=RATES, cell="approach=packed", seal="a", claims=None, origin=None, **fields):
+    """A report's folder with one cell; `origin` changes what its runs record."""
+    run = {"seal": seal, "device": "cpu", "cpu": "A CPU", "commit": "c" * 40, "dirty": False, "code_digest": "d" * 64,
+           "manifests": {"store": "e" * 64}, "packages": {"torch": "2.9.0"}} | (origin or {})  # fmt: skip
+    rows = [
+        dict.fromkeys((*cells.IDENTITY, *cells.NAMES))
+        | {"run_id": f"run-{i}", "cell": cell, "series": "packed", "world_size": 1, "repeat": i, "external": False}
+        | {"validity": "valid", "seal": f"{seal}{i}", "useful_tokens_per_s": rate, "validation_loss": 3.0 + i}
+        | {name: value[i] for name, value in fields.items()}
+        for i, rate in enumerate(rates)
+    ]
+    (path / "data" / "demo").mkdir(parents=True)
+    pd.DataFrame(rows).to_parquet(path / "data" / "demo" / "cells.parquet")
+    record = {"schema": 1, "git": {"commit": "b" * 40, "dirty": False}, "packages": {"duckdb": "1.4.0"}}
+    runs = {row["run_id"]: run for row in rows}
+    write_json(path / "provenance.json", record | {"experiments": {"demo": {"runs": runs}}})
+    if claims is not None:
+        write_json(path / "claims.json", claims)
+    return path
+
+
+def compared(tmp_path, a=None, b=None):
+    return difference(read(folder(tmp_path / "a", **(a or {}))), read(folder(tmp_path / "b", seal="b", **(b or {}))))
+
+
+def rows_of(table):
+    return [dict(zip([name for name, _ in table.columns], row, strict=True)) for row in table.rows]
+
+
+def test_cells_are_compared_as_two_samples(tmp_path):
+    found = compared(tmp_path, b={"rates": [2 * rate for rate in RATES]})
+    rate, loss = rows_of(found.cells)
+    assert (rate["measure"], rate["B / A"], rate["verdict"]) == ("useful_tokens_per_s", "2", "higher (better)")
+    assert float(rate["p (Holm)"]) == pytest.approx(2 / 252, rel=0.02)
+    assert loss["verdict"] == "no difference shown"
+    assert "not paired" in found.cells.caption and "rank-sum" in found.cells.caption
+
+
+def test_less_is_better_for_a_loss(tmp_path):
+    found = compared(tmp_path, b={"validation_loss": [9.0, 10.0, 11.0, 12.0, 13.0]})
+    assert rows_of(found.cells)[1]["verdict"] == "higher (worse)"
+
+
+def test_three_runs_show_nothing(tmp_path):
+    found = compared(tmp_path, {"rates": RATES[:3]}, {"rates": [500.0, 501.0, 502.0]})
+    assert rows_of(found.cells)[0]["verdict"] == "too few runs"
+
+
+def test_the_same_runs_are_no_two_samples(tmp_path):
+    one = read(folder(tmp_path / "a"))
+    assert {row["verdict"] for row in rows_of(difference(one, one).cells)} == {"the same runs"}
+
+
+def test_a_share_of_zero_is_not_divided_by(tmp_path):
+    stalls = [0.0, 0.1, 0.1, 0.1, 0.1]
+    found = compared(tmp_path, {"data_stall_share": stalls}, {"data_stall_share": stalls})
+    (row,) = [row for row in rows_of(found.cells) if row["measure"] == "data_stall_share"]
+    assert row["verdict"] == "not compared: values not above zero" and row["B / A"] == "–"
+
+
+def test_runs_that_do_not_count_are_in_no_cell(tmp_path):
+    found = compared(tmp_path, b={"validity": ["invalid", *["valid"] * 4]})
+    assert rows_of(found.cells)[0]["runs, A and B"] == "5, 4"
+
+
+def test_p_is_corrected_over_the_cells_of_a_measure(tmp_path):
+    a, b = (folder(tmp_path / name, seal=name, rates=[k * rate for rate in RATES]) for name, k in (("a", 1), ("b", 2)))
+    for path in (a, b):
+        one = pd.read_parquet(path / "data/demo/cells.parquet")
+        other = one.assign(cell="approach=padded")
+        pd.concat([one, other]).to_parquet(path / "data/demo/cells.parquet")
+    rates = [row for row in rows_of(difference(read(a), read(b)).cells) if row["measure"] == "useful_tokens_per_s"]
+    assert [float(row["p (Holm)"]) for row in rates] == pytest.approx([4 / 252] * 2, rel=0.02)
+
+
+def test_cells_of_one_report_alone_are_listed(tmp_path):
+    found = compared(tmp_path, b={"cell": "approach=padded"})
+    assert not found.cells.rows
+    assert [(row["cell"], row["only in"]) for row in rows_of(found.only_in_one)] == [
+        ("approach=packed", str(tmp_path / "a")),
+        ("approach=padded", str(tmp_path / "b")),
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda claims: claims, lambda claims: {"claims": claims}])
+def test_claims_whose_verdict_differs(tmp_path, wrap):
+    same = {"id": "same", "verdict": "supported", "number": 1.0}
+    before, after = ({"id": "gain", "verdict": v, "number": n} for v, n in (("supported", 1.5), ("contradicted", 0.5)))
+    found = compared(tmp_path, {"claims": wrap([same, before])}, {"claims": wrap([same, after])})
+    assert found.claims.rows == [["gain", "1.5", "supported", "0.5", "contradicted"]]
+
+
+def test_without_claims_in_both_there_is_nothing_to_compare(tmp_path):
+    assert not compared(tmp_path, {"claims": [{"id": "x", "verdict": "supported"}]}).claims.rows
+
+
+def test_suspects_are_ranked_by_what_they_could_explain(tmp_path):
+    other = {
+        "cpu": "Another CPU",
+        "packages": {"torch": "2.10.0"},
+        "commit": "f" * 40,
+        "manifests": {"store": "0" * 64},
+    }
+    found = rows_of(compared(tmp_path, b={"origin": other}).suspects)
+    assert [row["what differs"] for row in found] == [
+        "CPU", "inputs: store", "packages of the training: torch", "commit",
+    ]  # fmt: skip
+    assert (found[0]["A"], found[0]["B"]) == ("A CPU", "Another CPU")
+    assert (found[3]["A"], found[3]["B"]) == ("c" * 12, "f" * 12)
+
+
+def test_equal_origins_have_no_suspects(tmp_path):
+    assert not compared(tmp_path).suspects.rows
+
+
+def test_the_verb_prints_and_writes_markdown(tmp_path, capsys):
+    a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seal="b", rates=[2 * rate for rate in RATES])
+    assert main(["diff", str(a), str(b), "--output", str(tmp_path / "diff.md")]) == 0
+    assert "higher (better)" in capsys.readouterr().out
+    text = (tmp_path / "diff.md").read_text()
+    assert "## Cells\n" in text and "| demo | approach=packed | useful_tokens_per_s | 5, 5 |" in text
+
+
+def test_what_is_no_report_is_a_users_error(tmp_path, capsys):
+    assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
+    assert "no report's folder" in capsys.readouterr().err
+    path = folder(tmp_path / "a")
+    (path / "data/demo/cells.parquet").write_text("junk")
+    with pytest.raises(UserError, match="cannot be read"):
+        read(path)

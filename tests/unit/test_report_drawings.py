@@ -1,0 +1,295 @@
+"""What the figures draw is what the logs say: numbers held against the synthetic logs, and runs that are left out."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import connect, query
+from tokenscale.costs.flops import parameters
+from tokenscale.report import panels, registry, words
+from tokenscale.report.style import legend_columns, looks
+from tokenscale.settings.presets import PRESETS
+
+GPU = logs.HARDWARE | {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda", "cores": 64, "threads_per_rank": 8}
+
+
+def made(folder, runs, further=(), **options):
+    """Tables of these runs."""
+    for run in runs:
+        logs.write_run(folder / "runs", run, parameters=parameters(run.model.with_vocabulary(4096)), **options)
+    table = logs.write_table(folder / "runs.json", runs, further=further)
+    ingest(table, folder / "runs", folder / "tables")
+    return folder / "tables"
+
+
+def parts(name, tables):
+    module = registry.module(name)
+    with connect(tables) as connection:
+        return module, [query(q, connection) for q in module.QUERIES]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def dots(axes):
+    """Points that are drawn without a line."""
+    return [point for line in axes.lines if line.get_linestyle() == "None" for point in line.get_xydata().tolist()]
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory):
+    """Two approaches on one, two and four GPUs, two repeats, 250 steps."""
+    shape = {"model": PRESETS["llama-150m"], "precision": "bf16", "steps": 250}
+    runs = [logs.settings(a, w, r, **shape) for a in ("packed", "padded") for w in (1, 2, 4) for r in (0, 1)]
+    return made(tmp_path_factory.mktemp("gpus"), runs, hardware=GPU)
+
+
+def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known(gpus):
+    module, rows = parts("mfu_comparison", gpus)
+    (axes,) = module.draw(*rows).axes
+    assert len(dots(axes)) == 4 * 12
+    found = module.data(*rows)
+    assert sorted(x for x, _ in dots(axes)) == pytest.approx(sorted(100 * found[list(module.CONVENTIONS)].stack()))
+    assert "989.4 TFLOP/s in bf16 (NVIDIA H100 whitepaper" in module.caption(*rows)
+    assert "peak FLOP/s" in axes.get_xlabel()
+
+
+@pytest.mark.parametrize("name", ["mfu_comparison", "scaling_mfu", "mfu_over_time"])
+def test_without_a_peak_operations_are_drawn_and_no_utilisation(tmp_path, name):
+    module, rows = parts(name, made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)]))
+    drawn = texts(module.draw(*rows))
+    assert any("achieved TFLOP/s" in text for text in drawn) and not any("MFU" in text for text in drawn)
+    assert "No peak known of cpu: achieved TFLOP/s, no utilisation" in module.caption(*rows)
+
+
+def test_efficiency_is_shown_above_the_base_alone_and_the_base_is_told(gpus):
+    module, rows = parts("efficiency_comparison", gpus)
+    found = module.data(*rows)
+    assert sorted(found["world_size"].unique()) == [2, 4] and len(found) == 8
+    figure = module.draw(*rows)
+    assert sorted(x for x, _ in dots(figure.axes[0])) == pytest.approx(sorted(100 * found["efficiency"]))
+    assert "padded, 4 ranks" in texts(figure) and "padded, 1 rank" not in texts(figure)
+    assert "packed 31\u202f600 (31\u202f500–31\u202f800) (N0 = 1)" in module.caption(*rows)
+
+
+def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tmp_path):
+    tables = made(tmp_path, [logs.settings("packed", 1, r) for r in range(3)])
+    module = registry.module("time_to_target_loss")
+    inventory = query("inventory", tables)
+    losses = query("validation", tables)
+    final = sorted(losses.loc[losses["last"], "loss"])
+    frames = [query("time_to_target", tables, target=float(np.mean(final[:2]))), inventory]
+    figure = module.draw(*frames)
+    left = figure.axes[0]
+    arrows = [line for line in left.lines if line.get_marker() == ">"]
+    assert len(arrows) == 2 and {line.get_xdata()[0] for line in arrows} == {left.get_xlim()[1] / 1.06}
+    assert "1 of 3" in texts(figure)
+    assert "1 of 3 runs reached it" in module.caption(*frames)
+    assert not [line for line in left.lines if line.get_linewidth() == 2], "a median that is not known is drawn"
+    assert "not (1 of 3 reached)" in module.alt(*frames)
+
+
+def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):
+    module, rows = parts("tokens_per_second_over_time", gpus)
+    found = module.data(*rows)
+    assert found.groupby("run_id").size().max() == 100
+    run = found[(found["series"] == "packed") & (found["world_size"] == 1) & (found["repeat"] == 0)]
+    useful = int(8 * 1024 * 0.97)  # tokens a step of packed rows, at 0.25 s a step, the first one five times as long
+    steps = run["steps"].iloc[0]
+    assert run["useful_tokens_per_s"].iloc[0] == pytest.approx(steps * useful / (0.25 * (steps + 4)))
+    assert run["useful_tokens_per_s"].iloc[1:].tolist() == pytest.approx([useful / 0.25] * 99)
+    figure = module.draw(*rows)
+    assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines) == 100
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 rank", "2 ranks", "4 ranks"]
+
+
+def test_utilisation_over_time_is_that_of_the_whole_run(gpus):
+    module, rows = parts("mfu_over_time", gpus)
+    found = module.data(*rows)
+    whole = query("computing", gpus).set_index("run_id")["mfu_palm"]
+    last = found.groupby("run_id")["mfu"].last()
+    assert last.to_dict() == pytest.approx(whole[last.index].to_dict())
+
+
+def test_losses_are_split_by_step_tokens_and_time_and_lines_are_world_sizes(gpus):
+    module, rows = parts("split_loss_curves", gpus)
+    figure = module.draw(*rows)
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(module._ABSCISSAE.values())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 rank", "2 ranks", "4 ranks"]
+    for axes in figure.axes:
+        assert axes.get_xlim()[1] >= max(line.get_xdata().max() for line in axes.lines if len(line.get_xdata()))
+
+
+def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
+    runs = [logs.settings("packed", w) for w in (1, 2)]
+    tables = made(tmp_path, runs)
+    path = tmp_path / "runs" / runs[1].identity / "attempt=00" / "rank=00000" / "steps.jsonl"
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    useful = steps[7]["useful_tokens"]
+    steps[7]["loss_sum"] += 0.5 * 2 * useful
+    path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    ingest(tmp_path / "runs.json", tmp_path / "runs", tables)
+    module, rows = parts("ddp_verification_loss", tables)
+    found = module.data(*rows).set_index("step")
+    assert found.loc[7, "largest_difference"] == pytest.approx(0.5, rel=1e-2)
+    assert found.loc[6, "largest_difference"] < 1e-9
+    assert found["so_far"].is_monotonic_increasing and found.loc[11, "so_far"] == found.loc[7, "largest_difference"]
+    assert "The largest difference is 0.5 nats" in module.caption(*rows)
+
+
+def test_points_of_differences_keep_the_largest_of_their_steps(gpus):
+    whole = query("loss_difference", gpus, points=1000)
+    short = query("loss_difference", gpus)
+    assert whole.groupby("run_id").size().unique().tolist() == [250]
+    assert short.groupby("run_id").size().unique().tolist() == [100]
+    largest = [rows.groupby("run_id")["largest_difference"].max().to_dict() for rows in (whole, short)]
+    assert largest[0] == largest[1] and short["steps"].sum() == len(whole)
+    assert short["same_data"].all()
+
+
+def test_parts_of_a_step_add_up_to_it(gpus):
+    module, rows = parts("step_time_breakdown", gpus)
+    found = module.data(*rows)
+    assert found[list(module.PARTS)].sum(axis=1).tolist() == pytest.approx(found["step_s"].tolist())
+    run = found[(found["series"] == "packed") & (found["repeat"] == 0)].iloc[0]
+    assert [run[p] for p in ("data_wait_s", "forward_s", "backward_s")] == pytest.approx([0.002, 0.075, 0.1])
+    (axes,) = module.draw(*rows).axes
+    longest = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert longest == pytest.approx(1e3 * found["step_s"].max(), rel=0.02)  # of the median run of two, the lower
+
+
+def test_micro_batches_of_another_sequence_length_are_left_out(tmp_path):
+    """A source study's trend along the batch was a run of another sequence length among the others."""
+    sizes = {1: 1024, 2: 1024, 4: 1024, 8: 2048}
+    runs = [logs.settings(a, micro_batch=b, sequence_length=n) for a in ("packed", "padded") for b, n in sizes.items()]
+    module, rows = parts("batch_size_comparison", made(tmp_path, runs, further=("micro_batch",)))
+    found = module.data(*rows)
+    assert sorted(found["micro_batch"].unique()) == [1, 2, 4] and set(found["series"]) == {"packed", "padded"}
+    assert "sequence_length 2048 vs 1024" in module.caption(*rows)
+    left = module.draw(*rows).axes[0]
+    assert len(dots(left)) == 6
+
+
+def test_one_micro_batch_is_no_trend(tmp_path):
+    module, rows = parts("batch_size_comparison", made(tmp_path, [logs.settings(a) for a in ("packed", "padded")]))
+    assert "no trend is to be seen" in module.caption(*rows)
+
+
+def test_the_world_size_that_the_model_did_not_see_tests_it(gpus):
+    module, rows = parts("scaling_model", gpus)
+    found = module.data(*rows)
+    assert set(found.loc[found["kind"] == "measured, not fitted", "world_size"]) == {4}
+    model = found[(found["kind"] == "model") & (found["series"] == "packed")].set_index("world_size")
+    assert (model["low"] <= model["useful_tokens_per_s"]).all() and (
+        model["useful_tokens_per_s"] <= model["high"]
+    ).all()
+    figure = module.draw(*rows)
+    assert {axes.get_title(loc="left") for axes in figure.axes} >= {"packed: a model", "padded: a model"}
+    assert "A model, not a measurement" in module.caption(*rows) and "predicted over measured" in module.caption(*rows)
+
+
+def test_a_series_that_cannot_be_fitted_says_why(tmp_path):
+    crowded = GPU | {"device": "cpu", "device_kind": "cpu", "cores": 1, "threads_per_rank": 1}
+    tables = made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)], hardware=crowded)
+    module, rows = parts("scaling_model", tables)
+    assert "No model of packed: fewer than two world sizes are left" in module.caption(*rows)
+    assert "packed: no model" in [axes.get_title(loc="right") for axes in module.draw(*rows).axes]
+
+
+def test_lines_of_weak_scaling_are_one_whatever_their_global_batch(tmp_path):
+    runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in (0, 1) for w in (1, 2, 4)]
+    module, rows = parts("scaling_weak", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
+    found = module.data(*rows)
+    assert set(found["series"]) == {"packed"} and found["efficiency"].tolist() == pytest.approx([1.0] * 6)
+    assert "every rank has as many rows at every world size (8)" in module.caption(*rows)
+    assert len(dots(module.draw(*rows).axes[1])) == 6
+
+
+def test_speed_over_naive_stands_beside_what_the_schedule_allows(tmp_path):
+    base = logs.settings(steps=6, model=PRESETS["llama-small"])
+    layouts = [{"schedule": name} for name in ("naive", "gpipe")]
+    layouts = [replace(base.layout, pipeline=2, **options) for options in layouts]
+    runs = [replace(base, layout=layout, micro_batch=2) for layout in layouts]
+    for run in runs:
+        for path in logs.write_run(tmp_path / "runs", run).glob("attempt=00/rank=*/steps.jsonl"):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [step | {"micro_steps": 4, "bubble_s": 0.01} for step in steps]
+            path.write_text("".join(f"{json.dumps(step)}\n" for step in lines))
+    further = ("layout.pipeline", "layout.schedule")
+    ingest(logs.write_table(tmp_path / "runs.json", runs, further=further), tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts("pipeline_vs_model_parallel", tmp_path / "tables")
+    found = module.data(*rows).set_index("schedule")
+    assert found["speed_up"].to_dict() == pytest.approx({"gpipe": 1.0, "naive": 1.0})
+    assert found.loc["gpipe", "predicted_speed_up"] == pytest.approx((4 / 5) / (1 / 2))  # 1 - (p - 1) / (m + p - 1)
+    allowed = [line for line in module.draw(*rows).axes[1].lines if line.get_linestyle() == ":"]
+    assert sorted(y for line in allowed for y in line.get_ydata()) == pytest.approx([1.0, 1.6])
+
+
+def test_memory_beside_its_prediction(tmp_path):
+    run = logs.settings("packed")
+    folder = logs.write_run(tmp_path / "runs", run, parameters=parameters(run.model.with_vocabulary(4096)))
+    path = folder / "attempt=00" / "rank=00000" / "events.jsonl"
+    kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    held = {"event": "memory", "schema": 2, "step": 0} | dict(zip(kinds, (1e6, 2e6, 3e6, 4e6), strict=True))
+    path.write_text(path.read_text() + json.dumps(held) + "\n")
+    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
+    module, rows = parts("memory_by_method", tmp_path / "tables")
+    (row,) = module.data(*rows).to_dict("records")
+    assert row["bytes"] == 10e6
+    (axes,) = module.draw(*rows).axes
+    above = [bar for bar in axes.patches if bar.get_y() > 0 and bar.get_width()]
+    assert [(bar.get_x(), bar.get_width()) for bar in above] == [
+        pytest.approx(bar) for bar in ((0, 1), (1, 2), (3, 3), (6, 4))
+    ]
+    below = sum(bar.get_width() for bar in axes.patches if bar.get_y() < -0.3)
+    assert below == pytest.approx(1e-6 * row["predicted_bytes"])
+
+
+def test_long_names_are_shortened_and_lines_without_an_approach_differ():
+    names = [f"packed, layout.tensor={n}" for n in (2, 4, 8)]
+    assert panels.short(names) == ["tensor=2", "tensor=4", "tensor=8"]
+    assert panels.short(["packed", "padded"]) == ["packed", "padded"]
+    found = looks([f"packed, layout.tensor={n}" for n in range(20)])
+    told = {(options["color"], options["marker"], options["linestyle"]) for options in found.values()}
+    assert len(told) == 20
+    assert legend_columns(["x" * 25] * 3 + ["y" * 23] * 6, 4) == 3
+
+
+def test_a_refused_run_is_named_and_not_drawn(gpus, tmp_path):
+    """Of all new figures along approaches: a run of another machine's making is left out."""
+    runs = query("inventory", gpus)
+    runs.loc[runs["series"] == "padded", "sequence_length"] += 1
+    for name in ("tflops_comparison", "total_training_time", "padding_share", "time_to_target_loss"):
+        module = registry.module(name)
+        frames = [query(q, gpus) for q in module.QUERIES[:-1]] + [runs]
+        assert module.data(*frames).empty, name
+        assert any("not like for like" in text for text in texts(module.draw(*frames))), name
+        assert "sequence_length" in module.caption(*frames), name
+
+
+def test_a_crowded_cpu_is_told_of_any_figure(tmp_path):
+    listed = [logs.settings(world_size=w) for w in (1, 2)]
+    tables = made(tmp_path, listed, hardware=logs.HARDWARE | {"threads_per_rank": 2})
+    assert words.crowded(query("inventory", tables)) == words.OVERSUBSCRIBED
+    for name in ("training_time", "tokens_per_second", "scaling_mfu", "total_training_time", "step_time_breakdown"):
+        module, rows = parts(name, tables)
+        assert words.OVERSUBSCRIBED in texts(module.draw(*rows)), name
+        assert module.caption(*rows).startswith(words.OVERSUBSCRIBED[:1].upper()), name
+
+
+def test_a_token_at_rest_stands_beside_its_entropy(tmp_path):
+    """2 and 4 bytes an id, beside 9.5 bits; 17 bits number the vocabulary."""
+    manifests = logs.write_stores(tmp_path / "tokens", {"packed": 4, "token-list": 2})
+    ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", stores=manifests)
+    module, rows = parts("storage_against_entropy", tmp_path / "tables")
+    found = module.data(*rows).set_index("store")
+    assert found["bytes_per_id"].to_dict() == {"packed": 4.0, "token-list": 2.0}
+    assert found["entropy_bytes"].tolist() == [9.5 / 8] * 2 and found["fixed_bytes"].tolist() == [17 / 8] * 2
+    (axes,) = module.draw(*rows).axes
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 4.0]
+    assert "packed 3.37 and token-list 1.68" in module.caption(*rows)

@@ -1,0 +1,363 @@
+"""The report's folder: what it holds, that it can be verified, and that equal tables give equal bytes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pypdf
+import pytest
+from PIL import Image, PngImagePlugin
+from pypdf.generic import DecodedStreamObject, NameObject
+
+from tests import logs
+from tests.once import once
+from tokenscale.analysis.ingest import ingest
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, sha256_file, sha256_text
+from tokenscale.report import bundle, page, passport, pdf, save
+from tokenscale.report.table import Table, latex, markdown
+from tokenscale.report.verification import DATA, FOREIGN, IDENTICAL, verify
+from tokenscale.settings.closure import listing
+
+ROOT = Path(__file__).parents[2]
+FIGURE = "data_stall_share"
+
+
+def tables(folder):
+    """One small experiment's tables below `folder`."""
+    table = logs.write_demo(folder, world_sizes=(1,), repeats=2, approaches=("padded", "packed"), figures=[FIGURE])
+    ingest(table, folder / "runs", folder / "tables" / "demo")
+    return folder / "tables"
+
+
+def report(results):
+    """Figures and report below `results`, from `results/tables`; the report's folder."""
+    save.save(FIGURE, results / "tables" / "demo", results / "figures" / "demo" / FIGURE)
+    folder = results / "report"
+    page.write(["demo"], results / "tables", results / "figures", folder / "index.html")
+    pdf.write(["demo"], results / "tables", folder / "report.pdf")
+    files = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
+    bundle.write(["demo"], results / "tables", results / "figures", folder, **files)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """`results` with tables and a report. Nobody may change it."""
+
+    def build(folder):
+        tables(folder)
+        report(folder)
+
+    return once(tmp_path_factory, "report-folder", build)
+
+
+@pytest.fixture
+def results(made, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "results"))
+
+
+def drawing(results, kind="svg"):
+    return results / "report" / "figures" / "demo" / f"{FIGURE}.{kind}"
+
+
+def hashes(folder):
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def cut(results, output, edit=None):
+    """The page of the figure alone in a file; `edit` is appended to its drawing commands."""
+    writer = pypdf.PdfWriter(clone_from=results / "report" / "report.pdf")
+    (found,) = [p for p in writer.pages if passport.of_page(p)]
+    if edit:
+        stream = DecodedStreamObject()
+        stream.set_data(found.get_contents().get_data() + edit)
+        found[NameObject("/Contents")] = writer._add_object(stream)
+    alone = pypdf.PdfWriter()
+    alone.add_page(found)
+    alone.write(output)
+    return output
+
+
+def slower(path):
+    """The steps of one run take twice as long, in the table."""
+    table = pq.read_table(path)
+    run = pc.equal(table["run_id"], table["run_id"][0])
+    step_s = pc.if_else(run, pc.multiply(table["step_s"], 2.0), table["step_s"])
+    place = table.column_names.index("step_s")
+    pq.write_table(table.set_column(place, table.schema.field(place), step_s), path)
+    return table["run_id"][0].as_py()
+
+
+def test_the_folder_holds_what_the_report_is_made_of(made):
+    found = hashes(made / "report")
+    for name in (
+        "index.html", "report.pdf", "README.md", "CITATION.cff", "provenance.json", "ro-crate-metadata.json",
+        *(f"figures/demo/{FIGURE}.{kind}" for kind in save.DRAWN),
+        *(f"data/demo/{name}.{kind}" for name in (FIGURE, "cells") for kind in ("csv", "parquet")),
+        "sql/throughput.sql", "tables/demo/throughput.md", "tables/demo/throughput.tex", "workflow/Snakefile",
+    ):  # fmt: skip
+        assert name in found
+    del found[bundle.SUMS]
+    assert bundle.read_sums(made / "report") == found
+
+
+def test_what_no_longer_belongs_to_the_report_is_removed(results):
+    stale = results / "report" / "figures" / "gone" / "old.svg"
+    stale.parent.mkdir()
+    stale.write_text("old")
+    (results / "report" / "mine.html").write_text("not of the bundle")
+    before = drawing(results).stat().st_ino
+    report(results)
+    assert not stale.parent.exists()
+    assert (results / "report" / "mine.html").is_file()
+    assert drawing(results).stat().st_ino == before, "an equal file is not written again"
+
+
+def test_a_missing_figure_is_named(results):
+    (results / "figures" / "demo" / f"{FIGURE}.parquet").unlink()
+    with pytest.raises(UserError, match=rf"{FIGURE}\.parquet[\s\S]*snakemake .*{FIGURE}\.svg"):
+        bundle.write(["demo"], results / "tables", results / "figures", results / "report")
+
+
+def test_every_drawing_carries_one_and_the_same_passport(made):
+    found = [passport.read(drawing(made, kind)) for kind in save.DRAWN]
+    assert found[0] == found[1] == found[2]
+    assert found[0].keys() == passport.KEYS
+    assert found[0]["data"] == sha256_file(made / "report" / "data" / "demo" / f"{FIGURE}.csv")
+    assert found[0]["tables"] == passport.digest(made / "tables" / "demo")
+    records = [read_json(path) for path in (made / "runs").glob("*/run.json")]
+    assert found[0]["runs"] == {r["run_id"]: r["seal"][:16] for r in records}
+    assert str(made) not in passport.text(found[0])
+
+
+def test_the_code_of_a_passport_is_the_listing_that_the_rule_has(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(listing(*save.modules(FIGURE)))
+    assert passport.read(drawing(made))["code"] == sha256_text(path.read_text())
+
+
+def test_the_page_does_not_carry_passports(made):
+    assert passport.read(drawing(made))["data"] not in (made / "report" / "index.html").read_text()
+
+
+def test_provenance_leads_from_a_figure_to_its_runs(made):
+    record = read_json(made / "report" / "provenance.json")
+    part = record["experiments"]["demo"]
+    carried = passport.read(drawing(made))
+    assert part["figures"][FIGURE]["code"] == carried["code"]
+    assert {run: facts["seal"][:16] for run, facts in part["runs"].items()} == carried["runs"]
+    assert {facts["commit"] for facts in part["runs"].values()} == {"0123456789abcdef0123456789abcdef01234567"}
+    assert record["packages"].keys() >= {"matplotlib", "duckdb", "python"}
+
+
+def test_the_crate_describes_every_file_and_claims_no_more_than_it_holds(made, results):
+    graph = read_json(made / "report" / "ro-crate-metadata.json")["@graph"]
+    entities = {entity["@id"]: entity for entity in graph}
+    assert len(entities) == len(graph)
+    for name, sha256 in bundle.read_sums(made / "report").items():
+        if name != "ro-crate-metadata.json":
+            assert entities[name]["sha256"] == sha256
+            assert entities[name]["contentSize"] == str((made / "report" / name).stat().st_size)
+    root = entities["./"]
+    assert root["mainEntity"] == entities["#report"]["instrument"] == {"@id": "workflow/Snakefile"}
+    assert "ComputationalWorkflow" in entities["workflow/Snakefile"]["@type"]
+    assert any("wfrun/workflow" in profile["@id"] for profile in root["conformsTo"])
+    references = [v["@id"] for e in graph for k in e for v in (e[k] if isinstance(e[k], list) else [e[k]])
+                  if isinstance(v, dict) and not v["@id"].startswith("http")]  # fmt: skip
+    assert set(references) <= entities.keys()
+    assert not {"author", "license"} & root.keys(), "nobody has told them"
+    bundle.write(["demo"], results / "tables", results / "figures", results / "report")
+    without = read_json(results / "report" / "ro-crate-metadata.json")["@graph"]
+    (root,) = [entity for entity in without if entity["@id"] == "./"]
+    assert "mainEntity" not in root and not any("wfrun/workflow" in p["@id"] for p in root["conformsTo"])
+
+
+def test_everything_is_rebuilt_with_equal_bytes_on_one_thread_and_on_two(made, tmp_path):
+    """In processes of their own, in other folders, with other threads and cores and another order of sets."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    found = []
+    for threads in (1, 2):
+        folder = tmp_path / str(threads) / "results"
+        shutil.copytree(made / "tables", folder / "tables")
+        script = (
+            "import os; from pathlib import Path; from tests.unit.test_report_folder import report;"
+            f"os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{threads}]); report(Path('results'))"
+        )
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), str(threads))
+        environment = os.environ | counts | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"}
+        environment["PYTHONHASHSEED"] = str(threads)
+        subprocess.run([sys.executable, "-c", script], cwd=folder.parent, env=environment, check=True)
+        found.append(hashes(folder))
+    assert found[0] == found[1] and len(found[0]) > 60
+
+
+@pytest.mark.parametrize("kind", save.DRAWN)
+def test_a_figure_as_it_was_made_is_identical(made, kind):
+    (finding,) = verify(drawing(made, kind), made)
+    assert finding.verdict == IDENTICAL and not finding.lines()[1:]
+
+
+def test_a_page_cut_out_of_the_report_is_drawn_again(made, tmp_path):
+    (finding,) = verify(cut(made, tmp_path / "page.pdf"), made)
+    assert finding.verdict == IDENTICAL
+    (finding,) = verify(cut(made, tmp_path / "forged.pdf", b"\n0 0 m 100 100 l S\n"), made)
+    assert finding.verdict == FOREIGN and "edited" in finding.differs[0]
+
+
+def test_an_edited_drawing_under_a_true_passport_is_named(results):
+    path = drawing(results)
+    text = path.read_text()
+    end = text.rindex("<text")
+    path.write_text(text[:end] + text[end:].replace("<text", "<text opacity='0.9'", 1))
+    (finding,) = verify(path, results)
+    assert finding.verdict == FOREIGN and "edited" in finding.differs[0]
+    pixels = Image.open(drawing(results, "png"))
+    pixels.load()
+    pixels.info.pop("dpi", None)
+    said = PngImagePlugin.PngInfo()
+    said.add_text(passport.PNG_KEY, pixels.text[passport.PNG_KEY])
+    pixels.save(drawing(results, "png"), pnginfo=said, compress_level=1)
+    (finding,) = verify(drawing(results, "png"), results)
+    assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
+    pixels.putpixel((5, 5), (255, 0, 0, 255))
+    pixels.save(drawing(results, "png"), pnginfo=said)
+    (finding,) = verify(drawing(results, "png"), results)
+    assert finding.verdict == FOREIGN
+
+
+def test_a_passport_that_lies_is_named(results):
+    path = drawing(results)
+    run = next(iter(passport.read(path)["runs"]))
+    path.write_text(path.read_text().replace(run, run[:-1] + "x"))
+    (finding,) = verify(path, results)
+    assert finding.verdict == FOREIGN
+    assert any(f"{run[:-1]}x" in line for line in finding.differs)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda text: text.replace("dc:description", "dc:relation"), "no passport"),
+        (lambda text: text.replace('"figure":', '"drawing":'), "not one that tokenscale writes"),
+        (lambda text: text.replace('"runs":{', '"runs":{},"more":{'), "not one that tokenscale writes"),
+    ],
+)
+def test_what_is_not_ours_is_called_so(results, edit, said):
+    path = drawing(results)
+    path.write_text(edit(path.read_text().replace("&quot;", '"')))
+    (finding,) = verify(path, results)
+    assert finding.verdict == FOREIGN and said in finding.differs[0]
+
+
+def test_changed_tables_are_data_changed_and_the_run_is_named(results):
+    run = slower(results / "tables" / "demo" / "steps.parquet")
+    (finding,) = verify(drawing(results), results)
+    assert finding.verdict == DATA
+    assert any("query stalls" in line for line in finding.differs)
+    assert any("1 of 4 rows" in line and run in line for line in finding.differs)
+    whole, *parts = verify(results / "report" / "report.pdf", results)
+    assert whole.verdict == DATA and [p.verdict for p in parts] == [DATA]
+
+
+def test_tables_that_change_nothing_of_a_figure_leave_it_identical(results):
+    path = results / "tables" / "demo" / "spans.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none")
+    (finding,) = verify(drawing(results), results)
+    assert finding.verdict == IDENTICAL and "nothing that this figure shows" in finding.notes[0]
+
+
+def test_an_edited_csv_is_found_from_the_figure_and_from_the_folder(results):
+    csv = results / "report" / "data" / "demo" / f"{FIGURE}.csv"
+    csv.write_text(csv.read_text().replace("0.", "1.", 1))
+    (finding,) = verify(drawing(results), results)
+    assert finding.verdict == DATA and csv.name in finding.differs[0]
+    whole, *_ = verify(results / "report", results)
+    assert whole.verdict == DATA and csv.name in whole.differs[0]
+
+
+def test_changed_code_is_told_and_the_file_named(results, tmp_path):
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    sql = tmp_path / "src/tokenscale/analysis/sql/stalls.sql"
+    sql.write_text(sql.read_text().replace("AS data_stall_share", "* 0.5 AS data_stall_share", 1))
+    command = [sys.executable, "-m", "tokenscale", "verify", drawing(results), "--results", results]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "src")}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"{FIGURE}.svg: code changed\n" in done.stdout
+    assert "definition of query stalls has changed" in done.stdout
+    assert "source files have changed: tokenscale/analysis/sql/stalls.sql\n" in done.stdout
+
+
+def test_a_folder_is_verified_file_by_file(results, capsys):
+    folder = results / "report"
+    assert main(["verify", str(folder / "SHA256SUMS"), "--results", str(results)]) == 0
+    (folder / "figures/demo/more.svg").write_text("<svg/>")
+    (folder / "sql/loss.sql").unlink()
+    text = (folder / "tables/demo/throughput.md").read_text()
+    (folder / "tables/demo/throughput.md").write_text(text.replace("1", "2"))
+    lines = (folder / bundle.SUMS).read_text().splitlines()
+    forged = sha256_file(folder / "tables/demo/throughput.md")
+    lines = [f"{forged}  {line[66:]}" if line.endswith("throughput.md") else line for line in lines]
+    (folder / bundle.SUMS).write_text("\n".join(lines) + "\n")
+    capsys.readouterr()
+    assert main(["verify", str(folder / "index.html"), "--results", str(results)]) == 1
+    said = capsys.readouterr().out
+    assert "missing: sql/loss.sql" in said and "in no list of the report: figures/demo/more.svg" in said
+    assert "tables/demo/throughput.md" in said, "a list of checksums that was forged with it hides nothing"
+
+
+def test_what_cannot_be_verified_is_a_users_error(results, tmp_path, capsys):
+    (tmp_path / "no.pdf").write_text("no PDF")
+    shutil.copytree(results / "report", tmp_path / "alone")
+    for path, said in (
+        (tmp_path / "none.svg", "no such file"),
+        (tmp_path / "no.pdf", "no readable PDF"),
+        (tmp_path, "no list of checksums"),
+        (results / "report/README.md", "carries no passport"),
+        (tmp_path / "alone" / "figures/demo" / f"{FIGURE}.svg", "no tables of experiment 'demo'"),
+    ):
+        assert main(["verify", str(path), "--results", str(tmp_path / "empty")]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_passport_names_no_path(results):
+    path = drawing(results)
+    path.write_text(path.read_text().replace('"experiment":"demo"', '"experiment":"../tables/demo"'))
+    with pytest.raises(UserError, match="no tables of experiment"):
+        verify(path, results)
+
+
+def test_tables_as_markdown_and_latex_escape_what_they_hold():
+    table = Table([("a|b", False), ("x_1 & 50 %", True)], [["<b>", "[1]"], ["\\", "1\u202f000 × 2"]], "50 % of $x$")
+    assert markdown(table).splitlines() == [
+        r"| a\|b | x_1 \& 50 % |", "| :-- | --: |", r"| \<b> | \[1\] |", "| \\\\ | 1\u202f000 × 2 |", "", "50 % of $x$",
+    ]  # fmt: skip
+    lines = latex(table, "tab:a b").splitlines()
+    assert r"a\textbar{}b & x\_1 \& 50 \% \\ \midrule" in lines
+    assert r"\textless{}b\textgreater{} & {[}1] \\" in lines
+    assert r"\textbackslash{} & 1\,000 $\times$ 2 \\" in lines
+    assert r"\caption{50 \% of \$x\$}" in lines and r"\label{tab:a-b}" in lines
+
+
+def test_verifying_and_comparing_need_no_trainer():
+    script = "import sys; from tokenscale.report import bundle, difference, verification; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "scipy", "pydantic", "snakemake"} & set(loaded)
+
+
+def test_cells_say_what_each_run_measured(made):
+    rows = pq.read_table(made / "report/data/demo/cells.parquet").to_pandas().set_index("run_id")
+    assert len(rows) == 4 and rows["seal"].notna().all()
+    for run in (made / "runs").iterdir():
+        steps = [json.loads(line) for line in (run / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()][3:]
+        rate = sum(s["useful_tokens"] for s in steps) / sum(s["step_s"] for s in steps)
+        assert rows.loc[run.name, "useful_tokens_per_s"] == pytest.approx(rate)

@@ -1,0 +1,246 @@
+"""Pages of several experiments, views, claims, checklists and the quality of the measurements."""
+
+import json
+import math
+import re
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests import logs, tables
+from tests.unit.test_analysis_claims import ROOT
+from tests.unit.test_report import Reader
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import query
+from tokenscale.cli import main
+from tokenscale.report import checklist, findings, page, save, summary
+from tokenscale.report.views import VIEWS
+from tokenscale.settings.ledger import read
+from tokenscale.settings.registry import FIGURES
+
+EVIL = "<script>alert('x')</script> & \"co\""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Tables, two figures and the judged claims of one experiment, and another one without any run."""
+    folder = tmp_path_factory.mktemp("pages")
+    ingest(logs.write_demo(folder), folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
+    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?")
+    ingest(other, folder / "runs", folder / "tables" / "other")
+    for name in ("data_stall_share", "scaling_throughput"):
+        save.save(name, folder / "tables" / "demo", folder / "figures" / "demo" / name)
+    ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
+    assert main(["claims", *ledger, "--tables", str(folder / "tables"), "--output", str(folder / "claims")]) == 0
+    return folder
+
+
+def written(site, name, write, *arguments):
+    path = site / name
+    options = {} if write is page.write_experiment else {"claims": site / "claims/claims.json"}
+    write(*arguments, site / "tables", site / "figures", path, **options)
+    return path.read_text()
+
+
+def test_several_experiments_have_a_page_each_and_one_for_all(site):
+    text = written(site, "index.html", page.write, ["demo", "other"])
+    reader = Reader(text)
+    assert {"demo.html", "other.html"} <= set(reader.references) and "Another?" in text
+    assert "Run inventory" not in text and "Definitions" in text and 'id="claims"' in text
+    own = written(site, "demo.html", page.write_experiment, "demo")
+    assert "Run inventory" in own and "index.html" in Reader(own).references and 'id="claims"' not in own
+    empty = written(site, "other.html", page.write_experiment, "other")
+    assert "The run table lists no run" in empty
+    for text in (own, empty):
+        ids = Reader(text).ids
+        assert len(ids) == len(set(ids))
+
+
+def test_every_reference_inside_the_pages_leads_somewhere(site):
+    pages = {
+        "index.html": written(site, "index.html", page.write, ["demo", "other"]),
+        "demo.html": written(site, "demo.html", page.write_experiment, "demo"),
+        "other.html": written(site, "other.html", page.write_experiment, "other"),
+        **{f"{view}.html": written(site, f"{view}.html", page.write_view, view, ["demo", "other"]) for view in VIEWS},
+        "one.html": written(site, "one.html", page.write, ["demo"]),
+    }
+    targets = {name: set(Reader(text).ids) for name, text in pages.items()}
+    for name, text in pages.items():
+        for reference in Reader(text).references:
+            file, _, place = reference.partition("#")
+            if file.endswith(".html") or not file:
+                assert not place or place in targets[file or name], (name, reference)
+                assert not file or file in pages, (name, reference)
+            else:
+                assert re.match(r"(figures|data|sql|\.\./\.\.)/", file), (name, reference)
+
+
+def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site):
+    text = written(site, "one.html", page.write, ["demo"])
+    judged = json.loads((site / "claims/claims.json").read_text())["claims"]
+    for claim in judged:
+        assert f'id="claim-{claim["id"]}"' in text
+    (stall,) = [c for c in judged if c["id"] == "slower-by-reading"]
+    assert stall["verdict"] == "inconclusive" and 'href="#demo-figure-data_stall_share"' in text
+    assert '<span class="badge contradicted">contradicted</span>' in text
+    assert "it holds above 50.0 %" in text
+    without = site / "without.html"
+    page.write(["demo"], site / "tables", site / "figures", without)
+    assert 'id="claims"' not in without.read_text()
+
+
+def test_a_claim_whose_data_are_edited_turns_red(site, tmp_path):
+    judged = json.loads((site / "claims/claims.json").read_text())
+    assert [c["verdict"] for c in judged["claims"] if c["id"] == "padding-share"] == ["supported"]
+    edited = shutil.copytree(site / "tables", tmp_path / "tables")
+    steps = pq.read_table(edited / "demo/steps.parquet")
+    place = steps.schema.get_field_index("total_tokens")
+    steps = steps.set_column(place, "total_tokens", steps["useful_tokens"])
+    pq.write_table(steps, edited / "demo/steps.parquet")
+    ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
+    assert main(["claims", *ledger, "--tables", str(edited), "--output", str(tmp_path)]) == 0
+    page.write(["demo"], edited, site / "figures", tmp_path / "a.html", claims=tmp_path / "claims.json")
+    red = re.search(r'class="claim (\w+)" id="claim-padding-share"', (tmp_path / "a.html").read_text())
+    assert red[1] == "contradicted"
+
+
+def test_what_ledgers_say_is_text(site, tmp_path):
+    path = tmp_path / "claims.json"
+    judged = json.loads((site / "claims/claims.json").read_text())
+    for claim in judged["claims"]:
+        claim |= {key: EVIL for key in ("claim", "figure", "sentence", "remark", "document", "where", "reason")}
+    path.write_text(json.dumps(judged))
+    page.write(["demo"], site / "tables", site / "figures", tmp_path / "a.html", claims=path)
+    text = (tmp_path / "a.html").read_text()
+    assert "<script" not in text and "&lt;script&gt;" in text
+
+
+def test_views_show_their_claims_and_figures_of_every_experiment_that_draws_them(site):
+    text = written(site, "report_ddp.html", page.write_view, "report_ddp", ["demo", "other"])
+    assert 'id="demo-figure-scaling_throughput"' in text and 'id="demo-figure-data_stall_share"' not in text
+    assert 'id="claim-ddp-efficiency"' in text and 'id="claim-padding-share"' not in text
+    stall = written(site, "report_pretokenization.html", page.write_view, "report_pretokenization", ["demo"])
+    assert 'id="demo-figure-data_stall_share"' in stall and 'id="claim-padding-share"' in stall
+
+
+def test_views_name_claims_and_figures_that_there_are():
+    known = read(ROOT / "config/claims.yaml").claims
+    for name, view in VIEWS.items():
+        assert set(view.claims) <= set(known) and set(view.figures) <= set(FIGURES), name
+
+
+def test_the_rules_say_what_the_tables_carry(site):
+    part = summary.experiment("demo", site / "tables")
+    states = {row[0].split(". ", 1)[1]: (row[1], row[2]) for row in part["rules"].rows}
+    assert len(states) == 12
+    assert states["what varies has an interval"] == ("partly", "3 repeats in a cell: a range is no interval")
+    assert states["a speed-up has its base, in absolute terms"][0] == "met"
+    assert "at world size 1: " in states["a speed-up has its base, in absolute terms"][1]
+    empty = summary.experiment("other", site / "tables")
+    found = {row[0].split(". ", 1)[1]: row[1] for row in empty["rules"].rows}
+    assert found["what varies has an interval"] == found["differences are tested"] == "does not apply"
+    assert {row[1] for row in empty["items"].rows} == {"does not apply", "author must answer"}
+
+
+def bare(folder, count=6, **fields):
+    """Two approaches whose records say next to nothing."""
+    runs = [
+        tables.run(f"{a}-{i}", approach=a, cell=f"approach={a}", repeat=i, quarantined=0, sealed=False, **fields)
+        for a in ("padded", "pretokenized-padded")
+        for i in range(count)
+    ]
+    tables.write(folder / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
+    (folder / "demo/experiment.json").write_text("{}")
+    return summary.experiment("demo", folder)
+
+
+def states(table):
+    return {row[0].split(". ")[-1]: row[1] for row in table.rows}
+
+
+def test_nothing_is_met_that_is_not_recorded(tmp_path):
+    part = bare(tmp_path / "bare")
+    found = states(part["items"])
+    asked = ("computing infrastructure", "time to compute", "data", "software", "energy")
+    assert {found[item] for item in asked} == {"not met"} and found["number of runs"] == "met"
+    assert states(part["rules"])["upper bounds are shown"] == "met"  # of data stalls
+    mfu = part | {"figures": ["mfu_comparison", "tokenization_benchmark", "scaling_throughput"]}
+    assert states(checklist.scientific_benchmarking(mfu))["upper bounds are shown"] == "does not apply"
+    assert states(checklist.artifact([part]))["exact version"] == "not met"
+    assert states(checklist.artifact([]))["exact version"] == "does not apply"
+
+
+def test_what_is_known_of_some_runs_is_met_in_part(tmp_path):
+    part = bare(tmp_path / "a", git_commit="a" * 40, started_unix_s=0.0, stopped_unix_s=3600.0)
+    assert states(checklist.artifact([part]))["exact version"] == "met"
+    assert states(checklist.artifact([part]))["time and machines"] == "met"
+    both = states(checklist.artifact([part, bare(tmp_path / "b")]))
+    assert both["exact version"] == both["time and machines"] == "partly"
+    dirty = bare(tmp_path / "c", git_commit="a" * 40, git_dirty=True)
+    assert states(checklist.artifact([dirty]))["exact version"] == "partly"
+
+
+def test_too_few_runs_and_other_programs_are_met_in_part(tmp_path):
+    assert states(bare(tmp_path / "few", 2)["rules"])["differences are tested"] == "partly"
+    assert states(bare(tmp_path / "enough", 6)["rules"])["differences are tested"] == "met"
+    assert states(bare(tmp_path / "theirs", external=True)["rules"])["how parallel time is taken"] == "partly"
+
+
+# -- definitions that only these pages ask
+
+
+def test_energy_is_of_attempts_that_every_rank_reported(tmp_path):
+    def stop(run_id, attempt, rank, joules):
+        return {"run_id": run_id, "attempt": attempt, "rank": rank, "event": "run_stop", "energy_j": joules}
+
+    runs = [tables.run(name, world_size=2) for name in ("whole", "lost", "silent", "resumed")]
+    steps = [s for r in runs for s in tables.steps(r["run_id"], 5, 2)]
+    steps += [s | {"attempt": 1, "step": 5 + s["step"]} for s in tables.steps("resumed", 3, 2)]
+    events = [stop("whole", 0, 0, 100.0), stop("whole", 0, 1, 200.0)]
+    events += [stop("lost", 0, 0, 100.0)]  # the other rank was killed
+    events += [stop("silent", 0, 0, None), stop("silent", 0, 1, None)]
+    events += [stop("resumed", 1, 0, 60.0), stop("resumed", 1, 1, 120.0)]  # attempt 0 was killed
+    tables.write(tmp_path, runs=runs, steps=steps, events=events)
+    rows = query("energy", tmp_path).set_index("run_id")
+    assert rows.loc["whole", "energy_j"] == 300 and rows.loc["whole", "j_per_useful_token"] == 300 / (5 * 2 * 30)
+    assert rows.loc[["lost", "silent"], "energy_j"].isna().all()
+    assert rows.loc["resumed", "energy_j"] == 180 and rows.loc["resumed", "j_per_useful_token"] == 180 / (3 * 2 * 30)
+
+
+def test_step_times_are_of_the_slowest_rank_after_warm_up(tmp_path):
+    runs = [tables.run("two", world_size=2), tables.run("one"), tables.run("bad", validity="invalid")]
+    steps = tables.steps("two", 7, 2, step_s=lambda step, rank: 100.0 if step < 3 else step + 0.5 * rank)
+    steps += tables.steps("one", 7) + tables.steps("bad", 7)
+    steps = [s for s in steps if (s["run_id"], s["step"], s["rank"]) != ("two", 6, 1)]  # a step that lacks a rank
+    tables.write(tmp_path, runs=runs, steps=steps)
+    rows = query("step_times", tmp_path).set_index("run_id")
+    assert set(rows.index) == {"one", "two"}
+    two = rows.loc["two"]  # 3.5, 4.5, 5.5 s
+    assert (two["steps"], two["median_s"], two["slowest_s"], two["late_s"]) == (3, 4.5, 5.5, 0.5)
+    assert two["p95_s"] == pytest.approx(5.4) and two["iqr_share"] == pytest.approx(1 / 4.5)
+    assert rows.loc["one", "iqr_share"] == 0 and math.isnan(rows.loc["one", "late_s"])
+
+
+def test_steadiness_and_energy_are_of_the_steps_and_counters(site):
+    part = summary.experiment("demo", site / "tables")
+    assert len(part["steadiness"].rows) == len(part["throughput"].rows)
+    assert part["energy"] == ""
+    text = written(site, "one.html", page.write, ["demo"])
+    assert "Energy was not measured" in text
+
+
+def test_the_findings_of_the_readme_are_those_of_the_evidence(tmp_path):
+    between = (ROOT / "README.md").read_text().split(findings.BEGIN)[1].split(findings.END)[0]
+    assert between == f"\n{findings.text(ROOT / 'evidence')}", "python -m tokenscale check --write"
+    shutil.copytree(
+        ROOT / "evidence",
+        tmp_path / "evidence",
+        ignore=lambda _, names: [n for n in names if "." in n and n != "claims.json"],
+    )
+    for path in tmp_path.glob("evidence/*/claims.json"):
+        judged = json.loads(path.read_text())
+        for claim in judged["claims"]:
+            claim["verdict"] = "contradicted"
+        path.write_text(json.dumps(judged))
+    assert findings.text(tmp_path / "evidence") != findings.text(ROOT / "evidence"), "edited evidence is seen"

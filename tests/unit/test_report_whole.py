@@ -1,0 +1,121 @@
+"""The whole report in one command: the bytes of the single verbs, queries asked once, errors told once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.cli import main
+from tokenscale.files import sha256_file
+from tokenscale.report import save, whole
+
+ROOT = Path(__file__).parents[2]
+FIGURE = "data_stall_share"
+NAMES = ["demo", "second"]
+COPIED = ["--workflow", str(ROOT / "workflow/Snakefile"), "--citation", str(ROOT / "CITATION.cff")]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Tables of two small experiments. Nobody may change them."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, approaches in zip(NAMES, [("padded", "packed"), ("packed", "token-list")], strict=True):
+        options = {"world_sizes": (1,), "repeats": 2, "approaches": approaches, "figures": [FIGURE]}
+        table = logs.write_demo(folder / name, **options)
+        ingest(table, folder / name / "runs", folder / "tables" / name)
+    return folder / "tables"
+
+
+def asked(tables, output, *names):
+    places = ["--tables", tables, "--figures", output / "figures", "--output", output / "report"]
+    return [*map(str, places), "--experiments", *names]
+
+
+def hashes(folder):
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def by_single_verbs(tables, output, ledger):
+    """As the rules call them."""
+    report, of = output / "report", ["--experiments", *NAMES]
+    places = ["--tables", str(tables), "--figures", str(output / "figures")]
+    judged = [report / "claims.json", report / "claims.tex"]
+    claims, also = ["--claims", str(judged[0])], [*(report / f"{name}.html" for name in NAMES), *judged]
+    assert main(["claims", "--ledger", ledger, "--tables", str(tables), "--output", str(report), *of]) == 0
+    for name, path in zip(NAMES, also, strict=False):
+        target = str(output / "figures" / name / FIGURE)
+        assert main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target]) == 0
+        assert main(["report", "experiment", name, *places, "--output", str(path)]) == 0
+    for part, file in (("page", "index.html"), ("pdf", "report.pdf")):
+        assert main(["report", part, *places, *claims, "--output", str(report / file), *of]) == 0
+    assert main(["report", "bundle", *places, "--output", str(report), *COPIED, "--also", *map(str, also), *of]) == 0
+
+
+def test_it_is_what_the_single_verbs_make(tables, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ledger = str(shutil.copy(ROOT / "config/claims.yaml", tmp_path / "claims.yaml"))
+    assert main(["report", "all", *asked(tables, tmp_path / "one", *NAMES), "--ledger", ledger, *COPIED]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert {str(tmp_path / "one" / "report" / name) for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {*said}
+    by_single_verbs(tables, tmp_path / "single", ledger)
+    found = hashes(tmp_path / "one")
+    assert found == hashes(tmp_path / "single")
+    assert {"figures/second/data_stall_share.pdf", "report/claims.tex", "report/second.html"} <= set(found)
+
+
+def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no ledger
+    one, single = tmp_path / "one", tmp_path / "single.html"
+    assert main(["report", "all", *asked(tables, one, "demo"), "--threads", "1"]) == 0
+    places = ["--tables", str(tables), "--figures", str(one / "figures"), "--output", str(single)]
+    assert main(["report", "page", *places, "--experiments", "demo"]) == 0
+    assert sha256_file(one / "report" / "index.html") == sha256_file(single)
+    assert not list(one.rglob("claims.*")) and not list(one.rglob("demo.html"))
+
+
+def test_a_query_is_asked_once_for_all_figures(tables, monkeypatch):
+    with save.Tables(tables / "demo") as opened:
+        rows = opened.rows("stalls")
+    monkeypatch.setattr(save, "query", lambda *_: pytest.fail("asked again"))
+    with save.known({tables / "demo": {"stalls": rows}}):
+        with save.Tables(tables / "demo") as opened:
+            assert opened.rows("stalls") is rows
+        with save.Tables(tables / "second") as other, pytest.raises(pytest.fail.Exception, match="asked again"):
+            other.rows("stalls")
+    with save.Tables(tables / "demo") as opened, pytest.raises(pytest.fail.Exception, match="asked again"):
+        opened.rows("stalls")
+
+
+def test_a_mistake_that_a_process_finds_is_told_once_with_its_part(tables, tmp_path, capfd):
+    (tmp_path / "tables").mkdir()
+    for path in (tables / "demo").iterdir():
+        if path.name != "benchmarks.parquet":
+            (tmp_path / "tables" / path.name).symlink_to(path)
+    assert main(["report", "all", *asked(tmp_path, tmp_path / "out", "tables")]) == 2
+    said = capfd.readouterr().err
+    assert said.count("a table is missing") == 1 and "query" in said and "Traceback" not in said
+
+
+def test_a_fault_in_a_process_names_the_figure(tables, tmp_path, monkeypatch):
+    def broken(_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(save, "parquet", broken)
+    with pytest.raises(ZeroDivisionError, match="a bug") as caught:
+        whole.write(["demo"], tables, tmp_path / "figures", tmp_path / "report", threads=1)
+    assert caught.value.__notes__ == ["while making figure data_stall_share of demo"]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        (["demo", "demo"], [], "named twice"),
+        (["demo", "nobody"], [], "experiment's description"),
+        (["demo"], ["--threads", "0"], "no process, no report"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, capsys, names, options, said):
+    assert main(["report", "all", *asked(tables, tmp_path / "out", *names), *options]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -1,0 +1,111 @@
+"""The report as a target: of what there is, after a log was dropped in, and strict about sentences."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.workflow.conftest import CLAIMS, EXPERIMENTS
+from tests.workflow.jobs import RANKS, REPORT, WAYS, changed
+from tokenscale.files import canonical_json
+
+pytestmark = pytest.mark.workflow
+
+
+def runs_of(project, experiment):
+    table = json.loads((project.root / f"results/experiments/{experiment}/runs.json").read_text())
+    return [run["run_id"] for run in table["runs"]]
+
+
+def test_report_now_is_of_the_sealed_runs_and_names_the_others(copy):
+    """One of three runs failed, one of another experiment is missing, code of all trainings has changed."""
+    failed = next(run for run in runs_of(copy, "ways") if run.startswith("padding-free"))
+    folder = copy.root / "results/runs" / failed
+    (folder / "done.json").unlink()
+    record = json.loads((folder / "run.json").read_text())
+    record["outcome"] = {"status": "failed", "exit_code": 1}
+    (folder / "run.json").write_text(canonical_json({k: v for k, v in record.items() if k != "seal"}))
+    missing = next(run for run in runs_of(copy, "ranks") if "-w2-" in run)
+    shutil.rmtree(copy.root / "results/runs" / missing)
+    with changed(copy.root / "src/tokenscale/training/loop.py"):
+        assert copy.planned("report")["train"] == 4
+        planned = copy.planned("report_now")
+        assert planned == WAYS | RANKS | {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2}
+        copy.snakemake("--cores", "2", "report_now")
+        assert copy.planned("report_now") == {}
+    assert not (folder / "done.json").exists()
+    ways, ranks = ((copy.root / f"results/report/{name}.html").read_text() for name in ("ways", "ranks"))
+    assert failed in ways and "2 of 3 runs" in ways and "invalid" in ways
+    assert missing in ranks and '<span class="badge missing">missing</span>' in ranks
+    back = copy.planned("report")
+    assert back["train"] == 2 and back["ingest"] == 2, "what was left out comes in again"
+
+
+def test_a_report_of_nothing_says_so(fresh):
+    """No store, no benchmark, no run: every page is there, and nothing was made but the report."""
+    fresh.snakemake("--cores", "2", "report_now")
+    text = (fresh.root / "results/report/index.html").read_text()
+    assert "not tested at this scale" in text
+    assert not (fresh.root / "results/runs").exists() and not (fresh.root / "results/tokens").exists()
+
+
+def test_a_run_dropped_in_rebuilds_what_reads_it_and_trains_nothing(copy):
+    """Another program's log, put into the folder of runs: first one that an experiment names, then its new content."""
+    source = copy.root / "results/runs" / runs_of(copy, "ranks")[0]
+    dropped = copy.root / "results/runs/external-loop-0"
+    shutil.copytree(source, dropped)
+    (dropped / "done.json").unlink()
+    record = json.loads((dropped / "run.json").read_text())
+    record = {k: v for k, v in record.items() if k != "seal"} | {"run_id": dropped.name}
+    (dropped / "run.json").write_text(canonical_json(record))
+    assert copy.planned() == {}, "no experiment names it"
+    experiment = EXPERIMENTS["ranks"] | {"external": [{"runs": "external-loop-*"}]}
+    (copy.root / "config/experiments/ranks.yaml").write_text(json.dumps(experiment))
+    assert copy.planned() == {"run_table": 1} | RANKS
+    copy.snakemake("--cores", "2")
+    assert "external-loop-0" in (copy.root / "results/report/ranks.html").read_text()
+    assert "external-loop-0" not in (copy.root / "results/report/ways.html").read_text()
+    assert copy.planned() == {}
+    (dropped / "run.json").write_text(canonical_json(record | {"note": "copied in again"}))
+    assert copy.planned() == RANKS
+
+
+def test_a_record_that_is_copied_in_rebuilds_what_reads_it_and_trains_nothing(copy):
+    """The same run, come back from another machine: its files are new, so its two experiments are read anew."""
+    shared = next(run for run in runs_of(copy, "ranks") if "-w1-" in run)
+    folder = copy.root / "results/runs" / shared
+    back = shutil.copytree(folder, copy.root / "elsewhere", copy_function=shutil.copy2)
+    shutil.rmtree(folder)
+    shutil.copytree(back, folder, copy_function=shutil.copyfile)
+    record = json.loads((folder / "done.json").read_text())
+    (folder / "done.json").write_text(canonical_json(record | {"copied": True}))
+    assert copy.planned() == {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2} | REPORT
+
+
+def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):
+    done = copy.snakemake("--cores", "1", "claims")
+    assert "supported  packs  Of packed rows" in done.stdout
+    ledger = json.loads(json.dumps(CLAIMS))
+    ledger["claims"]["packs"]["direction"] = "above"
+    (copy.root / "config/claims.yaml").write_text(json.dumps(ledger))
+    assert copy.planned("claims") == {"judge_claims": 1}
+    printed = copy.snakemake("--cores", "1", "claims").stdout
+    assert "contradicted  packs" in printed, printed
+    strict = copy.snakemake("--cores", "1", "claims", "--config", "strict_claims=true", check=False)
+    assert strict.returncode == 1 and "a sentence no longer holds: packs" in strict.stdout
+    assert copy.planned() == {"build_page": 1, "build_pdf": 1, "build_bundle": 1}
+
+
+def test_a_ledger_that_is_not_there_is_named(fresh):
+    (fresh.root / "config/claims.yaml").unlink()
+    done = fresh.snakemake("-n", "claims", check=False)
+    assert done.returncode != 0 and "config/claims.yaml" in done.stdout
+
+
+def test_views_are_pages_and_pdfs(copy):
+    copy.snakemake("--cores", "2", "report_pretokenization", "report_ddp")
+    for view in ("report_pretokenization", "report_ddp"):
+        assert (copy.root / f"results/report/{view}.pdf").read_bytes().startswith(b"%PDF")
+    text = (copy.root / "results/report/report_pretokenization.html").read_text()
+    assert 'id="ways-figure-loss_over_time"' in text and 'id="ranks-figure-scaling_throughput"' not in text
+    assert copy.planned() == {} == copy.planned("report_pretokenization")
