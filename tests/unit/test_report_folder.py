@@ -20,7 +20,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, sha256_file, sha256_text
-from tokenscale.report import bundle, page, passport, pdf, save
+from tokenscale.report import bundle, changes, page, passport, pdf, save
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import DATA, FOREIGN, IDENTICAL, verify
 from tokenscale.settings.closure import listing
@@ -313,6 +313,41 @@ def test_a_folder_is_verified_file_by_file(results, capsys):
     said = capsys.readouterr().out
     assert "missing: sql/loss.sql" in said and "in no list of the report: figures/demo/more.svg" in said
     assert "tables/demo/throughput.md" in said, "a list of checksums that was forged with it hides nothing"
+
+
+def test_a_page_tells_what_has_changed_since_another_report(results, tmp_path):
+    """Of the same tables nothing; of a run that took twice as long its cell, as far as two runs can tell."""
+    before = Path(shutil.copytree(results / "report", tmp_path / "before"))
+    path = results / "report" / page.CHANGES
+    changes.write(before, ["demo"], results / "tables", path)
+    same = path.read_text()
+    assert "built at commit" in same and "the same runs" in same and "too few runs" not in same
+    assert "What may explain it" not in same
+    slower(results / "tables" / "demo" / "steps.parquet")
+    record = read_json(before / "provenance.json")
+    for run in record["experiments"]["demo"]["runs"].values():
+        run["seal"], run["device"] = "0" * 64, "another <device>"
+    (before / "provenance.json").write_text(json.dumps(record))
+    cells = before / "data/demo/cells.parquet"
+    table = pq.read_table(cells)
+    place = table.column_names.index("seal")
+    pq.write_table(table.set_column(place, "seal", [["0" * 64] * len(table)]), cells)
+    changes.write(before, ["demo"], results / "tables", path)
+    text = path.read_text()
+    assert "too few runs" in text and "another &lt;device&gt;" in text and 'href="index.html"' in text
+
+
+def test_a_report_with_a_page_of_changes_links_and_lists_it(results):
+    folder = results / "report"
+    changes.write(folder, ["demo"], results / "tables", folder / page.CHANGES)
+    where = (["demo"], results / "tables", results / "figures")
+    page.write(*where, folder / "index.html", changes=True)
+    files = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
+    bundle.write(*where, folder, also=(folder / page.CHANGES,), **files)
+    assert f'href="{page.CHANGES}"' in (folder / "index.html").read_text()
+    assert page.CHANGES in bundle.read_sums(folder)
+    (finding,) = verify(folder, results)
+    assert finding.verdict == IDENTICAL
 
 
 def test_what_cannot_be_verified_is_a_users_error(results, tmp_path, capsys):

@@ -198,9 +198,37 @@ def figures_of(view):
 
 
 def page_files():
-    """The first page, and where there are several experiments one for each."""
+    """The first page, where there are several experiments one for each, and with a baseline that of the changes."""
     pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
+    pages += ["changes"] if settings.settings.baseline is not None else []
     return [f"results/report/{page}.html" for page in pages]
+
+
+def baseline_files():
+    """What the page of changes reads of the other report, where one is named."""
+    folder = settings.settings.baseline
+    if folder is None:
+        return []
+    found = os.path.join(folder, "provenance.json")
+    if not os.path.isfile(found):
+        refuse(
+            UserError(
+                "the baseline is no report's folder.",
+                key="baseline",
+                expected=found,
+                next="name a copy of results/report, or leave the key out",
+            )
+        )
+    if os.path.realpath(folder) == os.path.realpath("results/report"):
+        refuse(
+            UserError(
+                "the baseline is the report that is built.",
+                key="baseline",
+                folder=folder,
+                next=f"cp -r {folder} results/report-before, and name that",
+            )
+        )
+    return [found]
 
 
 def report_files():

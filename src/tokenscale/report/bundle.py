@@ -95,13 +95,10 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
 
     `code` names every source file of the report with its SHA-256; `figures` the digests that a figure's passport has.
     """
-    git, _ = provenance.git_state()
     roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
     return {
         "schema": 1,
-        "tokenscale": __version__,
-        "git": {key: git[key] for key in ("commit", "dirty") if key in git},
-        "packages": provenance.versions(PACKAGES),
+        **built_by(),
         "code": passport.files(*roots, *FIGURES.values()),
         "order": list(parts),
         "experiments": {
@@ -109,10 +106,20 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
                 "tables": part["digest"],
                 "data_from": part["data_from"],
                 "figures": {f: _carried(f, figures / name / f"{f}.svg") for f in part["figures"]},
-                "runs": _runs(tables / name),
+                "runs": runs(tables / name),
             }
             for name, part in parts.items()
         },
+    }
+
+
+def built_by() -> dict[str, Any]:
+    """What builds a report now: version, commit, packages."""
+    git, _ = provenance.git_state()
+    return {
+        "tokenscale": __version__,
+        "git": {key: git[key] for key in ("commit", "dirty") if key in git},
+        "packages": provenance.versions(PACKAGES),
     }
 
 
@@ -123,12 +130,12 @@ def _carried(figure: str, path: Path) -> dict[str, Any]:
     return carried | {"page": passport.code(*pdf.roots(figure))}
 
 
-def _runs(tables: Path) -> dict[str, dict[str, Any]]:
+def runs(tables: Path) -> dict[str, dict[str, Any]]:
     """Run id → what its record tells of its origin; what it does not tell is left out."""
     with connect(tables) as connection:
-        runs = connection.execute("SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id").df()
+        rows = connection.execute("SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id").df()
     found = {}
-    for row in runs.astype(object).where(runs.notna(), None).to_dict("records"):
+    for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
         known = {name: row[column] for column, name in _OF_RUN.items() if row[column] is not None}
         manifests = {kind: row[f"{kind}_sha256"] for kind in _MANIFESTS if row[f"{kind}_sha256"] is not None}
         packages = json.loads(row["versions"] or "{}")

@@ -5,6 +5,7 @@ Runs of two reports are no pairs, whatever their repeats are called: they are co
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import statistics, unpaired
+from tokenscale.analysis.queries import connect
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
-from tokenscale.report import cells
+from tokenscale.report import bundle, cells
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
 
@@ -71,6 +73,17 @@ def read(folder: Path) -> Report:
     found = {path.parent.name: _cells(path) for path in sorted((folder / "data").glob("*/cells.parquet"))}
     claims = folder / "claims.json"
     return Report(str(folder), found, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
+
+
+def of_tables(name: str, experiments: Sequence[str], tables: Path, claims: Path | None) -> Report:
+    """What `read` gives of the folder that will be made of these tables, before it is made."""
+    found, runs = {}, {}
+    for experiment in experiments:
+        with connect(tables / experiment) as connection:
+            found[experiment] = cells.cells(connection)
+        runs[experiment] = {"runs": bundle.runs(tables / experiment)}
+    origin = bundle.built_by() | {"experiments": runs}
+    return Report(name, found, origin, _claims(read_json(claims, "claims")) if claims else None)
 
 
 def _cells(path: Path) -> pd.DataFrame:

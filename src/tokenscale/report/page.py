@@ -29,6 +29,7 @@ FILES = (
     "claims.html.j2",
     "experiment.html.j2",
     "view.html.j2",
+    "changes.html.j2",
     "end.html.j2",
     "page.css",
 )
@@ -46,13 +47,22 @@ LEAD = (
     "work compute the same. Every number on this page is computed from the logs of the runs and benchmarks of its "
     "experiments."
 )
-HOME = "index.html"
+HOME, CHANGES = "index.html", "changes.html"
 
 
-def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
+def write(
+    experiments: Sequence[str],
+    tables: Path,
+    figures: Path,
+    output: Path,
+    *,
+    claims: Path | None = None,
+    changes: bool = False,
+) -> None:
     """Write the first page for the named experiments, in that order; `claims` is what the verb `claims` wrote.
 
-    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.
+    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked, and so are the
+    `changes` (`changes.py`) where there is such a page.
     """
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
@@ -64,9 +74,10 @@ def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path,
     said = _claims(claims, parts)
     contents = [("claims", "#claims")] if said else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
+    contents += [("changes", CHANGES)] if changes else []
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
-    write_text(output, _render("page.html.j2", parts, heading, contents, claims=said))
+    write_text(output, render("page.html.j2", parts, heading, contents, claims=said))
 
 
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
@@ -75,7 +86,7 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     part["drawn"] = _drawn(part, figures)
     contents = [("all experiments", HOME), *_sections(name)]
     heading = part["question"] or name
-    write_text(output, _render("page.html.j2", [part], heading, contents, claims=None, home=HOME))
+    write_text(output, render("page.html.j2", [part], heading, contents, claims=None, home=HOME))
 
 
 def write_view(
@@ -90,7 +101,7 @@ def write_view(
     parts = [part for part in parts if part["figures"]]
     said = _claims(claims, parts, seen.claims)
     contents = [("the whole report", HOME), ("claims", "#claims"), *((p["name"], f"#{p['name']}") for p in parts)]
-    write_text(output, _render("view.html.j2", parts, seen.title, contents, claims=said, home=HOME, lead=seen.lead))
+    write_text(output, render("view.html.j2", parts, seen.title, contents, claims=said, home=HOME, lead=seen.lead))
 
 
 def _drawn(part: dict[str, Any], figures: Path) -> list[dict[str, Any]]:
@@ -123,7 +134,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
     return {"counts": ledger.counts(rows), "documents": list(documents.values())}
 
 
-def _render(
+def render(
     template: str,
     parts: list[dict[str, Any]],
     heading: str,
@@ -132,6 +143,7 @@ def _render(
     claims: dict[str, Any] | None,
     home: str = "",
     lead: str = LEAD,
+    changes: Sequence[tuple[str, Table]] = (),
 ) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
     environment = Environment(
@@ -147,6 +159,7 @@ def _render(
         home=home,
         words=WORDS,
         claims=claims,
+        changes=changes,
         parts=[{"href": ""} | part for part in parts],
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),

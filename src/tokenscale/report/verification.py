@@ -25,6 +25,8 @@ from tokenscale.settings.closure import changes
 from tokenscale.settings.registry import FIGURES
 
 IDENTICAL, DATA, CODE, FOREIGN = "identical", "data changed", "code changed", "not ours"
+#: files of a report's folder that are not made of its tables alone: of the ledger, and of another report
+COPIED = ("claims.json", "claims.tex", page.CHANGES)
 #: names in a list that are printed
 SHOWN = 5
 _NEXT = {
@@ -402,16 +404,17 @@ def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]
 
 
 def _again(experiments: list[str], tables: Path, folder: Path, report: Path, **files: Path) -> Path:
-    """The report built anew from the tables, and from the claims that `report` has; its folder."""
+    """The report built anew from the tables, and from the files of `report` in `COPIED`; its folder."""
     for name in experiments:
         for figure in summary.experiment(name, tables)["figures"]:
             save.save(figure, tables / name, folder / "figures" / name / figure)
     output = folder / "report"
-    also = [file for file in (report / "claims.json", report / "claims.tex") if file.is_file()]
+    also = [file for file in (report / name for name in COPIED) if file.is_file()]
     output.mkdir(parents=True)
     also = [Path(shutil.copy(file, output)) for file in also]
     claims = next((file for file in also if file.suffix == ".json"), None)
-    page.write(experiments, tables, folder / "figures", output / page.HOME, claims=claims)
+    changes = (output / page.CHANGES).is_file()
+    page.write(experiments, tables, folder / "figures", output / page.HOME, claims=claims, changes=changes)
     for name in experiments if len(experiments) > 1 else ():
         also.append(output / f"{name}.html")
         page.write_experiment(name, tables, folder / "figures", also[-1])

@@ -26,7 +26,7 @@ from tokenscale.settings.scales import SCALES
 #: names of the workflow's own targets and pages
 TARGETS = (
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
-    *("claims", "report_now", "report_pretokenization", "report_ddp", "index"),
+    *("claims", "report_now", "report_pretokenization", "report_ddp", "index", "changes"),
 )
 
 
@@ -62,6 +62,9 @@ class ConfigFile:
     claims: str = option("config/claims.yaml", "the ledger: sentences that the report holds against the data")
     strict_claims: bool = option(
         False, "true: `snakemake claims` fails where a sentence that is relied on (`holds_at`) no longer holds"
+    )
+    baseline: str | None = option(
+        None, "folder of another report: the report then has a page of what has changed since"
     )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")

@@ -9,7 +9,7 @@ LEDGER = Path("config/claims.yaml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One sub-verb a product."""
-    kinds = "all | figure | page | experiment | view | pdf | bundle"
+    kinds = "all | figure | page | experiment | view | changes | pdf | bundle"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
     whole = parts.add_parser("all", help="everything below but the views, and the claims, from tables alone")
     _of_experiments(whole)
@@ -34,10 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view = parts.add_parser("view", help="some claims and the figures that bear on them, as a page")
     view.add_argument("name", help="report_pretokenization or report_ddp")
     _of_experiments(view)
+    changes = parts.add_parser("changes", help="what differs from another report's folder, as a page")
+    changes.add_argument("baseline", type=Path, metavar="FOLDER", help="the other report, such as results/report of then")
+    _of_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
     _of_experiments(pdf)
-    for part in (page, view, pdf):
+    page.add_argument("--changes", action="store_true", help="link the page of changes, which is made beside it")
+    for part in (page, view, changes, pdf):
         part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the verb claims writes it")
     bundle = parts.add_parser(
         "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
@@ -77,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         "page": _page,
         "experiment": _experiment,
         "view": _view,
+        "changes": _changes,
         "pdf": _pdf,
         "bundle": _bundle,
     }[arguments.part](arguments))  # fmt: skip
@@ -111,7 +116,8 @@ def _page(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / page.HOME
-    page.write(arguments.experiments, arguments.tables, arguments.figures, output, claims=arguments.claims)
+    told = {"claims": arguments.claims, "changes": arguments.changes}
+    page.write(arguments.experiments, arguments.tables, arguments.figures, output, **told)
     return output
 
 
@@ -130,6 +136,14 @@ def _view(arguments: argparse.Namespace) -> Path:
     output = arguments.output or REPORT / f"{arguments.name}.html"
     where = (arguments.tables, arguments.figures, output)
     page.write_view(arguments.name, arguments.experiments, *where, claims=arguments.claims)
+    return output
+
+
+def _changes(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import changes, page
+
+    output = arguments.output or REPORT / page.CHANGES
+    changes.write(arguments.baseline, arguments.experiments, arguments.tables, output, claims=arguments.claims)
     return output
 
 
