@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument("name", help="report_pretokenization or report_ddp")
     _of_experiments(view)
     changes = parts.add_parser("changes", help="what differs from another report's folder, as a page")
-    changes.add_argument("baseline", type=Path, metavar="FOLDER", help="the other report, such as a copy of results/report")
+    text = "the other report, such as a copy of results/report"
+    changes.add_argument("baseline", type=Path, metavar="FOLDER", help=text)
     _of_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
