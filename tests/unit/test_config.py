@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tokenscale.errors import UserError
+from tokenscale.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import reference
 from tokenscale.settings.config import Config
@@ -79,6 +80,23 @@ def test_cells_are_left_out_by_the_settings_of_a_mapping_with_the_reason(tmp_pat
     assert config.table("e")["left_out"] == left_out
 
 
+def test_keys_that_move_together_become_plain_cells(tmp_path):
+    factors = {"approach": ["padded", "packed"], "layout.data, global_batch": [[1, 4], [2, 8]]}
+    config = project(tmp_path, {**EXPERIMENT, "factors": factors, "repeats": 1})
+    found = {canonical_json(run.cell) for run in config.runs("e")}
+    assert found == {
+        canonical_json({"approach": a, "layout.data": n, "global_batch": 4 * n})
+        for a in ("padded", "packed")
+        for n in (1, 2)
+    }
+    assert {(r.settings.layout.data, r.settings.global_batch) for r in config.runs("e")} == {(1, 4), (2, 8)}
+    # the same runs as of the design that takes every other combination out
+    left_out = [{"cells": {"layout.data": n, "global_batch": b}, "reason": "-"} for n, b in ((1, 8), (2, 4))]
+    plain = {"approach": ["padded", "packed"], "layout.data": [1, 2], "global_batch": [4, 8]}
+    other = project(tmp_path, {**EXPERIMENT, "factors": plain, "left_out": left_out, "repeats": 1})
+    assert {r.run_id for r in other.runs("e")} == {r.run_id for r in config.runs("e")}
+
+
 def test_the_shipped_parallel_experiments_expand_to_what_they_say():
     config = configuration.load("config/config.yaml", root=ROOT)
     runs = [r.settings for r in config.runs("parallelism") if r.repeat == 0]
@@ -150,6 +168,17 @@ def with_run(**changes):
         ),
         ({**EXPERIMENT, "factors": {"layout.data": []}}, ["factors.layout.data", "no levels"]),
         ({**EXPERIMENT, "factors": {"seed": [0, 1]}}, ["factors.seed"]),
+        ({**EXPERIMENT, "factors": {"layout.data, seed": [[1, 0], [2, 1]]}}, ["factors.seed", "use repeats"]),
+        (
+            {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4], [2, 8, 9]]}},
+            ["factors.layout.data, global_batch", "[2,8,9]", "a list of 2 values"],
+        ),
+        ({**EXPERIMENT, "factors": {"layout.data, global_batch": [1]}}, ["the level 1", "a list of 2 values"]),
+        ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
+        (
+            {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4]], "global_batch": [4]}},
+            ["global_batch is in two factors"],
+        ),
         (
             {**EXPERIMENT, "left_out": [{"cells": {"approach": "token-list"}, "reason": "-"}]},
             ["left_out.0.cells", "no cell", "token-list"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.files import canonical_json
-from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells, dotted
+from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells, dotted, level_of, settings_of, varied
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import APPROACHES, RunSettings
 
@@ -70,8 +70,9 @@ class Design:
 
     @property
     def factors(self) -> list[str]:
-        """Those with two levels or more among the cells that are run."""
-        levels = {name: {canonical_json(cell[name]) for cell in self.cells} for name in self.experiment.factors}
+        """Dotted keys with two levels or more among the cells that are run."""
+        keys = varied(self.experiment.factors)
+        levels = {name: {canonical_json(cell[name]) for cell in self.cells} for name in keys}
         return [name for name, found in levels.items() if len(found) > 1]
 
 
@@ -84,10 +85,12 @@ def objections(design: Design) -> list[Objection]:
 def together(design: Design) -> list[Objection]:
     """Factors of which no two cells differ alone, and cells that differ from every other cell in several factors.
 
-    A global batch that grows with the world size is weak scaling and counts as one factor with it.
+    A global batch that grows with the world size is weak scaling and counts as one factor with it; keys that the file
+    moves together are one.
     """
-    names = [name for name in design.factors if name != "global_batch" or not weak(design)]
-    table = [{name: canonical_json(cell[name]) for name in names} for cell in design.cells]
+    changing = [name for name in design.factors if name != "global_batch" or not weak(design)]
+    names = [factor for factor in design.experiment.factors if set(settings_of(factor)) & set(changing)]
+    table = [{name: canonical_json(level_of(cell, name)) for name in names} for cell in design.cells]
     apart = [(a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
     found, said = [], set(alone)
@@ -117,8 +120,16 @@ def together(design: Design) -> list[Objection]:
 
 
 def several_at_once(design: Design) -> list[Objection]:
-    """Levels that are mappings and move several settings."""
+    """Levels that are mappings or lists and move several settings."""
     found = []
+    for factor in design.experiment.factors:
+        moved = [key for key in settings_of(factor) if key in design.factors]
+        if weak(design):
+            moved = [key for key in moved if key != "global_batch"]
+        if len(moved) > 1:
+            what = f"levels change {_and(moved)} together: an effect is of all of them"
+            cure = f"make {moved[-1]} a factor of its own, or say in the note which cells are to be compared"
+            found.append(Objection("warn", what, f"factors.{factor}", cure))
     for name in design.factors:
         if name.split(".")[0] in ONE_CHOICE or not any(isinstance(c[name], dict) for c in design.cells):
             continue
@@ -152,7 +163,8 @@ def kind_of_scaling(design: Design) -> list[Objection]:
         if "weak" in text:
             return []
         what = "the global batch grows with the world size (weak scaling), and neither question nor note says so"
-        return [Objection("warn", what, "factors.global_batch", "say “weak scaling” in the question or the note")]
+        key = next((f for f in design.experiment.factors if "global_batch" in settings_of(f)), "global_batch")
+        return [Objection("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")]
     passes = {}
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not _of_layout(k)})
@@ -182,7 +194,7 @@ def _base_of_scaling(design: Design) -> list[Objection]:
     if all(len(sizes) == 1 for sizes in lines.values()) or not set(SCALING_FIGURES) & set(design.experiment.figures):
         return []
     smallest = {min(sizes) for sizes in lines.values()}
-    key = next((f"factors.{name}" for name in design.factors if _of_layout(name)), "factors")
+    key = next((f"factors.{name}" for name in design.experiment.factors if _of_layout(name)), "factors")
     if len(smallest) > 1:
         what = f"lines begin at world sizes {_and(map(str, sorted(smallest)))}: their efficiencies have different bases"
         return [Objection("refuse", what, key, f"run every line at world size {min(smallest)}")]

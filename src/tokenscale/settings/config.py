@@ -13,7 +13,18 @@ from tokenscale.files import canonical_json
 from tokenscale.settings import machine, validate
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.experiments import EXTERNAL, Experiment, Run, cells, matches, merge, order, set_dotted
+from tokenscale.settings.experiments import (
+    EXTERNAL,
+    Experiment,
+    Run,
+    cells,
+    matches,
+    merge,
+    order,
+    problem_of,
+    set_dotted,
+    varied,
+)
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option, to_dict
@@ -150,7 +161,7 @@ class Config:
 
     def _on_another_corpus(self, values: dict[str, Any], file: str) -> dict[str, Any]:
         """An experiment with the corpus that the configuration says for all; tokenizers stay what they are."""
-        if "corpus" in values.get("factors", {}):
+        if "corpus" in varied(values.get("factors", {})):
             raise UserError(
                 "the experiment compares corpora, and the configuration says one for all.",
                 file=file,
@@ -164,10 +175,10 @@ class Config:
 
     def _check(self, experiment: Experiment, file: str) -> None:
         """What the fields of an experiment must be beside their types."""
-        for key, levels in experiment.factors.items():
-            if not levels:
-                raise UserError("a factor has no levels.", file=file, key=f"factors.{key}", next="list at least one")
-        if "seed" in experiment.factors and experiment.repeats > 1:
+        if (problem := problem_of(experiment.factors)) is not None:
+            factor, what, expected = problem
+            raise UserError(what, file=file, key=f"factors.{factor}", expected=expected)
+        if "seed" in varied(experiment.factors) and experiment.repeats > 1:
             raise UserError(
                 "seed is a factor and there are repeats: seed 0, repeat 1 would be seed 1, repeat 0 again.",
                 file=file,
@@ -389,6 +400,8 @@ def schemas() -> dict[str, dict[str, Any]]:
     run["properties"].pop("repeat")  # experiments say `repeats`
     experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
+    # a name with a comma: keys that move together
+    experiment["properties"]["factors"]["patternProperties"] = {",": {"type": "array", "items": {"type": "array"}}}
     for section, cls in (("corpora", CorpusSettings), ("tokenizers", TokenizerSettings)):
         inner = pydantic.TypeAdapter(cls).json_schema()
         inner["properties"].pop("name")

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,7 +77,9 @@ class Experiment:
     note: str = option("", "what a reader must know before trusting it")
     runs: dict[str, Any] = option(dict, "settings that all runs share (see RunSettings)")
     factors: dict[str, list[Any]] = option(
-        dict, "dotted key of a run's setting → its levels; a level that is a mapping is merged over `runs`"
+        dict,
+        "dotted key of a run's setting → its levels; a level that is a mapping is merged over `runs`. Several keys, "
+        "parted by commas, move together: each level is a list with a value for each",
     )
     left_out: tuple[LeftOut, ...] = option(
         tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
@@ -156,10 +159,56 @@ def matches(cell: dict[str, Any], levels: dict[str, Any]) -> bool:
     return all(key in found and found[key] == value for key, value in dotted(levels).items())
 
 
+def settings_of(factor: str) -> list[str]:
+    """The dotted keys that a factor moves: one, or several that move together.
+
+    >>> settings_of("layout.data, global_batch")
+    ['layout.data', 'global_batch']
+    """
+    return [key.strip() for key in factor.split(",")]
+
+
+def varied(factors: Iterable[str]) -> list[str]:
+    """The dotted keys that the factors move, all of them."""
+    return [key for factor in factors for key in settings_of(factor)]
+
+
+def level_of(cell: dict[str, Any], factor: str) -> Any:
+    """A factor's level in a cell as its file has it: a value, or the list of those that move together."""
+    values = [cell[key] for key in settings_of(factor)]
+    return values if len(values) > 1 else values[0]
+
+
+def problem_of(factors: dict[str, list[Any]]) -> tuple[str, str, str] | None:
+    """(factor, what is wrong, what it should be) of the first factor that cannot be expanded into cells."""
+    seen: set[str] = set()
+    for factor, levels in factors.items():
+        keys = settings_of(factor)
+        if not levels:
+            return factor, "a factor has no levels.", "a list of one or more"
+        if not all(keys):
+            return factor, "a factor's name has an empty part.", "dotted keys, parted by single commas"
+        for key in keys:
+            if key in seen:
+                return factor, f"{key} is in two factors, or twice in one.", "each setting once"
+            seen.add(key)
+        for level in levels if len(keys) > 1 else ():
+            if not isinstance(level, list) or len(level) != len(keys):
+                said = canonical_json(level)
+                return factor, f"the level {said} is not one value for each key.", f"a list of {len(keys)} values"
+    return None
+
+
 def cells(experiment: Experiment) -> list[dict[str, Any]]:
-    """Every combination of the factors' levels but those left out, in the order they are written."""
-    names = list(experiment.factors)
-    product = [dict(zip(names, levels, strict=True)) for levels in itertools.product(*experiment.factors.values())]
+    """Every combination of the factors' levels but those left out, in the order they are written.
+
+    What moves together is taken apart here: a cell has plain dotted keys.
+    """
+    choices = []
+    for factor, levels in experiment.factors.items():
+        keys = settings_of(factor)
+        choices.append([dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels])
+    product = [dict(pair for part in parts for pair in part.items()) for parts in itertools.product(*choices)]
     return [cell for cell in product if not any(matches(cell, left.cells) for left in experiment.left_out)]
 
 
