@@ -6,7 +6,7 @@ import pytest
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
 from tokenscale.settings import config as configuration
-from tokenscale.settings import reference
+from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
 from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.scales import SCALES
@@ -174,6 +174,7 @@ def with_run(**changes):
             ["factors.layout.data, global_batch", "[2,8,9]", "a list of 2 values"],
         ),
         ({**EXPERIMENT, "factors": {"layout.data, global_batch": [1]}}, ["the level 1", "a list of 2 values"]),
+        ({**EXPERIMENT, "original": {"studies": ["0000"]}}, ["'0000'", "original.studies", "did you mean '000'"]),
         ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
         (
             {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4]], "global_batch": [4]}},
@@ -238,6 +239,16 @@ def test_the_committed_schemas_are_current():
     for name, schema in configuration.schemas().items():
         committed = json.loads((ROOT / "workflow/schemas" / name).read_text())
         assert committed == schema, "python -m tokenscale check --write"
+
+
+def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
+    configs = {s: configuration.load("config/config.yaml", root=ROOT, overrides={"scale": s}) for s in SCALES}
+    text = (ROOT / "config/experiments/README.md").read_text()
+    assert text == guide.markdown(configs), "python -m tokenscale check --write"
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")][:-1] == [*configs["demo"].available]
+    for name in configs["demo"].available:
+        original = configs["demo"].experiment(name).original
+        assert all(words in text for words in (original.measured, original.wrong, original.ours))
 
 
 def test_the_documentation_of_keys_is_current():

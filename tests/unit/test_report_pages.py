@@ -1,5 +1,6 @@
 """Pages of several experiments, views, claims, checklists and the quality of the measurements."""
 
+import html
 import json
 import math
 import re
@@ -27,7 +28,8 @@ def site(tmp_path_factory):
     """Tables, two figures and the judged claims of one experiment, and another one without any run."""
     folder = tmp_path_factory.mktemp("pages")
     ingest(logs.write_demo(folder), folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
-    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?")
+    original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
+    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?", original=original)
     ingest(other, folder / "runs", folder / "tables" / "other")
     for name in ("data_stall_share", "scaling_throughput"):
         save.save(name, folder / "tables" / "demo", folder / "figures" / "demo" / name)
@@ -55,6 +57,18 @@ def test_several_experiments_have_a_page_each_and_one_for_all(site):
     for text in (own, empty):
         ids = Reader(text).ids
         assert len(ids) == len(set(ids))
+
+
+def test_what_the_original_did_stands_on_its_experiments_page_and_on_the_first(site):
+    own = written(site, "other.html", page.write_experiment, "other")
+    first = written(site, "index.html", page.write, ["demo", "other"])
+    heading = "What the original did, and what is put right"
+    assert f'<h3 id="other-original">{heading}</h3>' in own and "004: Distributed LLM Trainer" in own
+    for text in (own, first):
+        assert "All of it." in text and "Something." in text and html.escape("<script>alert(") in text
+        assert "<script" not in text
+    assert "#originals" in Reader(first).references and first.count("All of it.") == 1
+    assert heading not in written(site, "demo.html", page.write_experiment, "demo")
 
 
 def test_every_reference_inside_the_pages_leads_somewhere(site):

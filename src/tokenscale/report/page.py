@@ -16,7 +16,7 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, ledger, registry, summary, svg
+from tokenscale.report import checklist, ledger, original, registry, summary, svg
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 
@@ -73,6 +73,7 @@ def write(
             part["href"] = f"{part['name']}.html"
     said = _claims(claims, parts)
     contents = [("claims", "#claims")] if said else []
+    contents += [("originals", "#originals")] if not alone and original.table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("changes", CHANGES)] if changes else []
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
@@ -161,6 +162,7 @@ def render(
         claims=claims,
         changes=changes,
         parts=[{"href": ""} | part for part in parts],
+        originals=original.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=sha256_text(canonical_json([p["digest"] for p in parts])),

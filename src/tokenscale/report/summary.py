@@ -10,7 +10,7 @@ import pandas as pd
 from tokenscale.analysis import campaign
 from tokenscale.analysis.queries import connect, query
 from tokenscale.files import read_json
-from tokenscale.report import checklist, inventory, pairs, passport, proof, quality
+from tokenscale.report import checklist, inventory, original, pairs, passport, proof, quality
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
@@ -36,6 +36,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "question": head.get("question") or "",
             "scale": head.get("scale") or "",
             "note": head.get("note") or "",
+            "original": original.words(head.get("original") or {}),
             "repeats": head.get("repeats"),
             "figures": [f for f in head.get("figures") or FIGURES if f in FIGURES],
             "runs": len(runs),

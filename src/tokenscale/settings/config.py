@@ -33,6 +33,7 @@ from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.scales import SCALES
+from tokenscale.settings.studies import STUDIES
 
 #: names of the workflow's own targets and pages
 TARGETS = (
@@ -185,6 +186,9 @@ class Config:
                 key="factors.seed",
                 next="use repeats alone",
             )
+        for study in experiment.original.studies:
+            if study not in STUDIES:
+                raise unknown("study", study, STUDIES, file=file, key="original.studies")
         self._check_left_out(experiment, file)
         for figure in experiment.figures:
             if figure not in FIGURES:
@@ -322,6 +326,7 @@ class Config:
             "experiment": name,
             "question": experiment.question,
             "note": experiment.note,
+            "original": to_dict(experiment.original),
             "scale": self.settings.scale,
             "factors": experiment.factors,
             "left_out": [to_dict(left) for left in experiment.left_out],

@@ -68,6 +68,18 @@ class External:
 
 
 @dataclass(frozen=True)
+class Original:
+    """What the studies did whose question the experiment asks again, and what is put right."""
+
+    __pydantic_config__ = STRICT
+
+    studies: tuple[str, ...] = option(tuple, "their numbers, such as 000; empty where the question is our own")
+    measured: str = option("", "what they measured, with their figures")
+    wrong: str = option("", "what was wrong with it")
+    ours: str = option("", "what ours measures, and why the numbers differ")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One file in config/experiments, after its scale's overlay."""
 
@@ -75,6 +87,7 @@ class Experiment:
 
     question: str = option(description="what the experiment answers, one sentence")
     note: str = option("", "what a reader must know before trusting it")
+    original: Original = option(Original, "what the source studies did, and what is put right")
     runs: dict[str, Any] = option(dict, "settings that all runs share (see RunSettings)")
     factors: dict[str, list[Any]] = option(
         dict,

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
     parser.add_argument("--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml")
     parser.add_argument(
-        "--write", action="store_true", help="write workflow/schemas/*.json and the tables of config/README.md"
+        "--write", action="store_true", help="write workflow/schemas/*.json, the tables of config/README.md, and config/experiments/README.md"
     )
 
 
@@ -26,13 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.files import write_json
     from tokenscale.report import findings
     from tokenscale.settings import config as configuration
-    from tokenscale.settings import profile, reference
+    from tokenscale.settings import guide, profile, reference
     from tokenscale.settings.scales import SCALES
 
     if arguments.write:
         for name, schema in configuration.schemas().items():
             write_json(Path("workflow/schemas") / name, schema)
         reference.update(Path("config/README.md"))
+        at = {s: configuration.load(arguments.config, overrides={"scale": s}) for s in SCALES}
+        guide.update(Path("config/experiments/README.md"), at)
         findings.update(Path("README.md"), Path("evidence"))
         return 0
     overrides = profile.configuration(arguments.profile) if arguments.profile else {}

@@ -1,0 +1,81 @@
+"""config/experiments/README.md, written from the experiments' files: question, design, original, command."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenscale.files import canonical_json, write_text
+from tokenscale.settings.config import Config
+from tokenscale.settings.experiments import Experiment, Original, dotted
+from tokenscale.settings.studies import STUDIES
+
+HEAD = """# Experiments
+
+One file, one question. Written from the files themselves by `python -m tokenscale check --write`; edit those.
+
+`snakemake NAME` runs one with its figures, `snakemake all_experiments` all of them with one report,
+`python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file (`--config scale=workstation`): `demo`
+is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are for GPUs.
+"""
+
+
+def markdown(configs: Mapping[str, Config]) -> str:
+    """The whole file. `configs`: scale → the same configuration at that scale."""
+    first = next(iter(configs.values()))
+    parts = [HEAD, *(_section(name, configs) for name in first.available), _studies()]
+    return "\n".join(parts)
+
+
+def _section(name: str, configs: Mapping[str, Config]) -> str:
+    lines = [f"## {name}", "", _first(configs, name).question.strip(), ""]
+    if note := _first(configs, name).note.strip():
+        lines += [note, ""]
+    lines += ["| scale | runs | repeats | world sizes | factors |", "|---|---|---|---|---|"]
+    for scale, config in configs.items():
+        experiment, runs = config.experiment(name), config.runs(name)
+        sizes = sorted({run.settings.layout.world_size for run in runs})
+        factors = "; ".join(f"{factor}: {_levels(levels)}" for factor, levels in experiment.factors.items())
+        row = [scale, str(len(runs)), str(experiment.repeats), ", ".join(map(str, sizes)), factors or "none"]
+        lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
+    lines += ["", *_original(_first(configs, name).original), f"    snakemake --cores 2 {name}", ""]
+    return "\n".join(lines)
+
+
+def _first(configs: Mapping[str, Config], name: str) -> Experiment:
+    return next(iter(configs.values())).experiment(name)
+
+
+def _levels(levels: list) -> str:
+    """Levels as a line has room for them: a mapping's settings, and values that move together, with blanks between.
+
+    >>> _levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
+    'packed, data=2 tensor=2, 2 16'
+    """
+    return ", ".join(_level(level) for level in levels)
+
+
+def _level(level: object) -> str:
+    if isinstance(level, dict):
+        return " ".join(f"{key}={_level(value)}" for key, value in dotted(level).items())
+    if isinstance(level, list):
+        return " ".join(map(_level, level))
+    return level if isinstance(level, str) else canonical_json(level)
+
+
+def _original(original: Original) -> list[str]:
+    said = {
+        "Studies": ", ".join(original.studies),
+        "The original measured": original.measured.strip(),
+        "What was wrong with it": original.wrong.strip(),
+        "What ours measures, and why the numbers differ": original.ours.strip(),
+    }
+    return [line for heading, text in said.items() if text for line in (f"*{heading}:* {text}", "")]
+
+
+def _studies() -> str:
+    rows = [f"| {number} | {title} |" for number, title in STUDIES.items()]
+    return "\n".join(["## The studies", "", "| number | study |", "|---|---|", *rows, ""])
+
+
+def update(path: Path, configs: Mapping[str, Config]) -> None:
+    """Write it."""
+    write_text(path, markdown(configs))
