@@ -83,7 +83,7 @@ def _ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
             run=run.identity,
             corpus=run.corpus.name,
             key="labels",
-            next="set `target_column` of the corpus' source, or labels: all",
+            next="set `target_column` or `target_files` of the corpus' source, or labels: all",
         )
     if manifest["bos_id"] == manifest["eos_id"]:
         raise UserError(

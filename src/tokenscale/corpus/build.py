@@ -52,7 +52,7 @@ def build(
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
     source = importlib.import_module(SOURCES[settings.source.kind])
     description = source.describe(settings.source, downloads)
-    own = source.validation_documents(settings.source, downloads) if settings.source.validation_files else None
+    own = source.validation_documents(settings.source, downloads) if settings.source.brings_validation else None
     documents = source.documents(settings.source, downloads)
     return build_from(
         documents, settings, directory, description, report, validation=own, keep_earlier=source.KEEP_EARLIER
@@ -105,7 +105,7 @@ def build_from(
             "split_rule": SPLIT_RULE if validation is None else OWN_SPLIT_RULE,
             "validation_share": settings.validation_share if validation is None else None,
             "row_group_rows": settings.row_group_rows,
-            **({"pairs": True} if settings.source.target_column is not None else {}),
+            **({"pairs": True} if settings.source.pairs else {}),
             "splits": {name: split.close() for name, split in splits.items()},
         }
         if manifest["splits"]["train"]["rows"] == 0:

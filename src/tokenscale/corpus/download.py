@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenscale.errors import UserError
 from tokenscale.files import locked, read_json, sha256_file, write_json
-from tokenscale.settings.data import CorpusSettings, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 from tokenscale.settings.registry import DOWNLOADS
 
 VERSION = 1
@@ -32,7 +32,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
         parts: dict[str, list[dict[str, Any]]] = {}
         taken: set[str] = set()
-        for key in ("files", "validation_files"):
+        for key in FILE_LISTS:
             declared = dict(_split(name) for name in getattr(source, key))
             listed = []
             for name, local in module.resolve(source, tuple(declared), list(record)).items():

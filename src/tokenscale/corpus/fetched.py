@@ -5,11 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tokenscale.corpus.pairs import beside
 from tokenscale.corpus.read import read
 from tokenscale.corpus.reader import check_file
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
-from tokenscale.settings.data import SourceSettings
+from tokenscale.settings.data import FILE_LISTS, FILES, SourceSettings
 
 SOURCE_DATE = "undated"
 #: what the addresses give is held by hash already
@@ -19,7 +20,7 @@ KEEP_EARLIER = False
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """The manifest of the download, for the corpus' own; each file is held against it. UserError where one is not."""
     manifest = _manifest(downloads)
-    for key in ("files", "validation_files"):
+    for key in FILE_LISTS:
         for file in manifest.get(key, ()):
             check_file(
                 downloads / file["name"],
@@ -43,8 +44,10 @@ def validation_documents(source: SourceSettings, downloads: Path | None = None) 
 
 
 def _documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
-    for file in _manifest(downloads).get(key, ()):
-        for number, text in enumerate(read(downloads / file["name"], source)):
+    manifest = _manifest(downloads)
+    targets = [downloads / file["name"] for file in manifest.get(FILES[key], ())]
+    for file, target in beside(manifest.get(key, []), targets, FILES[key]):
+        for number, text in enumerate(read(downloads / file["name"], source, target)):
             yield text, f"{file['name']}::{number}"
 
 

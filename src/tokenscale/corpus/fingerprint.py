@@ -12,7 +12,7 @@ from typing import Any
 from tokenscale.corpus.paths import expand, named
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, sha256_file, sha256_text, write_json
-from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, FILES, CorpusSettings
 
 #: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
 MEMORY = Path(".snakemake/tokenscale-files.json")
@@ -45,18 +45,20 @@ def check(corpus: CorpusSettings, folder: Path) -> None:
 
 
 def _paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:
-    return {key: named(expand(getattr(corpus.source, key), key)) for key in ("files", "validation_files")}
+    return {key: named(expand(getattr(corpus.source, key), key)) for key in FILE_LISTS}
 
 
 def _of_manifest(manifest: Path) -> str:
     if not manifest.is_file():
         return "missing"
     source = read_json(manifest, "corpus manifest").get("source", {})
-    return _digest({k: {f["name"]: f["sha256"] for f in source.get(k, ())} for k in ("files", "validation_files")})
+    return _digest({key: {f["name"]: f["sha256"] for f in source.get(key, ())} for key in FILE_LISTS})
 
 
 def _digest(facts: dict[str, dict[str, str]]) -> str:
-    return sha256_text(json.dumps({key: list(files.items()) for key, files in facts.items()}))[:16]
+    # lists of translations only where there are some: corpora without them keep their digest
+    told = {key: list(files.items()) for key, files in facts.items() if files or key in FILES}
+    return sha256_text(json.dumps(told))[:16]
 
 
 def _hash(path: Path, known: dict[str, Any]) -> str:

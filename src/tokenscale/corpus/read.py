@@ -1,4 +1,4 @@
-"""Documents of one raw file: Parquet, JSON lines or text, the last two also compressed. Memory holds a part of it."""
+"""Documents of one raw file: Parquet, JSON lines, TSV or text, but for Parquet also compressed. Memory holds a part."""
 
 import codecs
 import gzip
@@ -12,14 +12,16 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.corpus.reader import PAIR
-from tokenscale.errors import UserError, nearest
+from tokenscale.corpus.columns import column_of, no_such, tsv, type_of, value_of, wanted
+from tokenscale.corpus.pairs import joined, lines
+from tokenscale.errors import UserError
 from tokenscale.settings.data import SourceSettings
 
 #: endings → format; `.gz`, `.zst` and `.zstd` may follow those of lines and text
 ENDINGS = {
     "parquet": (".parquet", ".pq"),
     "jsonl": (".jsonl", ".ndjson", ".json"),
+    "tsv": (".tsv",),
     "text": (".txt", ".text", ".md", ".rst"),
 }
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -27,24 +29,29 @@ CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 512
 
 
-def read(path: Path, source: SourceSettings) -> Iterator[str | None]:
-    """Texts of a file in its order; None where a row holds no text (null). With `target_column` a text is a pair, its
-    two parts joined by `PAIR`.
+def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
+    """Texts of a file in its order; None where a row holds no text (null). With `target_column`, and with a `target`
+    that translates the file line for line, a text is a pair, its two parts joined by `PAIR`.
 
     Raises UserError for an ending that says nothing, a column or key that is not there, and content that cannot be
     read, naming file and line or byte.
     """
+    if target is not None:  # whatever they are called: europarl.de and europarl.en are text
+        yield from joined(lines(_pieces(path, "\n"), _pieces(target, "\n"), path, target), path)
+        return
     form = source.format if source.format != "auto" else format_of(path)
     if form == "parquet":
-        yield from _paired(_parquet(path, _columns(source)), path)
+        yield from joined(_parquet(path, wanted(source)), path)
     elif form == "jsonl":
-        yield from _paired(_json_lines(path, _columns(source)), path)
+        yield from joined(_json_lines(path, wanted(source)), path)
+    elif form == "tsv":
+        yield from joined(tsv(_pieces(path, "\n"), wanted(source), path), path)
     elif source.target_column is not None:
         raise UserError(
             "a text file has no columns to hold pairs.",
             file=path,
             key="source.target_column",
-            next="write the pairs to Parquet or JSON lines, two strings a row",
+            next="name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV",
         )
     else:
         yield from _text(path, source.separator)
@@ -66,29 +73,8 @@ def format_of(path: Path) -> str:
         "the ending of a source file does not say what it holds.",
         file=path,
         known=", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst",
-        next="set `format` of the source to parquet, jsonl or text",
+        next="set `format` of the source to parquet, jsonl, tsv or text",
     )
-
-
-def _columns(source: SourceSettings) -> dict[str, str]:
-    """Option → the column that it names."""
-    names = {"text_column": source.text_column, "target_column": source.target_column}
-    return {option: name for option, name in names.items() if name is not None}
-
-
-def _paired(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
-    for number, row in enumerate(rows):
-        if None in row:
-            yield None
-            continue
-        if len(row) > 1 and PAIR in "".join(row):
-            raise UserError(
-                f"a text holds {PAIR!r}, which stands between the two parts of a pair.",
-                file=path,
-                document=f"{number:,}",
-                next="replace that character in it",
-            )
-        yield PAIR.join(row)
 
 
 def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
@@ -102,11 +88,10 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
             begins=repr(path.open("rb").read(24)),
             next="replace it, or set `format` of the source",
         ) from None
-    names = file.schema_arrow.names
     for option, column in columns.items():
-        if column not in names:
-            raise _no_such(column, names, path, "column", option)
-        kind = file.schema_arrow.field(column).type
+        kind = type_of(file.schema_arrow, column)
+        if kind is None:
+            raise no_such(column, file.schema_arrow.names, path, "column", option)
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise UserError(
@@ -117,10 +102,10 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
                 expected="string",
                 next="name a column of strings",
             )
-    wanted = list(columns.values())
+    names = list(columns.values())
     try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted, use_threads=False):
-            yield from zip(*(batch.column(name).to_pylist() for name in wanted), strict=True)
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names, use_threads=False):
+            yield from zip(*(column_of(batch, name).to_pylist() for name in names), strict=True)
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise UserError(
             "a source file breaks off or is damaged.", file=path, reason=str(error).splitlines()[0], next="replace it"
@@ -141,18 +126,23 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
                 begins=repr(line[:60]),
                 next="mend or remove the line",
             ) from None
+        texts = []
         for option, key in keys.items():
-            if not isinstance(row, dict) or key not in row:
-                raise _no_such(key, list(row) if isinstance(row, dict) else [], f"{path}, line {number}", "key", option)
-            if row[key] is not None and not isinstance(row[key], str):
+            try:
+                text = value_of(row, key)
+            except (KeyError, TypeError):
+                names = list(row) if isinstance(row, dict) else []
+                raise no_such(key, names, f"{path}, line {number}", "key", option) from None
+            if text is not None and not isinstance(text, str):
                 raise UserError(
                     f"the key {key!r} does not hold text.",
                     file=f"{path}, line {number}",
                     key=f"source.{option}",
-                    found=type(row[key]).__name__,
+                    found=type(text).__name__,
                     expected="a string, or null",
                 )
-        yield tuple(row[key] for key in keys.values())
+            texts.append(text)
+        yield tuple(texts)
 
 
 def _text(path: Path, separator: str | None) -> Iterator[str]:
@@ -227,14 +217,3 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     else:
         with path.open("rb") as file:
             yield file
-
-
-def _no_such(name: str, names: list[str], file: object, what: str, option: str) -> UserError:
-    near = nearest(name, names)
-    return UserError(
-        f"a source file has no {what} {name!r}.",
-        file=file,
-        key=f"source.{option}",
-        has=", ".join(names) or "(none)",
-        next=f"did you mean {near!r}?" if near else f"set `{option}` of the source to the {what} that holds the text",
-    )

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenscale.corpus.columns import column_of
 from tokenscale.corpus.read import COMPRESSION, format_of, read
 from tokenscale.errors import UserError
 from tokenscale.settings.data import SourceSettings
@@ -61,7 +62,7 @@ def sample(paths: list[Path], source: SourceSettings, documents: int, seed: int 
         found = _of_row_groups(paths, source, documents, seed)
     elif kinds == {"text"} and source.separator is None:
         found = _of_files(paths, source, documents, seed)
-    elif size <= READ_BYTES or packed or len(kinds) > 1:
+    elif size <= READ_BYTES or packed or len(kinds) > 1 or "tsv" in kinds:
         found = _of_all(paths, source, documents, seed)
     else:
         found = _of_stretches(paths, source, kinds.pop(), documents, seed)
@@ -131,7 +132,7 @@ def _rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[s
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=[column], use_threads=False):
             here = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
-            yield from batch.column(0).take(pa.array(here)).to_pylist()
+            yield from column_of(batch, column).take(pa.array(here)).to_pylist()
             first += len(batch)
             if first > wanted[-1]:
                 return

@@ -365,7 +365,7 @@ def validation(design: Design) -> list[Objection]:
             what = f"corpus {corpus.name}: validation documents that also stand in its training files are trained on"
             cure = f"corpora.{corpus.name}.cleaning.deduplicate: true"
             found.append(Objection("refuse", what, f"corpora.{corpus.name}.cleaning.deduplicate", cure))
-        elif not own and corpus.validation_share == 0:
+        elif not corpus.source.brings_validation and corpus.validation_share == 0:
             what = f"corpus {corpus.name} holds nothing out, and runs validate on rows of it"
             cure = "validation_share above 0, or runs.validation.rows: 0"
             found.append(Objection("refuse", what, f"corpora.{corpus.name}.validation_share", cure))

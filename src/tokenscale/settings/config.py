@@ -12,7 +12,14 @@ from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
 from tokenscale.settings import machine, validate
 from tokenscale.settings.claims import Ledger
-from tokenscale.settings.data import NAME, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import (
+    FILE_LISTS,
+    NAME,
+    CorpusSettings,
+    SourceSettings,
+    StoreSettings,
+    TokenizerSettings,
+)
 from tokenscale.settings.experiments import (
     EXTERNAL,
     Experiment,
@@ -136,7 +143,7 @@ class Config:
             )
         source = values.get("source")
         if cls is CorpusSettings and isinstance(source, dict):
-            lists = {k: [v] for k, v in source.items() if k in ("files", "validation_files") and isinstance(v, str)}
+            lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.implied_kind(source), **source, **lists}}
         return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
 
@@ -411,7 +418,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         inner = pydantic.TypeAdapter(cls).json_schema()
         inner["properties"].pop("name")
         if section == "corpora":  # one file need not be a list
-            for key in ("files", "validation_files"):
+            for key in FILE_LISTS:
                 listed = inner["$defs"]["SourceSettings"]["properties"][key]
                 listed["anyOf"] = [{"type": "string"}, {"type": listed.pop("type"), "items": listed.pop("items")}]
         config.setdefault("$defs", {}).update(inner.pop("$defs", {}))

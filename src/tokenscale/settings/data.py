@@ -28,16 +28,18 @@ class LengthSettings:
     maximum: int = option(8192, "longer lengths become this", ge=1, strict=True)
 
 
+#: options that name files of a source, each with that of the translations, line for line
+FILES = {"files": "target_files", "validation_files": "validation_target_files"}
+FILE_LISTS = (*FILES, *FILES.values())
+_READ = ("validation_files", *FILES.values(), "format", "text_column", "target_column", "separator")
 #: kind of a source → (options that it needs, options that it may have)
 SOURCE_OPTIONS = {
     "docstrings": ((), ("packages",)),
-    "files": (("files",), ("validation_files", "format", "text_column", "target_column", "separator")),
-    "url": (("files",), ("validation_files", "format", "text_column", "target_column", "separator", "downloaded")),
-    "hub": (
-        ("repository", "revision", "files"),
-        ("validation_files", "format", "text_column", "target_column", "separator", "downloaded"),
-    ),
+    "files": (("files",), _READ),
+    "url": (("files",), (*_READ, "downloaded")),
+    "hub": (("repository", "revision", "files"), (*_READ, "downloaded")),
     "dummy": (("documents",), ("vocabulary_size", "lengths", "seed")),
+    "grammar": (("documents",), ("held_out", "seed")),
 }
 #: kinds whose files come over the network, by a rule of their own
 DOWNLOADED = ("url", "hub")
@@ -49,10 +51,11 @@ class SourceSettings:
 
     __pydantic_config__ = STRICT
 
-    kind: Literal["docstrings", "files", "url", "hub", "dummy"] = option(
+    kind: Literal["docstrings", "files", "url", "hub", "dummy", "grammar"] = option(
         "docstrings",
-        "docstrings: one docstring a document, from installed packages; files: Parquet, JSONL or text; url: such files "
-        "from the web; hub: from a Hugging Face dataset; dummy: random numbers. By default what the other keys imply",
+        "docstrings: one docstring a document, from installed packages; files: Parquet, JSONL, TSV or text; url: such "
+        "files from the web; hub: from a Hugging Face dataset; dummy: random numbers; grammar: made-up German "
+        "sentences with their English translations. By default what the other keys imply",
     )
     packages: tuple[str, ...] = option(
         ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"), "docstrings: packages to read (never imported)"
@@ -65,14 +68,23 @@ class SourceSettings:
     validation_files: tuple[str, ...] = option(
         (), "the source's own validation documents, in place of a share of `files`"
     )
-    format: Literal["auto", "parquet", "jsonl", "text"] = option(
-        "auto", "auto: by the files' endings (.parquet, .jsonl, .txt, … each also .gz or .zst, but for Parquet)"
+    target_files: tuple[str, ...] = option(
+        (),
+        "text: files with the translations of `files`, line for line (a Moses pair); a document is then two lines",
     )
-    text_column: str = option("text", "Parquet and JSONL: the column, or key, that holds a document's text")
+    validation_target_files: tuple[str, ...] = option((), "the same of `validation_files`")
+    format: Literal["auto", "parquet", "jsonl", "tsv", "text"] = option(
+        "auto", "auto: by the files' endings (.parquet, .jsonl, .tsv, .txt, … each also .gz or .zst, but for Parquet)"
+    )
+    text_column: str = option(
+        "text",
+        "Parquet, JSONL and TSV: the column, or key, that holds a document's text; `translation.de`: the part `de` of "
+        'a column of objects; of a TSV without a line of names, the column\'s number ("1" is the first)',
+    )
     target_column: str | None = option(
         None,
-        "Parquet and JSONL: the column, or key, of what `text_column` is translated to; a document is then a pair: "
-        "source, EOS, target, EOS",
+        "Parquet, JSONL and TSV: the column, or key, of what `text_column` is translated to; a document is then a "
+        "pair: source, EOS, target, EOS",
     )
     separator: str | None = option(
         None, 'text: what stands between documents, such as "<|endoftext|>" or "\\n"; null: a file is one document'
@@ -84,10 +96,11 @@ class SourceSettings:
     downloaded: bool | None = option(
         None, "false: nobody has downloaded it with this configuration yet; said by `plan`", science=False
     )
-    documents: int | None = option(None, "dummy: how many", ge=1)
+    documents: int | None = option(None, "dummy, grammar: how many (grammar: for training)", ge=1)
+    held_out: int = option(500, "grammar: validation documents, of combinations that no training document has", ge=1)
     vocabulary_size: int = option(50_257, "dummy: numbers are below this", ge=2, strict=True)
     lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
-    seed: int = option(0, "dummy: of lengths and numbers", ge=0, strict=True)
+    seed: int = option(0, "dummy: of lengths and numbers; grammar: of the choice of sentences", ge=0, strict=True)
     maximum_documents: int | None = option(None, "stop after so many training documents", ge=1)
 
     def problems(self) -> list[tuple[str, str]]:
@@ -101,15 +114,37 @@ class SourceSettings:
         if self.kind == "hub" and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             found.append(("revision", f"{self.revision!r} is no commit (40 hex digits); a branch can move"))
         if self.kind == "url":
-            for name in ("files", "validation_files"):
+            for name in FILE_LISTS:
                 found += [(name, f"{f!r} is no http address") for f in getattr(self, name) if not is_address(f)]
         if self.kind in DOWNLOADED:
-            for name in ("files", "validation_files"):
+            for name in FILE_LISTS:
                 hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
                 found += [(name, f"{h!r} is no SHA-256 (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)]
         if self.lengths.minimum > self.lengths.maximum:
             found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
-        return sorted(found)
+        return sorted(found + self._pair_problems())
+
+    def _pair_problems(self) -> list[tuple[str, str]]:
+        found = []
+        if self.target_files and self.target_column is not None:
+            found.append(("target_column", "translations stand in a column, or in target_files: leave one out"))
+        if self.target_files and self.format not in ("auto", "text"):
+            found.append(("target_files", f"format {self.format} holds both texts: name target_column"))
+        if self.target_files and self.separator not in (None, "\n"):
+            found.append(("separator", "with target_files a line is a document"))
+        if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
+            found.append(("validation_target_files", "go with target_files and validation_files, and these with them"))
+        return found
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a document is a text and its translation."""
+        return self.target_column is not None or bool(self.target_files) or self.kind == "grammar"
+
+    @property
+    def brings_validation(self) -> bool:
+        """Whether the source says itself what is held out."""
+        return bool(self.validation_files) or self.kind == "grammar"
 
     @staticmethod
     def implied_kind(values: dict[str, object]) -> str:
@@ -126,6 +161,8 @@ class SourceSettings:
             return "url"
         if "files" in values:
             return "files"
+        if "held_out" in values:
+            return "grammar"
         return "dummy" if "documents" in values else "docstrings"
 
 
@@ -170,7 +207,7 @@ class CorpusSettings:
     @property
     def download(self) -> "CorpusSettings":
         """What a download depends on: how its text is read, cleaned and split later is not of it."""
-        wanted = ("kind", "files", "validation_files", "repository", "revision")
+        wanted = ("kind", *FILE_LISTS, "repository", "revision")
         source = SourceSettings(**{name: getattr(self.source, name) for name in wanted})
         return CorpusSettings(name=self.name, source=source)
 

@@ -11,6 +11,7 @@ SOURCES = {
     "url": "tokenscale.corpus.fetched",
     "hub": "tokenscale.corpus.fetched",
     "dummy": "tokenscale.corpus.dummy",
+    "grammar": "tokenscale.corpus.grammar",
 }
 #: source kind → the module that brings its files (apart, so that a corpus does not depend on how they came)
 DOWNLOADS = {"url": "tokenscale.corpus.url", "hub": "tokenscale.corpus.hub"}

@@ -159,7 +159,7 @@ class RunSettings:
     masking: MaskingSettings = option(MaskingSettings, "masked: what is predicted")
     labels: Literal["all", "target"] = option(
         "all",
-        "what is predicted of a pair (`target_column` of the corpus' source): all of it, or what stands behind its "
+        "what is predicted of a pair (a corpus of texts with translations): all of it, or what stands behind its "
         "first EOS",
     )
     document_mask: bool = option(False, "attention stays inside a document; packed rows only")

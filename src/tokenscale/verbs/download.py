@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from tokenscale.corpus.download import fetch_corpus
-from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import from_json
 
 
@@ -20,5 +20,5 @@ def run(arguments: argparse.Namespace) -> None:
     """Download and say what is there."""
     settings = from_json(CorpusSettings, arguments.settings)
     manifest = fetch_corpus(settings, arguments.output.parent)
-    files = [file for key in ("files", "validation_files") for file in manifest.get(key, ())]
+    files = [file for key in FILE_LISTS for file in manifest.get(key, ())]
     print(f"download {settings.name}: {len(files)} file(s), {sum(f['bytes'] for f in files) / 1e6:.1f} MB")

@@ -1,0 +1,150 @@
+"""Words of the German–English grammar: each German one with its forms, and with its English translation."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Noun:
+    """Gender (m, f, n), nominative singular and plural; in English the same numbers."""
+
+    gender: str
+    singular: str
+    plural: str
+    english: str
+    english_plural: str
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Third persons present (singular, plural), infinitive and past participle; a separable prefix stands apart.
+
+    `case`: that of the object, accusative (a) or dative (d). English: third persons, infinitive and participle.
+    """
+
+    singular: str
+    plural: str
+    infinitive: str
+    participle: str
+    english: tuple[str, str, str]  # singular, plural and infinitive, participle
+    case: str = "a"
+    prefix: str = ""
+
+
+def _nouns(text: str) -> tuple[Noun, ...]:
+    return tuple(Noun(*line.split()) for line in text.strip().splitlines())
+
+
+def _verbs(text: str) -> tuple[Verb, ...]:
+    rows = (line.split() for line in text.strip().splitlines())
+    return tuple(Verb(*row[:4], tuple(row[4:7]), *(word.strip("-") for word in row[7:])) for row in rows)
+
+
+#: who can do something
+PERSONS = _nouns("""
+m Lehrer Lehrer teacher teachers
+m Arzt Ärzte doctor doctors
+m Bruder Brüder brother brothers
+m Freund Freunde friend friends
+m Gärtner Gärtner gardener gardeners
+m Onkel Onkel uncle uncles
+m Koch Köche cook cooks
+f Frau Frauen woman women
+f Schwester Schwestern sister sisters
+f Tochter Töchter daughter daughters
+f Königin Königinnen queen queens
+f Tante Tanten aunt aunts
+f Sängerin Sängerinnen singer singers
+n Kind Kinder child children
+n Mädchen Mädchen girl girls
+n Pferd Pferde horse horses
+m Hund Hunde dog dogs
+f Katze Katzen cat cats
+""")
+#: what something is done to
+THINGS = _nouns("""
+m Apfel Äpfel apple apples
+m Brief Briefe letter letters
+m Tisch Tische table tables
+m Schlüssel Schlüssel key keys
+m Koffer Koffer suitcase suitcases
+m Garten Gärten garden gardens
+f Blume Blumen flower flowers
+f Tasse Tassen cup cups
+f Lampe Lampen lamp lamps
+f Brücke Brücken bridge bridges
+f Zeitung Zeitungen newspaper newspapers
+f Tür Türen door doors
+n Buch Bücher book books
+n Haus Häuser house houses
+n Bild Bilder picture pictures
+n Fenster Fenster window windows
+n Messer Messer knife knives
+n Kleid Kleider dress dresses
+""")
+#: verbs whose object is a thing; the last column is a prefix that the main clause sets apart
+OF_THINGS = _verbs("""
+kauft kaufen kaufen gekauft buys buy bought
+verkauft verkaufen verkaufen verkauft sells sell sold
+findet finden finden gefunden finds find found
+zeichnet zeichnen zeichnen gezeichnet draws draw drawn
+bringt bringen bringen gebracht brings bring brought
+putzt putzen putzen geputzt cleans clean cleaned
+braucht brauchen brauchen gebraucht needs need needed
+verliert verlieren verlieren verloren loses lose lost
+macht machen aufmachen aufgemacht opens open opened a auf-
+stellt stellen abstellen abgestellt drops drop dropped a ab-
+sieht sehen ansehen angesehen examines examine examined a an-
+holt holen abholen abgeholt collects collect collected a ab-
+""")
+#: verbs whose object is a person, some of them in the dative
+OF_PERSONS = _verbs("""
+liebt lieben lieben geliebt loves love loved
+sucht suchen suchen gesucht seeks seek sought
+kennt kennen kennen gekannt knows know known
+hört hören hören gehört hears hear heard
+besucht besuchen besuchen besucht visits visit visited
+fragt fragen fragen gefragt asks ask asked
+ruft rufen anrufen angerufen phones phone phoned a an-
+lädt laden einladen eingeladen invites invite invited a ein-
+hilft helfen helfen geholfen helps help helped d
+dankt danken danken gedankt thanks thank thanked d
+antwortet antworten antworten geantwortet answers answer answered d
+hört hören zuhören zugehört heeds heed heeded d zu-
+""")
+#: adjectives whose stem does not change
+ADJECTIVES = dict(
+    line.split()
+    for line in """
+alt old
+jung young
+klein small
+groß big
+schön beautiful
+neu new
+rot red
+blau blue
+grün green
+stark strong
+reich rich
+arm poor
+ruhig quiet
+schnell quick
+kalt cold
+freundlich friendly
+""".strip().splitlines()
+)
+#: what can stand before the verb, so that the subject comes behind it
+ADVERBS = {
+    "heute": "today",
+    "morgen": "tomorrow",
+    "oft": "often",
+    "jetzt": "now",
+    "manchmal": "sometimes",
+    "am Abend": "in the evening",
+    "im Sommer": "in summer",
+    "nach dem Essen": "after the meal",
+}
+#: verbs that carry an infinitive: singular, plural, English
+MODALS = (("kann", "können", "can"), ("muss", "müssen", "must"), ("soll", "sollen", "should"))
+#: words that a clause with its verb at the end follows
+CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "während": "while"}

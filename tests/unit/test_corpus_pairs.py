@@ -1,0 +1,140 @@
+"""Pairs of texts from TSV, from two files line for line, and from columns of objects; here and downloaded."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.web import Server
+from tokenscale.corpus import fetched, files, fingerprint
+from tokenscale.corpus.build import build
+from tokenscale.corpus.download import fetch_corpus
+from tokenscale.corpus.reader import PAIR, RawText
+from tokenscale.errors import UserError
+from tokenscale.settings.data import CorpusSettings, SourceSettings
+
+PAIRS = [("ein Haus", "a house"), ("zwei  B\u00e4ume ", "two trees"), ("drei\u2028Wege", "three\x85ways")]
+DE, EN = ("".join(pair[side] + "\n" for pair in PAIRS) for side in (0, 1))
+TSV = "id\tde\ten\n" + "".join(f"{i}\t{a}\t{b}\r\n" for i, (a, b) in enumerate(PAIRS))
+
+
+def source(*names, **more) -> SourceSettings:
+    more = {k: tuple(map(str, v)) if isinstance(v, list) else v for k, v in more.items()}
+    made = SourceSettings(kind=more.pop("kind", "files"), files=tuple(map(str, names)), **more)
+    assert made.problems() == []
+    return made
+
+
+def pairs_of(settings, module=files, downloads=None):
+    return [text and tuple(text.split(PAIR)) for text, _ in module.documents(settings, downloads)]
+
+
+def write(path, text):
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".tsv.gz"])
+@pytest.mark.parametrize("columns", [("de", "en"), ("2", "3")])
+def test_two_columns_of_a_tsv_by_name_or_by_number(tmp_path, ending, columns):
+    text = TSV if columns == ("de", "en") else TSV.partition("\n")[2]
+    path = write(tmp_path / f"a{ending}", text)
+    assert pairs_of(source(path, text_column=columns[0], target_column=columns[1])) == PAIRS
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_line_n_of_one_file_goes_with_line_n_of_the_other(tmp_path, ending):
+    de, en = write(tmp_path / f"a.de{ending}", DE), write(tmp_path / f"a.en{ending}", EN)
+    assert pairs_of(source(de, target_files=[en])) == PAIRS
+
+
+def test_several_files_go_with_theirs_in_the_order_they_are_named(tmp_path):
+    names = [[write(tmp_path / f"{n}.{lang}", f"{lang} {n}\n") for n in "ab"] for lang in ("de", "en")]
+    assert pairs_of(source(*names[0], target_files=names[1])) == [("de a", "en a"), ("de b", "en b")]
+    with pytest.raises(UserError, match="each file of texts goes with one of translations"):
+        pairs_of(source(*names[0], target_files=names[1][:1]))
+
+
+def test_a_blank_line_is_no_translation(tmp_path):
+    de, en = write(tmp_path / "a.de", "eins\nzwei\n\n"), write(tmp_path / "a.en", "one\n \nthree\n")
+    assert pairs_of(source(de, target_files=[en])) == [("eins", "one"), None, None]
+
+
+@pytest.mark.parametrize("longer", ["de", "en"])
+def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path, longer):
+    texts = {"de": DE, "en": EN} | {longer: (DE if longer == "de" else EN) + "more\nand more\n"}
+    paths = {lang: write(tmp_path / f"a.{lang}", text) for lang, text in texts.items()}
+    with pytest.raises(UserError, match="different numbers of lines") as error:
+        pairs_of(source(paths["de"], target_files=[paths["en"]]))
+    for lang, path in paths.items():
+        assert f"{path}: {5 if lang == longer else 3} lines" in error.value.render()
+
+
+def test_parts_of_a_column_of_objects(tmp_path):
+    rows = [{"translation": {"de": de, "en": en}} for de, en in PAIRS] + [{"translation": None}]
+    parquet, lines = tmp_path / "a.parquet", tmp_path / "a.jsonl"
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+    write(lines, "".join(json.dumps(row) + "\n" for row in rows))
+    for path in (parquet, lines):
+        asked = source(path, text_column="translation.de", target_column="translation.en")
+        assert pairs_of(asked) == [*PAIRS, None]
+        with pytest.raises(UserError, match="has no .* 'translation.fr'"):
+            pairs_of(source(path, text_column="translation.de", target_column="translation.fr"))
+
+
+@pytest.mark.parametrize(
+    "text, columns, says",
+    [
+        (TSV, ("de", "fr"), "has no column 'fr'"),
+        ("a\tb\nc\n", ("1", "2"), "line 2"),
+        (TSV, ("1", "4"), "3, parted by tabs"),
+    ],
+)
+def test_a_tsv_without_the_column_is_refused(tmp_path, text, columns, says):
+    with pytest.raises(UserError) as error:
+        pairs_of(source(write(tmp_path / "a.tsv", text), text_column=columns[0], target_column=columns[1]))
+    assert says in error.value.render()
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"target_files": ("b",), "target_column": "en"}, "target_column"),
+        ({"target_files": ("b",), "format": "jsonl"}, "target_files"),
+        ({"target_files": ("b",), "separator": "||"}, "separator"),
+        ({"target_files": ("b",), "validation_files": ("c",)}, "validation_target_files"),
+        ({"validation_target_files": ("c",)}, "validation_target_files"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, field):
+    assert field in [name for name, _ in SourceSettings("files", files=("a",), **options).problems()]
+
+
+def test_a_corpus_of_two_files_is_one_of_pairs_and_its_content_is_both(tmp_path):
+    de, en = write(tmp_path / "a.de", DE), write(tmp_path / "a.en", EN)
+    settings = CorpusSettings(name="tiny", source=source(de, target_files=[en]), validation_share=0.0)
+    manifest = build(settings, tmp_path / "corpus")
+    assert manifest["pairs"] is True and len(RawText(tmp_path / "corpus")) == 3
+    assert [file["name"] for file in manifest["source"]["target_files"]] == ["a.en"]
+    before = fingerprint.of(settings, tmp_path, tmp_path / "memory.json")
+    write(en, EN.replace("house", "hut"))
+    assert fingerprint.of(settings, tmp_path, tmp_path / "memory.json") != before
+
+
+def test_two_files_from_the_web(tmp_path):
+    texts = {"a/train.de": DE, "a/train.en": EN, "b/train.de": "vier\n", "b/train.en": "four\n"}
+    with Server() as web:
+        web.files |= {f"/{name}": text.encode() for name, text in texts.items()}
+        asked = source(
+            f"{web.address}/a/train.de",
+            kind="url",
+            target_files=[f"{web.address}/a/train.en"],
+            validation_files=[f"{web.address}/b/train.de"],
+            validation_target_files=[f"{web.address}/b/train.en"],
+        )
+        fetch_corpus(CorpusSettings(name="tiny", source=asked), tmp_path)
+    assert pairs_of(asked, fetched, tmp_path) == PAIRS
+    held_out = [text.split(PAIR) for text, _ in fetched.validation_documents(asked, tmp_path)]
+    assert held_out == [["vier", "four"]]
