@@ -4,9 +4,16 @@
 import gc
 
 import docutils.core
+import duckdb
+import jinja2
+import matplotlib.backends.backend_pdf
+import matplotlib.backends.backend_svg
+import matplotlib.figure
 import numpy
+import pandas
 import pyarrow.parquet
 import pydantic
+import pypdf
 import pytest
 import safetensors
 import smart_open

@@ -39,7 +39,8 @@ def arguments(lab, output):
     ]  # fmt: skip
 
 
-ARMS = [*APPROACHES, *data.PACKED[1:], *data.REFERENCE, *data.studies.ARMS, "memcpy"]
+WARM = [*APPROACHES, "padded, tokenizers", "padding-free, tokenizers", *data.PACKED, *data.studies.ARMS, "memcpy"]
+COLD = [f"{arm}, cold" for arm in (*APPROACHES, *data.studies.ARMS)]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ def measured(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     more = ["--figure", str(folder / "out.svg"), "--peers", sys.executable]
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenscale.benchmark.machine.forget", lambda paths: 0.0 if list(paths) else 1.0)
         patch.setattr("tokenscale.benchmark.peers.MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
         assert main([*arguments(lab, folder / "out.json"), *more]) == 0
     return json.loads((folder / "out.json").read_text()), printed.getvalue(), (folder / "out.svg").read_text()
@@ -57,7 +59,7 @@ def test_every_arm_runs_in_every_round(measured):
     pytest.importorskip("transformers")
     result, printed, figure = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
-    assert found == sorted((n, arm) for n in range(2) for arm in [*ARMS, "nanogpt"])
+    assert found == sorted((n, arm) for n in range(2) for arm in [*WARM, *COLD, "nanogpt"])
     assert result["left_out"] == {"nobody's": "ModuleNotFoundError: No module named 'nobody'"}
     for record in result["records"]:
         count = 4 * 64 if record["arm"] in data.FAST else 4
@@ -66,11 +68,45 @@ def test_every_arm_runs_in_every_round(measured):
         assert (record["open_s"] > 1e-4) == (record["arm"] not in ("memcpy", "nanogpt"))  # which open nothing
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
-    assert result["settings"] == {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2, "workers": []}
-    assert all(f"\n{arm} " in printed for arm in ARMS)
+    stated = {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
+    assert result["settings"] == stated | {"workers": [], "engines": ["tokenizers"]}
+    assert all(f"\n{arm} " in printed for arm in WARM + COLD)
     assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
-    assert result["cache"] == "warm" and result["schema"] == 2 and "numpy" in result["versions"]
-    assert figure.count("studies' padded") == 1
+    assert result["schema"] == 3 and "numpy" in result["versions"]
+    assert figure.count("studies' padded") == 2
+
+
+def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measured):
+    pytest.importorskip("transformers")
+    records = {record["arm"]: record for record in measured[0]["records"]}
+    assert {arm for arm, record in records.items() if record["cache"] == "cold"} == set(COLD)
+    assert all(("kept_share" in record) == (record["cache"] == "cold") for record in records.values())
+    engines = {arm: record["engine"] for arm, record in records.items() if record["engine"]}
+    auto = measured[0]["engine"]
+    assert engines == {
+        **{f"{arm}{cold}": auto for arm in ("padded", "padding-free") for cold in ("", ", cold")},
+        **{f"{arm}, tokenizers": "tokenizers" for arm in ("padded", "padding-free")},
+    }
+
+
+def test_no_arm_is_called_cold_where_files_stay_in_memory(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.benchmark.machine.forget", lambda paths: 1.0)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=())
+    result = data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
+    assert {record["cache"] for record in result["records"]} == {"warm"}
+    assert result["left_out"]["packed, cold"] == "100% of its files stay in the page cache"
+
+
+def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, monkeypatch):
+    settings = DataBenchmarkSettings(engines=("gigatoken", "tiktoken", "tokenizers"))
+    pytest.importorskip("gigatoken")
+    found, left_out = data.data_arms.engines(settings, lab.tokenizer, auto="gigatoken")
+    assert found == ["tokenizers"] and left_out["gigatoken"] == "it is the engine that auto takes here"
+    assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
+    monkeypatch.setattr("tokenscale.tokenizer.engined.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
+    found, left_out = data.data_arms.engines(settings, lab.tokenizer, auto="none")
+    assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
 
 def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
@@ -79,7 +115,9 @@ def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
     folders = lab.corpus, lab.tokenizer, lab.directory / "tokens"
     result = data.measure(settings, *folders, tmp_path / "out.json")
     found = {r["arm"]: r for r in result["records"] if "DataLoader" in r["arm"]}
-    assert set(found) == {f"{arm}, DataLoader {n}" for arm in ("packed", *data.studies.ARMS) for n in (0, 2)}
+    arms = [*APPROACHES, "padded, tokenizers", "padding-free, tokenizers", *data.studies.ARMS]
+    assert set(found) == {f"{arm}, DataLoader {n}" for arm in arms for n in (0, 2)}
+    assert found["padded, tokenizers, DataLoader 2"]["engine"] == "tokenizers"
     assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 2
 
 

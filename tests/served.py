@@ -1,0 +1,131 @@
+"""`python -m tokenscale …` in a fork of a process that has imported its packages: of a short job imports are most.
+
+A folder with a `python` of its own stands first in PATH. What it is asked to run of tokenscale it hands, with its folder,
+environment and open files, to the server; anything else is the real Python's. The server is a fork of `forks.py`'s, which
+has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+
+from tests.forks import context
+
+#: its first line makes the real Python start without its packages, which takes a hundredth of a second
+CLIENT = """#!{python} -IS
+import os, signal, socket, sys
+
+if sys.argv[1:2] != ["-m"] or sys.argv[2:3] != ["tokenscale"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+import json
+
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+asked = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(server, [len(asked).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(asked)
+job = int.from_bytes(server.recv(4), "big")
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: os.kill(job, number))
+status = server.recv(4)
+code = int.from_bytes(status, "big", signed=True) if status else 1
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+_folders: list[str] = []
+
+
+def python() -> str:
+    """Path of the `python` whose server this process has; the server is started when first asked for."""
+    if not _folders:
+        folder = Path(tempfile.mkdtemp(prefix="served-"))
+        address = str(folder / "socket")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen(64)
+        (folder / "bin").mkdir()
+        client = folder / "bin/python"
+        client.write_text(CLIENT.format(python=sys.executable, address=address))
+        client.chmod(0o755)
+        context.Process(target=_serve, args=(listener, str(client)), daemon=True).start()
+        listener.close()
+        _folders.append(str(client))
+    return _folders[0]
+
+
+def _serve(listener: socket.socket, client: str) -> None:
+    """Fork for each who connects, until the tests' process ends and takes this one with it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _answer(connection, client)
+        connection.close()
+
+
+def _answer(connection: socket.socket, client: str) -> None:
+    """Start the job, say its number, wait for its end, say how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    length, text = int.from_bytes(head, "big"), b""
+    while len(text) < length:
+        text += connection.recv(length - len(text))
+    job = os.fork()
+    if job == 0:
+        connection.close()
+        _run(json.loads(text), files, client)
+    connection.sendall(job.to_bytes(4, "big"))
+    ended = threading.Event()
+    threading.Thread(target=_follow, args=(connection, job, ended), daemon=True).start()
+    os.waitid(os.P_PID, job, os.WEXITED | os.WNOWAIT)  # its number stays its own until the end is told
+    ended.set()
+    _, status = os.waitpid(job, 0)
+    try:
+        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+    finally:
+        os._exit(0)
+
+
+def _follow(connection: socket.socket, job: int, ended: threading.Event) -> None:
+    """A job whose caller is gone ends with it."""
+    if not connection.recv(1) and not ended.is_set():
+        os.kill(job, signal.SIGKILL)
+
+
+def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client: str) -> None:
+    """What `python -m tokenscale` does."""
+    arguments, folder, environment = asked
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.executable, sys.argv = client, arguments
+    code = 0
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
