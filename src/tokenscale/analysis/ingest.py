@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
+from tokenscale.analysis.benchmarks import rows as benchmark_rows
 from tokenscale.analysis.kept import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.stores import rows as store_rows
@@ -58,7 +59,7 @@ def ingest(
         raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(sorted(twice)))
     # refused before anything is written
     others = {
-        "benchmarks": [row for path in sorted(benchmarks, key=lambda p: p.name) for row in read_benchmark(path)],
+        **benchmark_rows(list(benchmarks)),
         "stores": store_rows(list(stores), list(corpora)),
     }
     builds = [path.with_name("build.json") for path in stores]
@@ -206,25 +207,3 @@ def _record(path: Path) -> tuple[Row | None, bool, str | None]:
         return record, provenance.sealed(path) is not None, None
     except (UserError, ValueError):
         return None, False, "run.json is not readable JSON"
-
-
-def read_benchmark(path: Path) -> list[Row]:
-    """The rows of one `results/benchmarks/data/<name>.json`."""
-    content = read_json(path, "benchmark file", next=f"snakemake {path}")
-    try:
-        settings, hardware = content["settings"], content.get("hardware") or {}
-        common = {
-            "benchmark": path.stem,
-            "sequence_length": settings.get("sequence_length"),
-            "rows": settings.get("rows"),
-            "tokenizer": content.get("tokenizer"),
-            "corpus": content.get("corpus"),
-            "cache": content.get("cache"),
-            "cpu": hardware.get("cpu"),
-            "cores": hardware.get("cores"),
-        }
-        keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
-        rows = [{**common, **{key: record[key] for key in keys}} for record in content["records"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError("this is no data benchmark.", path=path, missing=error, next="write it anew") from None
-    return sorted(rows, key=lambda r: (r["arm"], r["round"]))

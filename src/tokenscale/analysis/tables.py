@@ -146,7 +146,10 @@ TABLES: dict[str, dict[str, str]] = {
         "rows": "INTEGER",
         "tokenizer": "VARCHAR",
         "corpus": "VARCHAR",
-        "cache": "VARCHAR",
+        "cache": "VARCHAR",  # warm, or cold: the files that the arm reads were dropped from the page cache before
+        "engine": "VARCHAR",  # what tokenizes; null where tokens come from a store
+        "workers": "INTEGER",  # of torch's DataLoader; null where none is between
+        "left_out": "VARCHAR",  # why the arm did not run; null where it did
         "cpu": "VARCHAR",
         "cores": "INTEGER",
     },

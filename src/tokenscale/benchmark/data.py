@@ -7,13 +7,10 @@ the copy reads memory as a reader has to. Before anything is timed, online and o
 for bit; what a peer gives is compared with the rows. Times and counts are recorded, rates are left to the analysis.
 """
 
-import ctypes
 import dataclasses
 import gc
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,8 @@ import numpy as np
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
 from tokenscale.batches.packed import PackedBatches
-from tokenscale.benchmark import studies
+from tokenscale.benchmark import data_arms, machine, studies
+from tokenscale.benchmark.data_arms import LIMIT, ONLINE, PACKED, Arm
 from tokenscale.benchmark.peers import Peers
 from tokenscale.benchmark.timing import timing
 from tokenscale.corpus.reader import read_manifest as read_corpus_manifest
@@ -41,16 +39,11 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest
 
-VERSION = 2
+VERSION = 3
 PAIRS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
-LIMIT = "memcpy"
-REFERENCE = ("padded, tokenizers", "padding-free, tokenizers")
-PACKED = ("packed", "packed, first touch", "packed, int32", "packed, cold")
-#: arms through torch's DataLoader, before the number of workers; these may use every core
-LOADER = ", DataLoader "
 #: of arms so fast that a few batches say nothing
 TIMES_AS_MANY = 64
-FAST = {LIMIT, "packed", "packed, first touch", "packed, int32"}
+FAST = {LIMIT, "packed", *PACKED}
 POOL_BYTES = 2 << 30
 
 
@@ -71,22 +64,14 @@ def measure(
     match, and for a pair whose batches differ.
     """
     bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
-    left_out: dict[str, str] = {}
-    arms = [*APPROACHES, *PACKED[1:], LIMIT]
-    if bench.has_reference_engine:
-        arms += REFERENCE
-    if (reason := studies.missing()) is None:
-        arms += studies.ARMS
-    else:
-        left_out |= dict.fromkeys(studies.ARMS, reason)
-    arms += [f"{arm}{LOADER}{n}" for arm in ("packed", *studies.ARMS) if arm in arms for n in settings.workers]
+    arms, left_out = data_arms.listed(settings, bench.engines, bench.files())
+    left_out |= {f"{online}, {engine}": why for engine, why in bench.left_out.items() for online in ONLINE}
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
-        arms += bench.peers.names
-        arms += [f"{arm}{LOADER}{n}" for arm in bench.peers.names for n in settings.workers]
+        arms += [Arm(peer, workers=n) for peer in bench.peers.names for n in (None, *settings.workers)]
         left_out |= bench.peers.left_out
     core = min(bench.cores) if bench.cores else None
-    with _cores({core} if bench.cores else set()):
+    with machine.on_cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
         gc.collect()
         gc.freeze()  # what is here by now is no arm's garbage: it is not searched again before each of them
@@ -98,14 +83,13 @@ def measure(
     result = {
         "schema": VERSION,
         "benchmark": "data",
-        "settings": dataclasses.asdict(settings) | {"workers": list(settings.workers)},
+        "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(settings).items()},
         "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
         "tokenizer": run.tokenizer.name,
         "tokenizer_file_sha256": read_manifest(tokenizer_directory)["file"]["sha256"],
         "engine": bench.engine,
         "approaches": {approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()},
-        "cache": "warm",
         "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
         "token_file_bytes": bench.token_file_bytes,
         "left_out": left_out,
@@ -127,57 +111,71 @@ class _Bench:
         self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
         self.runs = {approach: _run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
         self.peers: Peers | None = None
-        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-        self.has_reference_engine = read_manifest(tokenizer)["kind"] != "numbers"
+        self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
         self._manifest = open_store(self._packed, self.runs["packed"].store)
         self.token_file_bytes = self._manifest["files"][0]["bytes"]
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load(tokenizer).engine
+        self.engines, self.left_out = data_arms.engines(settings, tokenizer, self.engine)
         self._pool: list[Any] = []
 
-    def open(self, arm: str) -> Batches:
-        """The batches of an arm of ours."""
-        approach, _, engine = arm.partition(", ")
-        run = self.runs[approach]
-        run = replace(run, engine=engine) if engine else run
-        return open_batches(
-            run,
-            corpus_directory=self.corpus,
-            tokenizer_directory=self.tokenizer,
-            store_directory=self.stores / run.store.directory if run.store else None,
-        )
+    def open(self, arm: Arm) -> Batches:
+        """The batches of an approach."""
+        run = self.runs[arm.what]
+        run = replace(run, engine=arm.engine) if arm.engine else run
+        return open_batches(run, **self.folders(run))
 
-    def round(self, arms: list[str], number: int) -> list[dict[str, Any]]:
+    def folders(self, run: RunSettings) -> dict[str, Path | None]:
+        """What a run reads."""
+        store = self.stores / run.store.directory if run.store else None
+        return {"corpus_directory": self.corpus, "tokenizer_directory": self.tokenizer, "store_directory": store}
+
+    def files(self) -> dict[str, list[Path]]:
+        """What arms read, by what they are: the text of online ones, all of a store of the others. (The tokenizer's
+        file is read by the same code in all of them, and stays.)"""
+        text = [self.corpus / file["name"] for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]]
+        study = self._study_folders()
+        folders = {approach: self.folders(run)["store_directory"] for approach, run in self.runs.items()}
+        folders |= zip(studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True)
+        return {what: text if folder is None else sorted(folder.glob("*")) for what, folder in folders.items()}
+
+    def round(self, arms: list[Arm], number: int) -> list[dict[str, Any]]:
         """Every arm once, in this round's order."""
         records = []
         for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
-            _release_memory()
-            before = _anonymous_bytes()
-            count = self.settings.batches * (TIMES_AS_MANY if arms[i] in FAST else 1)
-            record, kept = self._arm(arms[i], count)
-            record.setdefault("memory_bytes", max(0, _anonymous_bytes() - before))
+            arm = arms[i]
+            machine.release_memory()
+            before = machine.anonymous_bytes()
+            many = arm.what in FAST and not arm.cold and arm.workers is None
+            count = self.settings.batches * (TIMES_AS_MANY if many else 1)
+            kept_share = machine.forget(self.files()[arm.what]) if arm.cold else None
+            record, kept = self._arm(arm, count)
+            record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
             del kept
-            records.append({"arm": arms[i], "round": number, "batches": count, **record})
+            place = {"arm": arm.name, "round": number, "batches": count, "cache": "cold" if arm.cold else "warm"}
+            online = arm.what in ONLINE
+            place |= {"engine": (arm.engine or self.engine) if online else None, "workers": arm.workers}
+            records.append({**place, **({"kept_share": kept_share} if arm.cold else {}), **record})
         return records
 
     def check_pairs(self) -> list[dict[str, Any]]:
-        """Compare the first batches of each pair, with both engines; what a round reads is read here once, which warms
+        """Compare the first batches of each pair, with every engine; what a round reads is read here once, which warms
         the page cache."""
         checked, count = [], self.settings.batches
         for online, offline in PAIRS:
-            for arm in [online, *([f"{online}, tokenizers"] if self.has_reference_engine else [])]:
-                pair = zip(_take(self.open(arm), count), _take(self.open(offline), count), strict=True)
+            for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
+                pair = zip(_take(self.open(arm), count), _take(self.open(Arm(offline)), count), strict=True)
                 for number, (a, b) in enumerate(pair):
                     if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
                         raise UserError(
-                            f"{arm} and {offline} give different batches: nothing was timed.",
+                            f"{arm.name} and {offline} give different batches: nothing was timed.",
                             batch=number,
                             digests=f"{a.order_digest} and {b.order_digest}",
                             next="rebuild the store; if they still differ, this is a bug worth reporting",
                         )
-                checked.append({"online": arm, "offline": offline, "identical_batches": count})
-        batches = self.open("packed")
+                checked.append({"online": arm.name, "offline": offline, "identical_batches": count})
+        batches = self.open(Arm("packed"))
         for _ in range(count * TIMES_AS_MANY):
             batches.next()
         return checked
@@ -187,22 +185,19 @@ class _Bench:
         store = PackedStore(self._packed, self._manifest)
         return store.stored(np.arange(len(store)))
 
-    def _arm(self, arm: str, count: int) -> tuple[dict[str, Any], Any]:
+    def _arm(self, arm: Arm, count: int) -> tuple[dict[str, Any], Any]:
         """(Record, what holds the arm's memory)."""
-        if arm == LIMIT:
+        if arm.what == LIMIT:
             return self._copies(count)
-        peer, _, number = arm.partition(LOADER)
-        if self.peers is not None and peer in self.peers.names:
-            return self._peer(peer, int(number) if number else None, count), None
-        if LOADER in arm:
-            return self._through_loader(*arm.split(LOADER), count), None
+        if self.peers is not None and arm.what in self.peers.names:
+            return self._peer(arm.what, arm.workers, count), None
+        if arm.workers is not None:
+            return self._through_loader(arm, count), None
         start = time.perf_counter()
-        if arm in studies.ARMS:
-            theirs = self._study(arm)
+        if arm.what in studies.ARMS:
+            theirs = self._study(arm.what)
             return _timed(theirs.next, lambda batch: batch[2:], count, start), theirs
-        if arm == "packed, cold":
-            _forget(self._packed / "tokens.bin")
-        batches = self._packed_arm(arm, count) if arm in PACKED else self.open(arm)
+        batches = self._packed_arm(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
         return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
 
     def _peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
@@ -211,37 +206,40 @@ class _Bench:
         batches = count if workers is None else count + 1  # the first batch of a loader is a part of its opening
         places = np.arange(batches * settings.rows)
         order = samples_at(places, self._manifest["rows"], self.runs["packed"].effective_seed)
-        with _cores(set() if workers is None else self.cores):
+        with machine.on_cores(set() if workers is None else self.cores):
             found = self.peers.measure(peer, order.reshape(batches, settings.rows), workers)
         tokens = count * settings.rows * settings.sequence_length
-        record = timing(found["open_s"], found["batch_s"], tokens, tokens) | {"memory_bytes": found["memory_bytes"]}
-        return record if workers is None else {"workers": workers, **record}
+        return timing(found["open_s"], found["batch_s"], tokens, tokens) | {"memory_bytes": found["memory_bytes"]}
 
     def _study(self, arm: str) -> studies.StudyBatches:
         settings = self.settings
-        storage = {"sequence_length": settings.sequence_length, **studies.STORAGE}
-        folders = {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
+        folders = self._study_folders()
         return studies.open_arm(arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders)
 
-    def _through_loader(self, arm: str, number: str, count: int) -> dict[str, Any]:
+    def _study_folders(self) -> dict[str, Path]:
+        storage = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
+        return {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
+
+    def _through_loader(self, arm: Arm, count: int) -> dict[str, Any]:
         from tokenscale.batches.torch_data import BatchStream
         from tokenscale.benchmark import workers
 
         def make() -> dict[str, Any]:
-            if arm in studies.ARMS:
-                return {"dataset": workers.Turns(lambda: self._study(arm)), "batch_size": None}
-            folder = {"store_directory": self._packed}
-            return {"dataset": BatchStream(self.runs["packed"], **folder), "batch_size": None}
+            if arm.what in studies.ARMS:
+                return {"dataset": workers.Turns(lambda: self._study(arm.what)), "batch_size": None}
+            run = self.runs[arm.what]
+            run = replace(run, engine=arm.engine) if arm.engine else run
+            return {"dataset": BatchStream(run, **self.folders(run)), "batch_size": None}
 
-        with _cores(self.cores):
-            (record,) = workers.measure(make, count, workers=(int(number),))
+        with machine.on_cores(self.cores):
+            (record,) = workers.measure(make, count, workers=(arm.workers,))
         return record
 
-    def _packed_arm(self, arm: str, count: int) -> PackedBatches:
+    def _packed_arm(self, arm: Arm) -> PackedBatches:
         run = self.runs["packed"]
-        verify = arm in ("packed, first touch", "packed, cold")
+        verify = arm.cold or arm.what == "packed, first touch"
         store = PackedStore(self._packed, self._manifest, verify=verify)
-        out = np.int32 if arm == "packed, int32" else np.int64
+        out = np.int32 if arm.what == "packed, int32" else np.int64
         return PackedBatches(store, run, rank=0, world_size=1, out=out)
 
     def _copies(self, count: int) -> tuple[dict[str, Any], Any]:
@@ -287,36 +285,6 @@ def _take(batches: Batches, count: int) -> list[Batch]:
     return [batches.next().copy() for _ in range(count)]
 
 
-def _forget(path: Path) -> None:
-    """Ask the system to drop a file from its page cache."""
-    if hasattr(os, "posix_fadvise"):
-        file = os.open(path, os.O_RDONLY)
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
-
-
-def _release_memory() -> None:
-    """What earlier arms freed goes back to the system, so that growth is this arm's own."""
-    import pyarrow
-
-    gc.collect()
-    pyarrow.default_memory_pool().release_unused()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass
-
-
-def _anonymous_bytes() -> int:
-    """Memory of this process that is no file's; 0 where the system does not say."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(status.split("RssAnon:")[1].split()[0])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def _run(
     settings: DataBenchmarkSettings, approach: str, corpus_directory: Path, tokenizer_directory: Path
 ) -> RunSettings:
@@ -330,17 +298,3 @@ def _run(
         sequence_length=settings.sequence_length,
     )
     return replace(run, global_batch=settings.rows, micro_batch=settings.rows)
-
-
-@contextmanager
-def _cores(cores: set[int]) -> Iterator[None]:
-    """Hold this process, threads of libraries included, to some cores; where the system can."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -59,8 +59,8 @@ def heading(result: dict[str, Any]) -> str:
     """What was measured, in a line."""
     settings = result["settings"]
     return (
-        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, page "
-        f"cache {result['cache']}, token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}"
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}"
     )
 
 

@@ -43,7 +43,9 @@ def measure(
     useful, total = np.sum(counts[1:], axis=0).tolist()
     records = []
     for number in workers:
-        options: Arguments = {"num_workers": number, "multiprocessing_context": start_method} if number else {}
+        options: Arguments = {}
+        if number:
+            options = {"num_workers": number, "multiprocessing_context": start_method, "worker_init_fn": _alone}
         times = [time.perf_counter()]
         for last in _take(make, batches + 1, options):  # noqa: B007
             times.append(time.perf_counter())
@@ -67,6 +69,11 @@ def _take(make: Callable[[], Arguments], count: int, options: Arguments) -> Iter
         yield next(batches)
 
 
+def _alone(worker: int) -> None:
+    """The threads of tokenizers are not in a fork, and what asks them waits for ever."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 class Turns(IterableDataset[dict[str, torch.Tensor]]):
     """Any reader through a DataLoader (`batch_size` None), its sequence kept: worker w of W gives batches w, w + W, …
 
@@ -79,8 +86,6 @@ class Turns(IterableDataset[dict[str, torch.Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         info = get_worker_info()
-        if info is not None:  # the threads of tokenizers are not in a fork, and what asks them waits for ever
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader = self._opened()
         for number in itertools.count():

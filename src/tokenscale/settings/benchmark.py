@@ -1,6 +1,7 @@
 """Settings of the side-by-side measurements."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tokenscale.settings.options import STRICT, option
 
@@ -16,3 +17,6 @@ class DataBenchmarkSettings:
     batches: int = option(16, "batches an arm reads in one round", ge=1, strict=True)
     rounds: int = option(5, "rounds; every arm runs once in each", ge=1, strict=True)
     workers: tuple[int, ...] = option((), "worker processes of torch's DataLoader, for arms through it, such as [0, 2]")
+    engines: tuple[Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"], ...] = option(
+        ("tokenizers",), "what else tokenizes on the fly, beside the engine that auto takes; those here and exact"
+    )

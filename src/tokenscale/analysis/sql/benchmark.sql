@@ -1,5 +1,7 @@
 -- Data path alone, no training: milliseconds a batch and microseconds a useful token, for each arm and round. The arm
--- `memcpy` copies ready batches in memory; it is the limit that no data path can pass. Opening a store is apart.
+-- `memcpy` copies ready batches in memory; it is the limit that no data path can pass. Opening a store is apart. Cold:
+-- the files that the arm reads were dropped from the page cache before it opened them. An arm that could not run has one
+-- row with the reason.
 SELECT
     benchmark,
     arm,
@@ -16,6 +18,9 @@ SELECT
     tokenizer,
     corpus,
     cache,
+    engine,
+    workers,
+    left_out,
     cpu,
     cores
 FROM benchmarks

@@ -20,18 +20,24 @@ _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 
 def data(benchmark: pd.DataFrame) -> pd.DataFrame:
     """One row an arm and round."""
-    return benchmark[
-        ["benchmark", "arm", "round", "us_per_useful_token", "ms_per_batch", "open_s", "not_useful_share"]
-    ].copy()
+    columns = ["benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch"]
+    return _measured(benchmark)[[*columns, "open_s", "not_useful_share"]].copy()
+
+
+def _measured(benchmark: pd.DataFrame) -> pd.DataFrame:
+    return benchmark[benchmark["left_out"].isna()]
 
 
 def draw(benchmark: pd.DataFrame) -> Figure:
     """Three panels on logarithmic axes, one row an arm: every round as a dot; the limit of copying as a line."""
+    benchmark = _measured(benchmark)
     arms = benchmark[~benchmark["is_limit"].astype(bool)]
     limit = benchmark[benchmark["is_limit"].astype(bool)]
     names = ordered(arms["arm"])[::-1]
     with style():
-        made, panels = figure(len(_TIMES), height=1.6 + 0.46 * max(3, len(names)), sharey=True)
+        made, panels = figure(
+            len(_TIMES), height=1.6 + (0.46 if len(names) < 16 else 0.26) * max(3, len(names)), sharey=True
+        )
         for axes, (column, label) in zip(panels, _TIMES, strict=True):
             axes.set_xlabel(label)
             shown = benchmark[benchmark[column] > 0]
@@ -66,15 +72,16 @@ def draw(benchmark: pd.DataFrame) -> Figure:
 
 def caption(benchmark: pd.DataFrame) -> str:
     """Shape of the batches, rounds, the limit, and how far the arms lie apart."""
+    left_out, benchmark = benchmark[benchmark["left_out"].notna()], _measured(benchmark)
     if benchmark.empty:
         return "The data path was not measured alone in this experiment: no benchmark file was given."
     first = benchmark.iloc[0]
     rounds = benchmark.groupby("arm")["round"].nunique()
     n = int(rounds.max())
     text = (
-        f"Batches of {first['rows']} × {first['sequence_length']} tokens, {first['batches']} a round, {n} interleaved "
-        f"round{'s' * (n != 1)} an arm, {first['cache'] or 'unstated'} file cache, one process, no training; corpus "
-        f"{first['corpus']}, tokenizer {first['tokenizer']}. Each dot is a round, each bar the median. "
+        f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} or more a "
+        f"round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; corpus {first['corpus']}, "
+        f"tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, each bar the median. "
         "Batches alone are left and in the middle; opening, once a run, is on the right: there online arms load the "
         "tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store that fits the cache in memory; "
         "their batches are then copies of decoded rows. "
@@ -88,9 +95,24 @@ def caption(benchmark: pd.DataFrame) -> str:
         )
     if benchmark["is_limit"].any():
         text += "The dotted line is a copy of ready batches in memory. "
+    if len(left_out):
+        text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
     return text + words.kinds(
         [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
     ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
+
+
+def _cache(benchmark: pd.DataFrame) -> str:
+    """Whether files were in memory."""
+    cold = "; those called cold after their files were dropped from it" if (benchmark["cache"] == "cold").any() else ""
+    one = "one process" if benchmark["workers"].isna().all() else "one process but for the workers of a DataLoader"
+    return f"{benchmark['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}"
+
+
+def _engine(benchmark: pd.DataFrame) -> str:
+    """What tokenizes where an arm's name does not say it."""
+    unnamed = benchmark[benchmark["engine"].notna() & benchmark["arm"].isin([online for online, _ in _TWINS])]
+    return f" (engine {unnamed['engine'].iloc[0]} where none is named)" if len(unnamed) else ""
 
 
 def _break_even(benchmark: pd.DataFrame) -> str:
@@ -115,6 +137,7 @@ def _break_even(benchmark: pd.DataFrame) -> str:
 
 def alt(benchmark: pd.DataFrame) -> str:
     """The medians, read aloud."""
+    benchmark = _measured(benchmark)
     medians = benchmark.groupby("arm")["us_per_useful_token"].median()
     texts = [f"{arm} {number(medians[arm])}" for arm in ordered(benchmark["arm"])]
     opened = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["open_s"].median()

@@ -1,0 +1,100 @@
+"""What the benchmarks ask of the operating system: which cores, what memory, and what is in the page cache."""
+
+import ctypes
+import gc
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+#: of a file's pages, so many may stay in the page cache where a reader is called cold: what is read while it opens
+WARM_SHARE = 0.01
+
+
+def forget(paths: Iterable[Path]) -> float | None:
+    """Ask the system to drop files from its page cache; the share of their pages that it kept, from 0 to 1.
+
+    It keeps all where files lie in memory (tmpfs), and those that a process has mapped. None where it cannot be asked,
+    or does not tell what it did.
+    """
+    paths = list(paths)
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+    found = [_resident(path) for path in paths]
+    if any(one is None for one in found):
+        return None
+    return sum(kept for kept, _ in found) / max(1, sum(pages for _, pages in found))
+
+
+def why_not_cold(kept: float | None) -> str | None:
+    """Why a reader that opens now is not cold, in words; None where it is. `kept` is what `forget` says."""
+    if kept is None:
+        return "the system does not tell whether it drops files from its page cache"
+    return f"{kept:.0%} of its files stay in the page cache" if kept > WARM_SHARE else None
+
+
+def _resident(path: Path) -> tuple[int, int] | None:
+    """(pages of a file that are in memory, all its pages), by mincore(2); None where that is not to be had."""
+    size = path.stat().st_size
+    if size == 0:
+        return 0, 0
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # maps, and reads nothing
+    pages = -(-size // mmap.PAGESIZE)
+    marks = (ctypes.c_ubyte * pages)()
+    address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    try:
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), marks)
+    except (OSError, AttributeError):
+        return None
+    return None if failed else (int(np.count_nonzero(np.frombuffer(marks, dtype=np.uint8) & 1)), pages)
+
+
+def release_memory() -> None:
+    """What earlier arms freed goes back to the system, so that growth is this arm's own."""
+    import pyarrow
+
+    gc.collect()
+    pyarrow.default_memory_pool().release_unused()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's; 0 where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("RssAnon:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def available_cores() -> set[int]:
+    """Cores that this process may use; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Hold this process, threads of libraries included, to some cores; where the system can."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
