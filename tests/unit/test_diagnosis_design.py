@@ -135,6 +135,8 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     assert alone.key == "factors.layout.data, global_batch"
     rates = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.2]]}
     found = said(rates, texts=LARGE, question="weak", level="warn")
+    apart = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]]}
+    assert not any("together" in what for _, what in said(apart, texts=LARGE, question="weak"))
     assert any("levels change layout.data and optimizer.learning_rate together" in what for _, what in found)
 
 

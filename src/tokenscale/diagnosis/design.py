@@ -126,9 +126,12 @@ def several_at_once(design: Design) -> list[Objection]:
         moved = [key for key in settings_of(factor) if key in design.factors]
         if weak(design):
             moved = [key for key in moved if key != "global_batch"]
-        if len(moved) > 1:
-            what = f"levels change {_and(moved)} together: an effect is of all of them"
-            cure = f"make {moved[-1]} a factor of its own, or say in the note which cells are to be compared"
+        levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
+        apart = [[key for key in moved if a[key] != b[key]] for a, b in itertools.combinations(levels, 2)]
+        together = [key for key in moved if [key] not in apart]
+        if len(together) > 1:
+            what = f"levels change {_and(together)} together: an effect is of all of them"
+            cure = f"add levels that differ in {together[-1]} alone, or say in the note what is compared"
             found.append(Objection("warn", what, f"factors.{factor}", cure))
     for name in design.factors:
         if name.split(".")[0] in ONE_CHOICE or not any(isinstance(c[name], dict) for c in design.cells):

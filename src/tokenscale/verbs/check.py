@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
     parser.add_argument("--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml")
     parser.add_argument(
-        "--write", action="store_true", help="write workflow/schemas/*.json, the tables of config/README.md, and config/experiments/README.md"
+        "--write",
+        action="store_true",
+        help="write workflow/schemas/*.json, the tables of config/README.md, and config/experiments/README.md",
     )
 
 
