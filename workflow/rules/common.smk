@@ -12,7 +12,7 @@ from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch.path import use_this_python
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.closure import listing, training_modules
-from tokenscale.settings.config import Config, benchmark_stores
+from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.manifests import (
@@ -52,7 +52,8 @@ def refuse(error):
 try:
     config.update(left_out(workflow.config_settings.config, sys.argv, os.environ))
     settings = Config(config)
-    EXPERIMENTS = list(settings.settings.experiments)
+    # asked for by its name, that target makes the report one of all of them
+    EXPERIMENTS = settings.chosen([ALL] if ALL in sys.argv[1:] else [])
     RUNS = settings.all_runs(list(settings.available))
     for name in [] if NOW else settings.corpora_of(EXPERIMENTS):
         fingerprint.check(settings.corpora[name], Path("results/corpus"))

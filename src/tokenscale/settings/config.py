@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,8 +43,11 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.settings.scales import SCALES
 from tokenscale.settings.studies import STUDIES
 
+#: the target of every experiment's figures and one report of them; stands for all of their names
+ALL = "all_experiments"
 #: names of the workflow's own targets and pages
 TARGETS = (
+    ALL,
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
     *("claims", "report_now", "report_pretokenization", "report_ddp", "index", "changes"),
 )
@@ -135,6 +139,12 @@ class Config:
                 )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """Names of experiments: those asked for, all that there are for `ALL`, those of the report for none."""
+        if list(names) == [ALL]:
+            return list(self.available)
+        return list(names or self.settings.experiments)
 
     def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         for key in {"name", "learnt_from"} & values.keys():

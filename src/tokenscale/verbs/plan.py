@@ -7,7 +7,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The experiment, and the configuration to read it from."""
-    parser.add_argument("experiment", nargs="*", help="names of experiments; by default those of the report")
+    parser.add_argument("experiment", nargs="*", help="names of experiments, or all_experiments; by default the report's")
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = configuration.Config({**arguments.config_json, **overrides})
     else:
         config = configuration.load(arguments.config, overrides=overrides)
-    names = arguments.experiment or list(config.settings.experiments)
+    names = config.chosen(arguments.experiment)
     if arguments.output:
         if len(names) != 1:
             raise UserError("--output takes one experiment.", found=", ".join(names))
