@@ -15,6 +15,7 @@ from tokenscale.analysis.benchmarks import rows as benchmark_rows
 from tokenscale.analysis.kept import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.stores import rows as store_rows
+from tokenscale.analysis.translations import bleu_columns
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
 from tokenscale.records import provenance
@@ -77,7 +78,7 @@ def ingest(
         with closing(_ahead(rows_of, list(listed), threads)) as made:
             counts, groups = _write(output, made, others, experiment)
         before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
-    said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "figures")
+    said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "target_loss", "figures")
     write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in said}})
     return counts
 
@@ -159,6 +160,8 @@ def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
         "quarantined_benign": sum(q["benign"] for q in log.quarantine),
         "steps_seen": compliance.complete_steps(whole),
     }
+    if sealed:
+        row |= bleu_columns(log.events)
     times = [e["t_unix_s"] for e in log.events if e["t_unix_s"] is not None]
     if times:
         row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}

@@ -9,6 +9,7 @@ import pandas as pd
 
 from tokenscale.analysis.tables import TABLES
 from tokenscale.errors import UserError, unknown
+from tokenscale.files import read_json
 
 WARM_UP = {"warmup_steps": 3}
 TARGET = {"target": None, "window_tokens": None}
@@ -23,6 +24,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "loss": {},
     "loss_curves": {"points": 100},
     "validation": {},
+    "translation": WARM_UP,
     "time_to_target": TARGET,
     "time_to_training_loss": TARGET,
     "stalls": WARM_UP,
@@ -31,6 +33,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "storage": {},
     "break_even": WARM_UP,
     "benchmark": {},
+    "storage_benchmark": {},
     "scaling": WARM_UP,
     "scaling_weak": WARM_UP,
     "parallelism": WARM_UP,
@@ -82,9 +85,16 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
             )
         file = str(path).replace("'", "''")
         connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
+    connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [_target_loss(tables)])  # of time_to_target.sql
     for view in VIEWS:  # whoever asks a view gives its rows an order
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     return connection
+
+
+def _target_loss(tables: Path) -> float | None:
+    """The validation loss whose time the experiment asks for; None where it says none."""
+    path = tables / "experiment.json"
+    return read_json(path, "experiment's description").get("target_loss") if path.is_file() else None
 
 
 def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""A checkpoint's perplexity, bits per byte and accuracy, on a packed store, a corpus, or files of text."""
+"""A checkpoint's perplexity, bits per byte and accuracy, on a packed store, a corpus or files of text; its BLEU."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,9 @@ from tokenscale.commands.opened import Opened, open_checkpoint
 from tokenscale.corpus.read import read
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError, unknown
+from tokenscale.evaluation.bleu import bleu as bleu_of
 from tokenscale.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
+from tokenscale.evaluation.translation import Translation, held_out_pairs, translate
 from tokenscale.files import canonical_json, read_json
 from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.manifest import located, open_store, read_store_manifest
@@ -39,15 +41,23 @@ def evaluate(
     store: Path | None = None,
     split: str = "validation",
     text_column: str = "text",
+    bleu: int | None = None,
     **options: Any,
 ) -> str:
-    """Score on a store, a corpus or a file; by default on the corpus of the training. Returns what the verb prints."""
+    """Score on a store, a corpus or a file; by default on the corpus of the training. With `bleu` so many pairs of
+    a corpus are translated instead. Returns what the verb prints."""
+    if bleu is not None:
+        if store is not None or options.get("rows") is not None:
+            raise UserError(
+                "BLEU is of whole pairs: of a corpus, so many as are asked for.",
+                found="--store" if store is not None else "--rows",
+                next="--bleu N, and --corpus NAME where it is not the training's",
+            )
+        return report_of_bleu(*evaluate_bleu(checkpoint, corpus, bleu, split=split, **options), split)
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
         return report_of(opened, found, str(located(store)[0]))
-    if corpus is None:
-        record = read_json(checkpoint / RECORD, "checkpoint's record")
-        corpus = RunSettings.from_json(canonical_json(record["run"])).corpus.name
+    corpus = corpus or _trained_on(checkpoint)
     opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
     return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
 
@@ -72,6 +82,67 @@ def report_of(opened: Opened, found: Scores, data: str) -> str:
     }
     width = max(map(len, lines))
     return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+
+
+def report_of_bleu(opened: Opened, found: list[Translation], split: str) -> str:
+    """The same of translations: their BLEU, and the first of them."""
+    score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
+    lines = {
+        "checkpoint": opened.name,
+        "data": f"{opened.run.corpus.name}, split {split}: the first {len(found):,} pairs",
+        "BLEU": str(score),
+        "signature": score.signature,
+        "time": f"{sum(t.duration_s for t in found):.1f} s",
+    }
+    for translation in found[:3]:
+        lines |= {f"{translation.pair.number} source": translation.pair.source}
+        lines |= {f"{translation.pair.number} found": translation.hypothesis or "(nothing)"}
+        lines |= {f"{translation.pair.number} reference": translation.pair.reference}
+    width = max(map(len, lines))
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+
+
+def evaluate_bleu(
+    checkpoint: Path,
+    corpus: str | None,
+    pairs: int,
+    *,
+    split: str = "validation",
+    rows: None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, list[Translation]]:
+    """Translate the first pairs of a corpus, by its name or folder; by default that of the training.
+
+    Raises UserError for a corpus that holds no pairs, a model that was not trained on any, and as `open_checkpoint`.
+    """
+    if pairs < 1:
+        raise UserError("there is nothing to translate.", bleu=pairs, next="ask for a pair or more")
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    if opened.run.objective != "causal" or not opened.run.eos:
+        raise UserError(
+            "the model does not translate: it was not trained on pairs.",
+            checkpoint=opened.name,
+            next="name the checkpoint of a causal run with eos, on a corpus of pairs",
+        )
+    where = corpus or opened.run.corpus.name
+    folder = next((f for f in (CORPORA / where, Path(where)) if (f / "manifest.json").is_file()), None)
+    if folder is None:
+        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
+        raise unknown("corpus", where, built, folder=CORPORA)
+    found = []
+    held_out = held_out_pairs(folder, pairs, split)
+    for translation in translate(opened.model, held_out, load(opened.tokenizer), opened.positions, opened.device):
+        found.append(translation)
+        if report is not None:
+            report(len(found))
+    return opened, found
+
+
+def _trained_on(checkpoint: Path) -> str:
+    record = read_json(checkpoint / RECORD, "checkpoint's record")
+    return RunSettings.from_json(canonical_json(record["run"])).corpus.name
 
 
 def evaluate_store(

@@ -10,7 +10,7 @@ from tokenscale.corpus.read import read
 from tokenscale.corpus.reader import check_file
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
-from tokenscale.settings.data import FILE_LISTS, FILES, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
 
 SOURCE_DATE = "undated"
 #: what the addresses give is held by hash already
@@ -45,8 +45,8 @@ def validation_documents(source: SourceSettings, downloads: Path | None = None) 
 
 def _documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
     manifest = _manifest(downloads)
-    targets = [downloads / file["name"] for file in manifest.get(FILES[key], ())]
-    for file, target in beside(manifest.get(key, []), targets, FILES[key]):
+    targets = [downloads / file["name"] for file in manifest.get(TARGETS_OF[key], ())]
+    for file, target in beside(manifest.get(key, []), targets, TARGETS_OF[key]):
         for number, text in enumerate(read(downloads / file["name"], source, target)):
             yield text, f"{file['name']}::{number}"
 

@@ -9,7 +9,7 @@ from tokenscale.corpus.pairs import beside
 from tokenscale.corpus.paths import expand, named
 from tokenscale.corpus.read import read
 from tokenscale.files import sha256_file
-from tokenscale.settings.data import FILE_LISTS, FILES, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
 
 #: files carry no date that could be declared
 SOURCE_DATE = "undated"
@@ -35,8 +35,8 @@ def validation_documents(source: SourceSettings, downloads: Path | None = None) 
 
 
 def _documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:
-    paths, targets = (expand(getattr(source, k), k) for k in (key, FILES[key]))
-    for (name, path), target in beside(list(named(paths).items()), targets, FILES[key]):
+    paths, targets = (expand(getattr(source, k), k) for k in (key, TARGETS_OF[key]))
+    for (name, path), target in beside(list(named(paths).items()), targets, TARGETS_OF[key]):
         for number, text in enumerate(read(path, source, target)):
             yield text, f"{name}::{number}"
 

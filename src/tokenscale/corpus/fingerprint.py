@@ -12,7 +12,7 @@ from typing import Any
 from tokenscale.corpus.paths import expand, named
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, sha256_file, sha256_text, write_json
-from tokenscale.settings.data import FILE_LISTS, FILES, CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings
 
 #: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
 MEMORY = Path(".snakemake/tokenscale-files.json")
@@ -57,7 +57,7 @@ def _of_manifest(manifest: Path) -> str:
 
 def _digest(facts: dict[str, dict[str, str]]) -> str:
     # lists of translations only where there are some: corpora without them keep their digest
-    told = {key: list(files.items()) for key, files in facts.items() if files or key in FILES}
+    told = {key: list(files.items()) for key, files in facts.items() if files or key in TARGETS_OF}
     return sha256_text(json.dumps(told))[:16]
 
 

@@ -45,6 +45,7 @@ PACKAGES = (
     Package("matplotlib", "matplotlib", "report"),
     Package("jinja2", "jinja2", "report"),
     Package("pypdf", "pypdf", "report"),
+    Package("sacrebleu", "sacrebleu", "report", "BLEU"),
     Package("pytest", "pytest", "test"),
     Package("pytest-xdist", "xdist", "test"),
     Package("hypothesis", "hypothesis", "test"),

@@ -47,7 +47,8 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "events": {
         "schema": "INTEGER",
-        "event": "VARCHAR",  # run_start, resume, init_done, memory, validation, checkpoint, run_stop
+        # run_start, resume, init_done, memory, validation, checkpoint, translation (each by one rank), run_stop
+        "event": "VARCHAR",
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
         "step": "BIGINT",
@@ -57,6 +58,10 @@ FIELDS: dict[str, dict[str, str]] = {
         "useful_tokens": "BIGINT",  # validation: of the whole slice
         "correct_tokens": "BIGINT",  # validation: of them, with the largest logit; null where nobody counted
         "rows": "BIGINT",  # validation
+        "number": "BIGINT",  # translation: of the document in the validation split
+        "source": "VARCHAR",  # translation; so the next two
+        "hypothesis": "VARCHAR",
+        "reference": "VARCHAR",
         "duration_s": "DOUBLE",
         "bytes": "BIGINT",  # checkpoint: on disk
         "parameters_bytes": "BIGINT",  # memory: held by this rank; so the three below

@@ -65,7 +65,7 @@ def layout_code(run: RunSettings) -> list[str]:
 
 def _variants(run: RunSettings) -> list[str]:
     variants = ["tokenscale.launch.ranks", BATCHES[run.approach]]
-    if run.store is None:
+    if run.reads_text:
         variants.append(TOKENIZERS[run.tokenizer.kind])
     if run.objective in OBJECTIVES:
         variants.append(OBJECTIVES[run.objective])

@@ -29,9 +29,9 @@ class LengthSettings:
 
 
 #: options that name files of a source, each with that of the translations, line for line
-FILES = {"files": "target_files", "validation_files": "validation_target_files"}
-FILE_LISTS = (*FILES, *FILES.values())
-_READ = ("validation_files", *FILES.values(), "format", "text_column", "target_column", "separator")
+TARGETS_OF = {"files": "target_files", "validation_files": "validation_target_files"}
+FILE_LISTS = (*TARGETS_OF, *TARGETS_OF.values())
+_READ = ("validation_files", *TARGETS_OF.values(), "format", "text_column", "target_column", "separator")
 #: kind of a source → (options that it needs, options that it may have)
 SOURCE_OPTIONS = {
     "docstrings": ((), ("packages",)),

@@ -31,7 +31,7 @@ def manifests_of(run: RunSettings) -> dict[str, str]:
     """
     corpus, tokenizer = run.corpus.name, run.tokenizer.name
     found = {}
-    if run.store is None:
+    if run.reads_text:
         found["corpus"] = corpus_manifest(corpus)
     if run.reads_tokenizer:
         found["tokenizer"] = tokenizer_manifest(tokenizer)

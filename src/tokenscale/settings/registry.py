@@ -73,6 +73,7 @@ FIGURES = {
     "total_training_time": "tokenscale.report.drawings.total_training_time",
     "padding_share": "tokenscale.report.drawings.padding_share",
     "storage_against_entropy": "tokenscale.report.drawings.storage_against_entropy",
+    "storage_benchmark": "tokenscale.report.drawings.storage_benchmark",
     "scaling_weak": "tokenscale.report.drawings.scaling_weak",
     "scaling_mfu": "tokenscale.report.drawings.scaling_mfu",
     "training_time": "tokenscale.report.drawings.training_time",
@@ -89,4 +90,5 @@ FIGURES = {
     "scaling_model": "tokenscale.report.drawings.scaling_model",
     "parallel_methods": "tokenscale.report.drawings.parallel_methods",
     "pipeline_bubble": "tokenscale.report.drawings.pipeline_bubble",
+    "translation": "tokenscale.report.drawings.translation",
 }

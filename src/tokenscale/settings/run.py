@@ -84,6 +84,9 @@ class ValidationSettings:
     at_start: bool = option(True, "before the first step")
     at_end: bool = option(True, "after the last step")
     accuracy: bool = option(False, "count the labels that have the largest logit, too")
+    bleu: int = option(
+        0, "pairs of the validation split that are translated at the end, for BLEU; 0: none", ge=0, strict=True
+    )
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,12 @@ class RunSettings:
     @property
     def reads_tokenizer(self) -> bool:
         """Whether the tokenizer's folder is an input: to tokenize, to know its special ids, or to be kept."""
-        return self.store is None or self.objective == "masked" or self.keeps_weights
+        return self.reads_text or self.objective == "masked" or self.keeps_weights
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the raw corpus is an input: to be tokenized while training, or to be translated at the end."""
+        return self.store is None or self.validation.bleu > 0
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for rules over several fields."""
@@ -270,6 +278,7 @@ class RunSettings:
                 found.append(("labels", "the target of a pair begins behind EOS: set eos"))
             if self.objective != "causal":
                 found.append(("labels", f"objective {self.objective} chooses what it predicts"))
+        found += [("validation.bleu", text) for text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
             found.append(
                 ("checkpoints.best", "the best weights are those of the lowest validation loss, and there is none")
@@ -286,6 +295,21 @@ class RunSettings:
             found.append(("packing", f"approach {self.approach} packs nothing"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
+        return found
+
+    def _translation_problems(self) -> list[str]:
+        if not self.validation.bleu:
+            return []
+        found = []
+        if not self.corpus.source.pairs:
+            found.append(f"documents of corpus {self.corpus.name} are no pairs: there is nothing to translate")
+        if self.objective != "causal" or not self.eos:
+            found.append("a translation is what a causal model writes behind the source's EOS: set eos")
+        cut = [method for method in self.layout.methods if method not in ("single", "ddp", "zero1")]
+        if cut:
+            found.append(f"with {cut[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
+        if self.float8:
+            found.append("float8 products want 16 rows, a translation has one: checkpoints.final, evaluate --bleu")
         return found
 
     def _layout_problems(self) -> list[tuple[str, str]]:

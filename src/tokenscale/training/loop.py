@@ -15,6 +15,7 @@ from tokenscale.batches.open import open_batches
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.errors import UserError
 from tokenscale.evaluation import validation
+from tokenscale.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.models.attention import choose_kernel
 from tokenscale.parallel.world import World
 from tokenscale.records import provenance
@@ -24,6 +25,8 @@ from tokenscale.records.status import Status
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.tokenizer.load import load
 from tokenscale.training import memory, record
 from tokenscale.training.budget import Budget, epoch_ends, steps_of
 from tokenscale.training.checkpoint import Checkpoint, State
@@ -112,6 +115,10 @@ class Training:
             self.held_out = read_slice(
                 run, inputs.validation_store, vocabulary_size, self.place.reader, readers, inputs.tokenizer
             )
+        self.translator = None
+        if run.validation.bleu:  # read now, so that what is missing is told before the first step
+            pairs = held_out_pairs(inputs.corpus, run.validation.bleu)[world.rank :: world.size]
+            self.translator = pairs, load(inputs.tokenizer)
         self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
@@ -249,6 +256,20 @@ class Training:
             )
         return found.loss_sum / max(found.useful_tokens, 1)
 
+    def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
+        """This rank's share of the held-out pairs; who reads the logs scores them."""
+        positions, device = self.settings.sequence_length, self.world.device
+        for found in translate(self.engine.model, pairs, tokenizer, positions, device):
+            self.writer.event(
+                "translation",
+                step=self.done,
+                number=found.pair.number,
+                source=found.pair.source,
+                hypothesis=found.hypothesis,
+                reference=found.pair.reference,
+                duration_s=found.duration_s,
+            )
+
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
         run = self.settings
         facts = {
@@ -331,6 +352,8 @@ class Training:
         done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
         if stopped is None and self.settings.checkpoints.final:
             self._save("final", "model")
+        if stopped is None and self.translator is not None:
+            self._translate(*self.translator)
         self.checkpoints.wait()
         reported(self.writer.event, self.checkpoints)
         self.writer.event("run_stop", status=state, step=done, energy_j=joules)

@@ -1,4 +1,4 @@
-"""A checkpoint's perplexity, bits per byte and next-token accuracy, over any text."""
+"""A checkpoint's perplexity, bits per byte and next-token accuracy, over any text; or its BLEU, of pairs."""
 
 import argparse
 import sys
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("train", "validation"), default="validation", help="of a corpus")
     parser.add_argument("--text-column", default="text", metavar="NAME", help="of a file of Parquet or JSON lines")
     parser.add_argument("--rows", type=int, metavar="N", help="stop after so many rows; by default all are read")
+    parser.add_argument("--bleu", type=int, metavar="N", help="translate so many held-out pairs instead: BLEU")
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU where there is one")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FOLDER", help="that of the training, for a checkpoint that holds none"

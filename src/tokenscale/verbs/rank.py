@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
     parser.add_argument(
-        "--corpus", type=Path, help="manifest of the raw corpus (approaches that tokenize while training)"
+        "--corpus", type=Path, help="manifest of the raw corpus (to tokenize while training, to translate)"
     )
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")

@@ -1,0 +1,207 @@
+"""Translations of held-out pairs, from a model in training to BLEU in the tables."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests import logs
+from tests.corpora import Lab, make_tokenizer
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.queries import query
+from tokenscale.analysis.translations import bleu_columns
+from tokenscale.commands.evaluate import evaluate
+from tokenscale.corpus.build import build
+from tokenscale.errors import UserError
+from tokenscale.evaluation.bleu import bleu
+from tokenscale.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.parallel.world import World
+from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.manifests import manifests_of
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import (
+    BudgetSettings,
+    CheckpointSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
+from tokenscale.training.loop import train
+
+CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=500, held_out=20))
+WORLD = World(0, 1, 0, torch.device("cpu"))
+
+
+class Pairs(Lab):
+    """As `Lab`, of sentences of the grammar."""
+
+    def __init__(self, directory):
+        self.directory, self.corpus = directory, directory / "corpus"
+        build(CORPUS, self.corpus)
+        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 400)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Pairs(tmp_path_factory.mktemp("pairs"))
+
+
+def make_run(**changes) -> RunSettings:
+    options = {
+        "corpus": CORPUS,
+        "tokenizer": TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=400),
+        "model": PRESETS["gpt2-micro"],
+        "approach": "packed",
+        "sequence_length": 128,
+        "global_batch": 4,
+        "micro_batch": 4,
+        "eos": True,
+        "labels": "target",
+        "budget": BudgetSettings(steps=2),
+        "schedule": ScheduleSettings(warmup_steps=1),
+        "validation": ValidationSettings(rows=4, bleu=5),
+    }
+    return RunSettings(**options | changes)
+
+
+class Copier(torch.nn.Module):
+    """Says the source again, behind its EOS, and then EOS; of a vocabulary in which ids are bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Identity()
+
+    def hidden(self, tokens_bt):
+        row = tokens_bt[0].tolist()
+        end = row.index(1)
+        said = len(row) - end - 1
+        token = row[1 + said] if 1 + said < end else 1
+        logits = torch.zeros(1, len(row), 256)
+        logits[0, -1, token] = 1
+        return logits
+
+
+BYTES = SimpleNamespace(
+    bos_id=0,
+    eos_id=1,
+    vocabulary_size=256,
+    encode_batch=lambda texts: [torch.tensor(list(text.encode())) for text in texts],
+    decode=lambda ids: bytes(ids).decode(),
+)
+
+
+def test_a_translation_is_what_stands_between_the_two_ends(monkeypatch):
+    pairs = [Pair(3, "ein Haus", "a house"), Pair(4, "x" * 40, "long"), Pair(5, "y" * 64, "no room")]
+    found = list(translate(Copier(), pairs, BYTES, 64, torch.device("cpu")))
+    assert [t.hypothesis for t in found] == ["ein Haus", "x" * (64 - 42), ""]
+    assert [t.pair.number for t in found] == [3, 4, 5]
+
+
+def test_a_model_that_never_ends_is_stopped():
+    endless = Copier()
+    endless.hidden = lambda tokens_bt: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
+    (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
+    assert found.hypothesis == "A" * (2 * 3 + 16)
+
+
+def test_bleu_is_that_of_the_paper_with_an_interval():
+    references = ["the cat sat on the mat", "a dog barks at night", "he reads a long book today"]
+    same = bleu(references, references)
+    assert same.score == pytest.approx(100) and same.low == pytest.approx(100) and same.sentences == 3
+    half = bleu(["the cat sat on a mat", "a dog barks at noon", "nothing of it is right here"], references)
+    # found, by hand, in the three sentences: 5+4+0 words of 17, 3+3 pairs of 14, 2+2 of 11, 1+1 of 8; both are as long
+    by_hand = 100 * (9 / 17 * 6 / 14 * 4 / 11 * 2 / 8) ** 0.25
+    assert half.score == pytest.approx(by_hand, rel=1e-3)
+    assert half.low < half.score < half.high and half == bleu(
+        ["the cat sat on a mat", "a dog barks at noon", "nothing of it is right here"], references
+    )
+    assert "tok:13a" in half.signature and "seed:" in half.signature
+
+
+def test_the_first_held_out_pairs_are_translated_and_texts_without_pairs_are_not(lab, tmp_path):
+    pairs = held_out_pairs(lab.corpus, 7)
+    assert [pair.number for pair in pairs] == list(range(7)) and all(pair.reference[-1] == "." for pair in pairs)
+    assert len(held_out_pairs(lab.corpus, 1000)) == 20
+    other = Lab(tmp_path, ["no pairs at all"])
+    with pytest.raises(UserError, match="the corpus holds no pairs"):
+        held_out_pairs(other.corpus, 3)
+
+
+def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
+    run = make_run(checkpoints=CheckpointSettings(final=True))
+    model = train(run, lab.inputs(run), tmp_path / run.identity, WORLD)
+    assert model.training
+    events = [json.loads(line) for line in next(tmp_path.rglob("events.jsonl")).read_text().splitlines()]
+    told = [event for event in events if event["event"] == "translation"]
+    assert [event["number"] for event in told] == [0, 1, 2, 3, 4]
+    assert [event["reference"] for event in told] == [pair.reference for pair in held_out_pairs(lab.corpus, 5)]
+    assert [event["event"] for event in events][-1] == "run_stop"
+    # what the command prints is what the log holds
+    text = evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5)
+    score = bleu([event["hypothesis"] for event in told], [event["reference"] for event in told])
+    assert str(score) in text and score.signature in text
+
+
+def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
+    run = make_run()
+    assert {"corpus", "tokenizer", "store"} <= manifests_of(run).keys()
+    assert "corpus" not in manifests_of(replace(run, validation=ValidationSettings(rows=4)))
+    assert (
+        replace(run, validation=ValidationSettings(bleu=0)).identity
+        == replace(run, validation=ValidationSettings()).identity
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"corpus": CorpusSettings()}, "are no pairs"),
+        ({"eos": False, "labels": "all"}, "set eos"),
+        ({"layout": LayoutSettings(shard=2, sharding="zero3")}, "no rank has the whole model"),
+        ({"layout": LayoutSettings(tensor=2)}, "no rank has the whole model"),
+        ({"float8": True}, "float8"),
+    ],
+)
+def test_runs_that_cannot_translate_are_refused(changes, says):
+    assert any(field == "validation.bleu" and says in text for field, text in make_run(**changes).problems())
+
+
+@pytest.mark.parametrize(
+    "layout", [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(shard=2, sharding="zero1")]
+)
+def test_runs_whose_ranks_have_whole_models_can(layout):
+    assert not [text for field, text in make_run(layout=layout).problems() if field == "validation.bleu"]
+
+
+def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
+    reference = "the cat sat on the mat"
+    old, new = (
+        {"event": "translation", "number": 0, "attempt": n, "hypothesis": text, "reference": reference}
+        for n, text in enumerate(("nothing like it", reference))
+    )
+    assert bleu_columns([new, old, {"event": "run_stop"}])["bleu"] == pytest.approx(100)
+    assert bleu_columns([old])["bleu"] < 10 and bleu_columns([{"event": "run_stop"}]) == {}
+
+
+def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
+    runs = [replace(logs.settings(steps=6), repeat=repeat) for repeat in (0, 1)]
+    references = ["the cat sat on the mat", "a dog barks at night"]
+    for run in runs:
+        said = references if run.repeat else ["the cat sat on a mat", "a dog barks at noon"]
+        path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/events.jsonl"
+        lines = [
+            {"event": "translation", "schema": 2, "step": 6, "number": n, "hypothesis": h, "reference": r}
+            for n, (h, r) in enumerate(zip(said, references, strict=True))
+        ]
+        path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    found = query("translation", tmp_path / "tables").set_index("repeat")
+    expected = bleu(["the cat sat on a mat", "a dog barks at noon"], references)
+    assert found.loc[0, "bleu"] == pytest.approx(expected.score) and found.loc[1, "bleu"] == pytest.approx(100)
+    assert found.loc[0, "bleu_high"] == pytest.approx(expected.high) and found.loc[0, "bleu_sentences"] == 2
+    speed = query("throughput", tmp_path / "tables").set_index("repeat")
+    assert found["target_tokens_per_s"].tolist() == speed["useful_tokens_per_s"].tolist()
+    assert found["positions_per_s"].tolist() == speed["total_tokens_per_s"].tolist()
