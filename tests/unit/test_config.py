@@ -174,6 +174,7 @@ def with_run(**changes):
             ["factors.layout.data, global_batch", "[2,8,9]", "a list of 2 values"],
         ),
         ({**EXPERIMENT, "factors": {"layout.data, global_batch": [1]}}, ["the level 1", "a list of 2 values"]),
+        ({**EXPERIMENT, "target_loss": 0}, ["target_loss", "greater than 0"]),
         ({**EXPERIMENT, "original": {"studies": ["0000"]}}, ["'0000'", "original.studies", "did you mean '000'"]),
         ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
         (

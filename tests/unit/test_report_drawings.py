@@ -90,6 +90,8 @@ def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tm
     assert len(arrows) == 2 and {line.get_xdata()[0] for line in arrows} == {left.get_xlim()[1] / 1.06}
     assert "1 of 3" in texts(figure)
     assert "1 of 3 runs reached it" in module.caption(*frames)
+    assert "stated before the runs" in module.caption(*frames)
+    assert "the highest that any run ended with" in module.caption(query("time_to_target", tables), inventory)
     assert not [line for line in left.lines if line.get_linewidth() == 2], "a median that is not known is drawn"
     assert "not (1 of 3 reached)" in module.alt(*frames)
 

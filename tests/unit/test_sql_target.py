@@ -1,5 +1,6 @@
 """Time to a loss, from tables made by hand: 30 useful tokens a step, a second each where nothing else is said."""
 
+import json
 import math
 
 import pandas as pd
@@ -78,6 +79,16 @@ def test_without_a_target_it_is_the_highest_loss_that_a_run_ended_with(tmp_path)
     found = query("time_to_target", validated(tmp_path, *runs))
     assert set(found["target"]) == {3.5} and found["reached"].all()
     assert found["step"].tolist() == [8, 8]
+
+
+def test_the_target_of_the_experiments_file_is_taken_and_one_that_is_asked_for_before_it(tmp_path):
+    runs = [("a", {0: 9.0, 4: 5.0, 8: 3.0}, {}), ("b", {0: 9.0, 4: 4.0, 8: 3.5}, {"repeat": 1})]
+    folder = validated(tmp_path, *runs)
+    assert not query("time_to_target", folder)["target_stated"].any()
+    (folder / "experiment.json").write_text(json.dumps({"target_loss": 3.2}))
+    found = query("time_to_target", folder)
+    assert set(found["target"]) == {3.2} and found["target_stated"].all() and found["reached"].tolist() == [True, False]
+    assert set(query("time_to_target", folder, target=4.5)["target"]) == {4.5}
 
 
 def test_only_runs_that_count_and_validate_are_listed(tmp_path):

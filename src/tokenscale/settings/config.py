@@ -349,6 +349,7 @@ class Config:
             "left_out": [to_dict(left) for left in experiment.left_out],
             "repeats": experiment.repeats,
             "cells": cells(experiment),
+            "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),
             "runs": [
                 {

@@ -103,6 +103,12 @@ class Experiment:
         None, "further repeats of one cell, spread over the order: the noise floor and the drift of the campaign"
     )
     external: tuple[External, ...] = option(tuple, "runs of other programs, shown beside ours and marked so")
+    target_loss: float | None = option(
+        None,
+        "validation loss, in nats a useful token, whose time is measured, stated before there are runs; by default the "
+        "highest that any run ended with",
+        gt=0,
+    )
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
     figures: tuple[str, ...] = option(tuple, "figures of its page")
     scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The experiment, and the configuration to read it from."""
-    parser.add_argument("experiment", nargs="*", help="names of experiments, or all_experiments; by default the report's")
+    names = "names of experiments, or all_experiments; by default those of the report"
+    parser.add_argument("experiment", nargs="*", help=names)
     parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")

@@ -4,13 +4,17 @@
 -- `seconds_before`, the time of the validation before. `validations` lie inside the window, that one included; where the
 -- run ended inside it, `whole_window` is false. A cell is a series at a world size: `reached_of_cell` of `runs_of_cell`
 -- runs reached it, `median_s_of_cell` is their median with +inf as the largest value, so +inf where half or more did not.
--- Without a target it is the highest loss that any run ended with, which all runs reach unless they rose again. Without
+-- Without a target it is that of the experiment's file (`target_loss`; `target_stated` is then true), and where that has
+-- none the highest loss that any run ended with, which all runs reach unless they rose again. Without
 -- window_tokens, a validation stands for itself.
 WITH checks AS MATERIALIZED (
     SELECT run_id, step, useful_tokens_seen, training_s, loss, last FROM validation
 ),
 target AS (
-    SELECT coalesce($target::DOUBLE, max(loss) FILTER (last)) AS target FROM checks
+    SELECT
+        coalesce($target::DOUBLE, getvariable('target_loss')::DOUBLE, max(loss) FILTER (last)) AS target,
+        coalesce($target::DOUBLE, getvariable('target_loss')::DOUBLE) IS NOT NULL AS target_stated
+    FROM checks
 ),
 following AS (
     SELECT
@@ -45,6 +49,7 @@ reached AS (
         r.world_size,
         r.repeat,
         t.target,
+        t.target_stated,
         f.run_id IS NOT NULL AS reached,
         f.step,
         coalesce(f.training_s, 'inf'::DOUBLE) AS seconds,

@@ -82,10 +82,11 @@ def caption(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> str:
     if kept.empty:
         return f"No run that may be compared was validated; {words.counted(0, inventory)}. {refused}".strip()
     reached = kept[kept["reached"].astype(bool)]
+    stated = kept["target_stated"].astype(bool).all()
+    chosen = "stated before the runs" if stated else "the highest that any run ended with"
     text = words.sentence(words.crowded(inventory)) + (
-        f"Target: a validation loss of {number(kept['target'].iloc[0], 5)} nats a useful token, the highest that any "
-        f"run ended with. {len(reached)} of {len(kept)} runs reached it; "
-        f"{words.counted(len(kept), inventory)}. Each dot is the first validation at or below it; the loss fell below "
+        f"Target: a validation loss of {number(kept['target'].iloc[0], 5)} nats a useful token, {chosen}. "
+        f"{len(reached)} of {len(kept)} runs reached it; {words.counted(len(kept), inventory)}. Each dot is the first validation at or below it; the loss fell below "
         "it between the validation before, where the thin line begins, and that one. Arrows at the right edge are runs "
         "that did not get there: their time is longer than they ran, and a median counts them as longest. "
     )
