@@ -198,6 +198,30 @@ def write_benchmark(path: Path, rounds=3) -> Path:
     return path
 
 
+def write_storage_benchmark(path: Path, rounds=2) -> Path:
+    """A storage benchmark: three stores of a hundred documents, and two engines that tokenize them on the fly."""
+    common = {"documents_cut": 0, "rows": 100, "single_rows": 10, "ids": 10_000}
+    common |= {"useful_tokens": 9_900, "not_cold": None}
+    facts = {"padded": ("int64", "zstd-22", 1000, 25_000), "token-list": ("int32", "none", 1000, 40_000)}
+    facts |= {"packed": ("uint32", None, None, 41_000)}
+    records = []
+    for r in range(rounds):
+        for form, (dtype, codec, group, size) in facts.items():
+            record = {"round": r, "store": f"{form}-{codec}", "format": form, "dtype": dtype, "codec": codec}
+            record |= {"level": None, "row_group_rows": group, "stored_bytes": size, "entropy_bits": 9.6}
+            seconds = {"write_s": 0.5 + r, "sequential_s": 0.1, "shuffled_s": 0.2, "cold_s": 0.3, "single_rows_s": 0.05}
+            records.append(common | record | seconds)
+        for engine, fly in (("gigatoken", 0.25), ("tokenizers", 1.2)):
+            record = {"round": r, "store": f"text, {engine}", "format": "text", "engine": engine}
+            record |= {"auto": engine == "gigatoken", "rows": 100, "ids": 10_000, "useful_tokens": 9_900}
+            records.append(record | {"sequential_s": fly, "bulk_s": fly / 2})
+    head = {"schema": 1, "benchmark": "storage", "settings": {"sequence_length": 1024, "rounds": rounds}}
+    head |= {"tokenizer": "tekken", "corpus": "docstrings", "documents": 100, "text_bytes": 50_000}
+    head |= {"vocabulary_size": 131_072, "left_out": {"text, tiktoken": "it is not here"}}
+    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, "records": records})
+    return path
+
+
 def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields) -> Path:
     """`<folder>/{runs,runs.json,bench.json}`: an experiment whose runs are all there."""
     runs = [settings(a, w, r, steps=12) for r in range(repeats) for a in approaches for w in world_sizes]

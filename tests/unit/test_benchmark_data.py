@@ -99,13 +99,13 @@ def test_no_arm_is_called_cold_where_files_stay_in_memory(lab, tmp_path, monkeyp
 
 
 def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, monkeypatch):
-    settings = DataBenchmarkSettings(engines=("gigatoken", "tiktoken", "tokenizers"))
+    asked = ("gigatoken", "tiktoken", "tokenizers")
     pytest.importorskip("gigatoken")
-    found, left_out = data.data_arms.engines(settings, lab.tokenizer, auto="gigatoken")
+    found, left_out = data.engines.listed(asked, lab.tokenizer, auto="gigatoken")
     assert found == ["tokenizers"] and left_out["gigatoken"] == "it is the engine that auto takes here"
     assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
     monkeypatch.setattr("tokenscale.tokenizer.engined.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
-    found, left_out = data.data_arms.engines(settings, lab.tokenizer, auto="none")
+    found, left_out = data.engines.listed(asked, lab.tokenizer, auto="none")
     assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
 

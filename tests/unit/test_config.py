@@ -229,11 +229,33 @@ def test_a_key_written_twice_is_refused(tmp_path):
         read_yaml(path)
 
 
+def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
+    alone = {"question": "?", "storage_benchmark": {"corpus": "c", "tokenizer": "t"}, "data_benchmark": {"corpus": "c"}}
+    both = {**alone, "data_benchmark": None, "runs": {"corpus": "c", "tokenizer": "t"}}
+    (tmp_path / "config/experiments").mkdir(parents=True)
+    for name, values in (("alone", alone), ("both", both)):
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(values))
+    values = {
+        "experiments": ["alone", "both"],
+        "corpora": {name: {"source": {"documents": 9}} for name in "cd"},
+        "tokenizers": {name: {"kind": "numbers", "vocabulary_size": 99} for name in ("t", "tekken")},
+    }
+    config = Config(values, root=tmp_path)
+    assert config.runs("alone") == [] and len(config.runs("both")) == 1
+    assert config.table("alone")["runs"] == config.table("alone")["cells"] == []
+    assert config.corpora_of(["alone"]) == ["c"] and set(config.relevant("alone")["tokenizers"]) == {"t", "tekken"}
+    other = Config(values | {"corpus": "d"}, root=tmp_path)
+    assert other.runs("alone") == [] and other.corpora_of(["alone", "both"]) == ["d"]
+    (tmp_path / "config/experiments/alone.yaml").write_text(json.dumps({**alone, "storage_benchmark": {"corpus": "x"}}))
+    with pytest.raises(UserError, match="storage_benchmark.corpus"):
+        Config(values, root=tmp_path).runs("alone")
+
+
 def test_the_shipped_configuration_is_valid_at_every_scale():
     for scale in SCALES:
         config = configuration.load("config/config.yaml", root=ROOT, overrides={"scale": scale})
         for name in config.available:
-            assert config.runs(name)
+            assert config.runs(name) or config.experiment(name).benchmarks
 
 
 def test_the_committed_schemas_are_current():

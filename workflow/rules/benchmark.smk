@@ -31,3 +31,31 @@ rule benchmark_data:
     shell:
         "python -m tokenscale benchmark data --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --stores {params.stores:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule benchmark_storage:
+    """Tokens at rest: the same ids in every format, type, codec and row group, written and read in interleaved rounds."""
+    input:
+        corpus=lambda w: corpus_manifest(storage_benchmark(w).corpus),
+        tokenizer=lambda w: tokenizer_manifest(storage_benchmark(w).tokenizer),
+        code=lambda w: code_of(
+            "benchmark",
+            "tokenscale.benchmark.storage",
+            *FORMATS.values(),
+            TOKENIZERS[settings.tokenizers[storage_benchmark(w).tokenizer].kind],
+        ),
+    output:
+        "results/benchmarks/storage/{experiment}.json",
+    log:
+        "results/logs/benchmark/storage-{experiment}.log",
+    threads: ALL_CORES
+    resources:
+        machine=1,
+        mem_mb=8000,
+    params:
+        settings=lambda w: canonical_json(to_dict(storage_benchmark(w).settings)),
+    message:
+        "benchmark of tokens at rest for {wildcards.experiment}"
+    shell:
+        "python -m tokenscale benchmark storage --settings {params.settings:q} --corpus {input.corpus:q}"
+        " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"

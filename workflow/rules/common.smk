@@ -72,6 +72,7 @@ TABLES = [
         "events",
         "quarantine",
         "benchmarks",
+        "storage_benchmarks",
         "stores",
     )
 ] + ["experiment.json"]
@@ -302,9 +303,14 @@ def data_benchmark(w):
     return settings.experiment(w.experiment).data_benchmark
 
 
+def storage_benchmark(w):
+    return settings.experiment(w.experiment).storage_benchmark
+
+
 def benchmark_files(w):
     return there(
-        [f"results/benchmarks/data/{w.experiment}.json"]
-        if settings.experiment(w.experiment).data_benchmark
-        else []
+        [
+            f"results/benchmarks/{kind}/{w.experiment}.json"
+            for kind in settings.experiment(w.experiment).benchmarks
+        ]
     )

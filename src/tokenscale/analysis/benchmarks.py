@@ -1,4 +1,4 @@
-"""Rows of the table `benchmarks`: what `tokenscale benchmark` measured apart from trainings."""
+"""Rows of the tables `benchmarks` and `storage_benchmarks`: what `tokenscale benchmark` measured, no training."""
 
 from pathlib import Path
 from typing import Any
@@ -10,38 +10,57 @@ Row = dict[str, Any]
 
 
 def rows(paths: list[Path]) -> dict[str, list[Row]]:
-    """Table → rows, of `results/benchmarks/data/<name>.json`, by file, arm and round. Raises UserError for a file that
-    is no such benchmark."""
-    found: dict[str, list[Row]] = {"benchmarks": []}
+    """Table → rows, of `results/benchmarks/{data,storage}/<name>.json`, by file, arm or store, and round. Raises
+    UserError for a file that is no such benchmark."""
+    found: dict[str, list[Row]] = {"benchmarks": [], "storage_benchmarks": []}
     for path in sorted(paths, key=lambda p: p.name):
-        found["benchmarks"] += _of_data(path)
+        content = read_json(path, "benchmark file", next=f"snakemake {path}")
+        try:
+            if content.get("benchmark") == "storage":
+                found["storage_benchmarks"] += _of_storage(path.stem, content)
+            else:
+                found["benchmarks"] += _of_data(path.stem, content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                "this is no benchmark of data or of storage.", path=path, missing=error, next="write it anew"
+            ) from None
     return found
 
 
-def _of_data(path: Path) -> list[Row]:
+def _of_data(name: str, content: Row) -> list[Row]:
     """The rows of one file; an arm that was left out has one with the reason, and without a round."""
-    content = read_json(path, "benchmark file", next=f"snakemake {path}")
-    try:
-        settings = content["settings"]
-        common = {
-            "benchmark": path.stem,
-            "sequence_length": settings.get("sequence_length"),
-            "rows": settings.get("rows"),
-            "tokenizer": content.get("tokenizer"),
-            "corpus": content.get("corpus"),
-            **_machine(content),
-        }
-        keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
-        found = []
-        for record in content["records"]:
-            more = {"cache": record.get("cache", content.get("cache"))}
-            more |= {key: record.get(key) for key in ("engine", "workers")}
-            found.append({**common, **{key: record[key] for key in keys}, **more})
-        found.sort(key=lambda r: (r["arm"], r["round"]))
-        left_out = sorted((content.get("left_out") or {}).items())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError("this is no data benchmark.", path=path, missing=error, next="write it anew") from None
+    settings = content["settings"]
+    common = {
+        "benchmark": name,
+        "sequence_length": settings.get("sequence_length"),
+        "rows": settings.get("rows"),
+        "tokenizer": content.get("tokenizer"),
+        "corpus": content.get("corpus"),
+        **_machine(content),
+    }
+    keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
+    found = []
+    for record in content["records"]:
+        more = {"cache": record.get("cache", content.get("cache"))}
+        more |= {key: record.get(key) for key in ("engine", "workers")}
+        found.append({**common, **{key: record[key] for key in keys}, **more})
+    found.sort(key=lambda r: (r["arm"], r["round"]))
+    left_out = sorted((content.get("left_out") or {}).items())
     return found + [{**common, "arm": arm, "left_out": reason} for arm, reason in left_out]
+
+
+def _of_storage(name: str, content: Row) -> list[Row]:
+    """The rows of one file; an engine that was left out has one with the reason, and without a round."""
+    common = {key: content[key] for key in ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")}
+    common |= {"benchmark": name, "sequence_length": content["settings"]["sequence_length"], **_machine(content)}
+    found = []
+    for record in content["records"]:
+        if record["sequential_s"] <= 0 or record["ids"] <= 0:
+            raise KeyError("sequential_s and ids above 0")
+        found.append({**common, **record, "left_out": record.get("not_cold")})
+    found.sort(key=lambda r: (r["store"], r["round"]))
+    left_out = sorted((content.get("left_out") or {}).items())
+    return found + [{**common, "store": store, "format": "text", "left_out": reason} for store, reason in left_out]
 
 
 def _machine(content: Row) -> Row:

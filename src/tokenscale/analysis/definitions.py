@@ -23,6 +23,7 @@ QUERIES = (
     "break_even",
     "benchmark",
     "storage_benchmark",
+    "storage_benchmark",
     "scaling",
     "scaling_weak",
     "parallelism",

@@ -20,7 +20,7 @@ import numpy as np
 from tokenscale.batches.batch import Batch, Batches
 from tokenscale.batches.open import open_batches
 from tokenscale.batches.packed import PackedBatches
-from tokenscale.benchmark import data_arms, machine, studies
+from tokenscale.benchmark import data_arms, engines, machine, studies
 from tokenscale.benchmark.data_arms import LIMIT, ONLINE, PACKED, Arm
 from tokenscale.benchmark.peers import Peers
 from tokenscale.benchmark.timing import timing
@@ -117,7 +117,7 @@ class _Bench:
         self.token_file_bytes = self._manifest["files"][0]["bytes"]
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load(tokenizer).engine
-        self.engines, self.left_out = data_arms.engines(settings, tokenizer, self.engine)
+        self.engines, self.left_out = engines.listed(settings.engines, tokenizer, self.engine)
         self._pool: list[Any] = []
 
     def open(self, arm: Arm) -> Batches:

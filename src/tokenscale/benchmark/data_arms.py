@@ -5,12 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenscale.benchmark import machine, studies
-from tokenscale.errors import UserError
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.run import APPROACHES
-from tokenscale.tokenizer import gate
-from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.manifest import read_manifest
 
 LIMIT = "memcpy"
 ONLINE = tuple(approach for approach, stored in APPROACHES.items() if stored is None)
@@ -37,31 +33,6 @@ class Arm:
         """
         loader = None if self.workers is None else f"DataLoader {self.workers}"
         return ", ".join(part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part)
-
-
-def engines(settings: DataBenchmarkSettings, tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
-    """(Engines that online arms use beside `auto`, engine → why it is left out): one that is not here, whose ids are
-    not the reference's on the hostile texts, or that `auto` takes anyway."""
-    found, left_out = [], {}
-    for engine in settings.engines:
-        if (reason := _why_not(engine, tokenizer, auto)) is None:
-            found.append(engine)
-        else:
-            left_out[engine] = reason
-    return found, left_out
-
-
-def _why_not(engine: str, folder: Path, auto: str) -> str | None:
-    if read_manifest(folder)["kind"] == "numbers":
-        return "numbers are read by no engine"
-    if engine == auto:
-        return "it is the engine that auto takes here"
-    try:
-        tokenizer = load(folder, engine)
-    except UserError as error:
-        return error.facts.get("reason") or error.what
-    differs = tokenizer.difference(gate.fuzz())
-    return None if differs is None else "its ids are not those of the reference"
 
 
 def listed(

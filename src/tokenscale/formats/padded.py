@@ -76,10 +76,10 @@ def pad(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]
 class PaddedStore:
     """Rows of a `padded` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
 
-    def __init__(self, where: Path, manifest: dict[str, Any]):
+    def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
         self.sequence_length: int = manifest["sequence_length"]
-        self._columns = ListColumns(where, manifest["files"], ["input_ids", "attention_mask"])
+        self._columns = ListColumns(where, manifest["files"], ["input_ids", "attention_mask"], cache_bytes)
 
     def __len__(self) -> int:
         """Rows, which are documents."""

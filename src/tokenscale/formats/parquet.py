@@ -97,12 +97,13 @@ def _part(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tup
 class ListColumns:
     """List columns of all shards of a store, read by row number through a cache of decoded row groups.
 
-    The cache holds `CACHE_BYTES` at most (one group at least) and drops the group that was read longest ago. A store
-    that fits into it is decoded here, so that the first batches cost what all others cost.
+    The cache holds `cache_bytes` at most (`CACHE_BYTES` by default; one group at least) and drops the group that was
+    read longest ago. A store that fits into it is decoded here, so that the first batches cost what all others cost.
     """
 
-    def __init__(self, where: Path, files: list[dict[str, Any]], columns: list[str]):
+    def __init__(self, where: Path, files: list[dict[str, Any]], columns: list[str], cache_bytes: int | None = None):
         self.columns = columns
+        self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self._files = [pq.ParquetFile(located(where)[0] / file["name"], pre_buffer=False) for file in files]
         self._groups: list[tuple[int, int]] = []
         self.first_rows: list[int] = []
@@ -114,7 +115,7 @@ class ListColumns:
                 self.rows += parquet.metadata.row_group(group).num_rows
         self._cache: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
         self._cached_bytes = 0
-        if self._decoded_bytes() <= CACHE_BYTES:
+        if self._decoded_bytes() <= self._cache_bytes:
             for first in self.first_rows:
                 self.row(first)
 
@@ -139,7 +140,7 @@ class ListColumns:
         if group is None:
             group = self._cache[number] = self._decode(number, self.columns)
             self._cached_bytes += _bytes(group)
-            while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
                 self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
         else:
             self._cache.move_to_end(number)

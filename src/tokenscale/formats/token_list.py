@@ -56,9 +56,9 @@ class _Part:
 class TokenListStore:
     """Documents of a `token-list` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
 
-    def __init__(self, where: Path, manifest: dict[str, Any]):
+    def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
-        self._columns = ListColumns(where, manifest["files"], ["tokens"])
+        self._columns = ListColumns(where, manifest["files"], ["tokens"], cache_bytes)
 
     def __len__(self) -> int:
         """Documents."""

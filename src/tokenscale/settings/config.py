@@ -186,9 +186,10 @@ class Config:
                 key="factors.corpus",
                 next="leave `corpus` out of the configuration for this experiment",
             )
-        changed = {"runs": {"corpus": self.settings.corpus}}
-        if values.get("data_benchmark") is not None:
-            changed["data_benchmark"] = {"corpus": self.settings.corpus}
+        asked = ("runs", "data_benchmark", "storage_benchmark")
+        changed = {key: {"corpus": self.settings.corpus} for key in asked if values.get(key) or key == "runs"}
+        if not values.get("runs") and not values.get("factors") and len(changed) > 1:  # benchmarks alone: no runs
+            del changed["runs"]
         return merge(values, changed)
 
     def _check(self, experiment: Experiment, file: str) -> None:
@@ -210,11 +211,11 @@ class Config:
         for figure in experiment.figures:
             if figure not in FIGURES:
                 raise unknown("figure", figure, FIGURES, file=file, key="figures")
-        if experiment.data_benchmark is not None:
+        for kind, benchmark in experiment.benchmarks.items():
             for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
-                value = getattr(experiment.data_benchmark, key)
+                value = getattr(benchmark, key)
                 if value not in known:
-                    raise unknown(key, value, known, file=file, key=f"data_benchmark.{key}")
+                    raise unknown(key, value, known, file=file, key=f"{kind}_benchmark.{key}")
 
     def _check_left_out(self, experiment: Experiment, file: str) -> None:
         """What is left out must be there, and something must be left."""
@@ -228,7 +229,7 @@ class Config:
                     found=canonical_json(left.cells),
                     next="name levels of the factors, or remove it",
                 )
-        if not cells(experiment):
+        if every and not cells(experiment):
             raise UserError("every cell is left out.", file=file, key="left_out", next="leave less out")
 
     def runs(self, name: str) -> list[Run]:
@@ -294,9 +295,9 @@ class Config:
 
     def corpora_of(self, names: list[str] | tuple[str, ...]) -> list[str]:
         """Names of the corpora that the experiments read, sorted."""
-        benchmarks = [self.experiment(name).data_benchmark for name in names]
+        benchmarks = [b for name in names for b in self.experiment(name).benchmarks.values()]
         found = {run.settings.corpus.name for name in names for run in self.runs(name)}
-        return sorted(found | {b.corpus for b in benchmarks if b is not None})
+        return sorted(found | {b.corpus for b in benchmarks})
 
     def stores(self, names: list[str] | tuple[str, ...]) -> list[tuple[str, str, str]]:
         """(corpus, tokenizer, store directory) of every token store that the experiments need, sorted."""
@@ -319,10 +320,9 @@ class Config:
         The machine is not among them: another machine's profile must not rewrite the table.
         """
         used = [(r.settings.corpus.name, r.settings.tokenizer) for r in self.runs(name)]
-        benchmark = self.experiment(name).data_benchmark
         corpora = {c for c, _ in used} | {t.corpus for _, t in used if t.corpus}
         tokenizers = {t.name for _, t in used}
-        if benchmark is not None:
+        for benchmark in self.experiment(name).benchmarks.values():
             corpora.add(benchmark.corpus)
             tokenizers.add(benchmark.tokenizer)
             corpora |= {c for c in [self.tokenizers[benchmark.tokenizer].corpus] if c}

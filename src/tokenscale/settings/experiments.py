@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
 
@@ -35,6 +35,17 @@ class DataBenchmark:
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
     settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "shape and size of the measurement")
+
+
+@dataclass(frozen=True)
+class StorageBenchmark:
+    """The benchmark of an experiment that writes and reads tokens in many ways."""
+
+    __pydantic_config__ = STRICT
+
+    corpus: str = option("docstrings", "name of a corpus in config.yaml")
+    tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
+    settings: StorageBenchmarkSettings = option(StorageBenchmarkSettings, "the ways to store, and how much")
 
 
 @dataclass(frozen=True)
@@ -110,8 +121,16 @@ class Experiment:
         gt=0,
     )
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
+    storage_benchmark: StorageBenchmark | None = option(None, "measure tokens at rest: bytes, writing and reading")
     figures: tuple[str, ...] = option(tuple, "figures of its page")
     scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")
+
+    @property
+    def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
+        """Kind → the benchmark of that kind that it asks for. With one, and neither `runs` nor `factors`, it has no
+        runs."""
+        found = {"data": self.data_benchmark, "storage": self.storage_benchmark}
+        return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
 
 
 @dataclass(frozen=True)
@@ -223,6 +242,8 @@ def cells(experiment: Experiment) -> list[dict[str, Any]]:
 
     What moves together is taken apart here: a cell has plain dotted keys.
     """
+    if experiment.benchmarks and not experiment.runs and not experiment.factors:
+        return []
     choices = []
     for factor, levels in experiment.factors.items():
         keys = settings_of(factor)

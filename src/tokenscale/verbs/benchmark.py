@@ -4,12 +4,13 @@ import argparse
 import importlib
 from pathlib import Path
 
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.options import from_json
 
 #: benchmark → the module that measures it, imported only when asked for
 BENCHMARKS = {
     "data": "tokenscale.benchmark.data",
+    "storage": "tokenscale.benchmark.storage",
     "text": "tokenscale.benchmark.prose",
     "pretokenize": "tokenscale.benchmark.pretokenize",
     "training": "tokenscale.benchmark.training",
@@ -33,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
     data.add_argument("--peers", metavar="PYTHON", help="a Python with datasets, mosaicml-streaming or litdata")
     data.add_argument("--figure", type=Path, metavar="FILE", help="draw the table: .svg, .png or .pdf")
+    storage = kinds.add_parser("storage", help="tokens at rest: the same ids in many ways, written and read in turns")
+    storage.add_argument("--settings", default="{}", metavar="JSON", help="formats, dtypes, codecs, row_group_rows, …")
+    storage.add_argument("--corpus", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    storage.add_argument(
+        "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
+    storage.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
     text = kinds.add_parser("text", help="real English text without repeats, to measure tokenizers with")
     text.add_argument("--megabytes", type=_positive, default=100.0, metavar="X", help="how much (default 100)")
     text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
@@ -125,6 +133,12 @@ def run(arguments: argparse.Namespace) -> None:
         folders = arguments.corpus.parent, arguments.tokenizer.parent
         options = {name: getattr(arguments, name) for name in ("stores", "rounds", "cores", "memory")}
         print(module.table(module.measure(*folders, arguments.output, **options)))
+        return
+    if arguments.benchmark == "storage":
+        settings = from_json(StorageBenchmarkSettings, arguments.settings)
+        folders = arguments.corpus.parent, arguments.tokenizer.parent
+        result = module.measure(settings, *folders, arguments.output)
+        print(importlib.import_module("tokenscale.benchmark.storage_table").table(result))
         return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores

@@ -32,7 +32,6 @@ def draw(benchmark: pd.DataFrame) -> Figure:
     """Three panels on logarithmic axes, one row an arm: every round as a dot; the limit of copying as a line."""
     benchmark = _measured(benchmark)
     arms = benchmark[~benchmark["is_limit"].astype(bool)]
-    limit = benchmark[benchmark["is_limit"].astype(bool)]
     names = ordered(arms["arm"])[::-1]
     with style():
         made, panels = figure(
@@ -41,6 +40,7 @@ def draw(benchmark: pd.DataFrame) -> Figure:
         for axes, (column, label) in zip(panels, _TIMES, strict=True):
             axes.set_xlabel(label)
             shown = benchmark[benchmark[column] > 0]
+            shown = shown[~shown["is_limit"].astype(bool)] if column == "open_s" else shown  # which opens nothing
             if shown.empty:
                 no_data(axes, "no data: 0 of 0 rounds")
                 continue
@@ -50,7 +50,7 @@ def draw(benchmark: pd.DataFrame) -> Figure:
                 axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
                 if len(values):
                     axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
-            bound = limit.loc[limit[column] > 0, column]
+            bound = shown.loc[shown["is_limit"].astype(bool), column]
             if len(bound):
                 axes.axvline(bound.median(), color=GREY, linestyle=":", linewidth=1.8)
                 axes.text(
@@ -80,8 +80,9 @@ def caption(benchmark: pd.DataFrame) -> str:
     n = int(rounds.max())
     text = (
         f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} or more a "
-        f"round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; corpus {first['corpus']}, "
-        f"tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, each bar the median. "
+        f"round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; "
+        f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, each bar "
+        "the median. "
         "Batches alone are left and in the middle; opening, once a run, is on the right: there online arms load the "
         "tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store that fits the cache in memory; "
         "their batches are then copies of decoded rows. "

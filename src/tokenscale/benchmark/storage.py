@@ -1,0 +1,239 @@
+"""What do tokens at rest take: bytes, and the time to write and to read them, for every way to store the same ids.
+
+The text is tokenized once and its ids are held in memory. In each round every store of the design is written from them
+by the format's own writer, read back and compared, then read by the format's own reader; its files are removed before
+the next one has its turn. The order changes from round to round. Beside the stores, in the same rounds, the text itself
+is tokenized: as a training on the fly does, some documents at a time, and in one go, as a store's build does. Seconds
+and bytes are recorded; rates, medians and break-even are left to the analysis.
+"""
+
+import dataclasses
+import importlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenscale.benchmark import engines, machine
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.files import sha256_file, write_json
+from tokenscale.formats.archive import ArchiveStore
+from tokenscale.formats.documents import Chunk, Origin, encode_chunk
+from tokenscale.formats.manifest import open_store
+from tokenscale.formats.packed import PackedStore
+from tokenscale.formats.padded import PaddedStore, pad
+from tokenscale.formats.text import TextDocuments
+from tokenscale.formats.token_list import TokenListStore
+from tokenscale.order.permutation import permute
+from tokenscale.records import hardware
+from tokenscale.records.provenance import versions
+from tokenscale.settings.benchmark import StorageBenchmarkSettings
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
+from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.tokenizer.load import load
+
+VERSION = 1
+#: documents of one call where a whole text is tokenized at once
+BULK_DOCUMENTS = 4096
+READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}
+
+
+class Held:
+    """The first documents of a corpus, tokenized: what every format's writer is given (see `documents.Documents`)."""
+
+    def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
+        text = RawText(corpus)
+        made = load(tokenizer)
+        self.eos = text.pairs  # pairs end with EOS, and nothing else does
+        self.origin: Origin = TextDocuments(corpus, made, "train", self.eos).origin
+        self.engine = made.engine
+        columns = text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text)))
+        self.texts = pa.concat_arrays(list(columns))
+        self.text_bytes = pc.sum(pc.binary_length(self.texts)).as_py()
+        self.whole = encode_chunk(made, self.texts, self.eos, text.pairs)
+        self.pairs = text.pairs
+
+    def __len__(self) -> int:
+        return len(self.whole.lengths)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last`, the last one not included, at once."""
+        yield self.whole.part(first, last)
+
+    def confirm(self) -> None:
+        """They were tokenized by an engine that is exact."""
+
+
+def measure(
+    settings: StorageBenchmarkSettings, corpus: Path, tokenizer: Path, output: Path, folder: Path | None = None
+) -> dict[str, Any]:
+    """Run the benchmark and write its one JSON file; returns what was written.
+
+    Stores are written below `folder` (by default beside the output) and removed. Raises UserError for a store that does
+    not give back what was written.
+    """
+    held = Held(corpus, tokenizer, settings.documents)
+    found, left_out = engines.listed(settings.engines, tokenizer, held.engine)
+    folder = folder or output.parent / f".{output.stem}.stores"
+    turns = [*settings.stores, *dict.fromkeys([held.engine, *found])]
+    cores = machine.available_cores()
+    records = []
+    try:
+        with machine.on_cores({min(cores)} if cores else set()):
+            for number in range(settings.rounds):
+                for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
+                    turn = turns[i]
+                    if isinstance(turn, StoreSettings):
+                        record = _stored(dataclasses.replace(turn, eos=held.eos), held, folder, settings)
+                    else:
+                        record = _on_the_fly(turn, held, tokenizer, settings.rows)
+                    records.append({"round": number, **record})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    result = {
+        "schema": VERSION,
+        "benchmark": "storage",
+        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()},
+        "corpus": RawText(corpus, verify=False).manifest["name"],
+        "corpus_manifest_sha256": sha256_file(corpus / "manifest.json"),
+        "tokenizer": held.origin.tokenizer["name"],
+        "tokenizer_file_sha256": held.origin.tokenizer["file_sha256"],
+        "engine": held.engine,
+        "documents": len(held),
+        "text_bytes": held.text_bytes,
+        "vocabulary_size": held.origin.vocabulary_size,
+        "left_out": {f"text, {engine}": why for engine, why in left_out.items()},
+        "hardware": {**hardware.describe(), "core_used": min(cores) if cores else None},
+        "versions": versions(),
+        "finished_unix_s": time.time(),
+        "records": records,
+    }
+    write_json(output, result)
+    return result
+
+
+def _stored(store: StoreSettings, held: Held, folder: Path, settings: StorageBenchmarkSettings) -> dict[str, Any]:
+    """One store: written, compared, read in order and shuffled, warm and cold, and by single rows."""
+    where = folder / store.directory
+    shutil.rmtree(where, ignore_errors=True)
+    start = time.perf_counter()
+    manifest = importlib.import_module(FORMATS[store.format]).write(store, held, where)
+    write_s = time.perf_counter() - start
+    check(store, where, held)
+    manifest = open_store(where, store)
+    order = np.arange(manifest.get("rows", manifest["documents"]))
+    shuffled = permute(order, len(order), seed=0)
+    by_row = store.format != "archive"
+    seconds = {
+        "write_s": write_s,
+        "sequential_s": _read(store, where, manifest, order, settings.rows),
+        "shuffled_s": _read(store, where, manifest, shuffled, settings.rows) if by_row else None,
+    }
+    single = shuffled[: settings.single_rows]
+    seconds["single_rows_s"] = _read(store, where, manifest, single, 1, cache_bytes=0) if by_row else None
+    kept = machine.forget(where / file["name"] for file in manifest["files"])
+    why = machine.why_not_cold(kept)
+    seconds["cold_s"] = None if why else _read(store, where, manifest, order, settings.rows)
+    shutil.rmtree(where)
+    codec = store.codec + (f"-{store.codec_level}" if store.codec == "zstd" else "")
+    parquet = "codec" in StoreSettings.OPTIONS[store.format]
+    return {
+        "store": store.directory,
+        "format": store.format,
+        "dtype": manifest.get("dtype"),
+        "codec": codec if parquet else None,
+        "row_group_rows": store.row_group_rows if parquet else None,
+        "level": store.level if store.format == "archive" else None,
+        "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
+        "rows": len(order),
+        "single_rows": len(single) if by_row else None,
+        "ids": manifest["tokens_stored"],
+        "useful_tokens": manifest["tokens_useful"],
+        "documents_cut": manifest["documents_cut"],
+        "entropy_bits": manifest["bits_per_token"]["order_0_entropy"],
+        "not_cold": why,
+        **seconds,
+    }
+
+
+def _read(
+    store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int, **cache: int
+) -> float:
+    """Seconds to open a store's reader and read these rows, some at a time; an archive's documents, in order. The
+    manifest's hashes are not among it: they are checked once a run, whatever is read then."""
+    start = time.perf_counter()
+    cached = store.format in ("padded", "token-list")
+    reader = READERS[store.format](where, manifest, **(cache if cached else {}))
+    if store.format == "archive":
+        for _ in reader.chunks(0, len(order)):
+            pass
+    for first in range(0, len(order) if store.format != "archive" else 0, rows):
+        indices = order[first : first + rows]
+        if store.format == "token-list":
+            for i in indices.tolist():
+                reader.document(i)
+        else:
+            reader.rows(indices)
+    return time.perf_counter() - start
+
+
+def check(store: StoreSettings, where: Path, held: Held) -> None:
+    """Hold all that a store gives back against the ids that it was written from. UserError where one differs."""
+    manifest = open_store(where, store)
+    reader = READERS[store.format](where, manifest)
+    if store.format == "padded":
+        width, pad_id = store.sequence_length + 1, held.origin.pad_id
+        for i, document in enumerate(held.whole.documents()):
+            row, length = pad(document, width, pad_id)
+            tokens, labels = reader.rows(np.array([i]))
+            right = np.array_equal(tokens[0], row[:-1]) and np.array_equal(labels[0, : length - 1], row[1:length])
+            if not right or (labels[0, length - 1 :] >= 0).any():
+                raise _differs(store, f"row {i}")
+        return
+    found = list(reader.chunks(0, manifest["documents"]))
+    for name in ("ids", "lengths"):
+        values = np.concatenate([getattr(chunk, name) for chunk in found])
+        if not np.array_equal(values, getattr(held.whole, name)):
+            raise _differs(store, f"the documents' {name}")
+
+
+def _differs(store: StoreSettings, what: str) -> UserError:
+    return UserError(
+        "a store does not give back what was written: nothing about it was recorded.",
+        store=store.directory,
+        differs=what,
+        next="this is a bug worth reporting",
+    )
+
+
+def _on_the_fly(engine: str, held: Held, tokenizer: Path, rows: int) -> dict[str, Any]:
+    """The text, tokenized by one engine: `sequential_s` some documents at a time, `bulk_s` all at once. Each by one
+    that is ready and has seen no text yet, as engines remember words."""
+    made = _ready(tokenizer, engine)
+    start = time.perf_counter()
+    for first in range(0, len(held), rows):
+        encode_chunk(made, held.texts.slice(first, rows).to_pylist(), held.eos, held.pairs)
+    sequential_s = time.perf_counter() - start
+    made = _ready(tokenizer, engine)
+    start = time.perf_counter()
+    whole = encode_chunk(made, held.texts, held.eos, held.pairs)
+    bulk_s = time.perf_counter() - start
+    useful = len(whole.ids) - len(whole.lengths)
+    facts = {"store": f"text, {engine}", "format": "text", "engine": engine, "auto": engine == held.engine}
+    counts = {"rows": len(held), "ids": len(whole.ids), "useful_tokens": useful}
+    return {**facts, **counts, "sequential_s": sequential_s, "bulk_s": bulk_s}
+
+
+def _ready(folder: Path, engine: str) -> Tokenizer:
+    """A tokenizer that has imported and started what it takes to encode few texts, and many."""
+    made = load(folder, engine if engine in engines.NAMES else "auto")
+    for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
+        made.encode(texts)
+    return made

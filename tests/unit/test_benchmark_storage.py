@@ -1,0 +1,137 @@
+"""The storage benchmark: its design, what it holds stores to, and what it records."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.corpora import HOSTILE, Lab, texts_around
+from tokenscale.benchmark import storage
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.settings.benchmark import StorageBenchmarkSettings
+from tokenscale.settings.data import StoreSettings
+
+T = 16
+SHORT = StorageBenchmarkSettings(
+    dtypes=("int32",),
+    codecs=("none", "zstd-22"),
+    row_group_rows=(4,),
+    sequence_length=T,
+    rows=3,
+    single_rows=2,
+    rounds=2,
+)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+@pytest.fixture(scope="module")
+def held(lab):
+    return storage.Held(lab.corpus, lab.tokenizer, None)
+
+
+def test_every_format_has_the_options_that_it_knows_and_each_store_once():
+    design = StorageBenchmarkSettings(row_group_rows=(100, 1000), levels=("fast", "small"))
+    names = [store.directory for store in design.stores]
+    assert len(names) == len(set(names)) == 2 * 2 * 7 * 2 + 1 + 2
+    assert sum(name.startswith("packed") for name in names) == 1
+    assert "padded-codec_level=22-dtype=int64-row_group_rows=100" in names and "archive-level=small" in names
+    assert {store.codec_level for store in design.stores} == {1, 3, 9, 22}
+
+
+@pytest.mark.parametrize("store", SHORT.stores, ids=lambda s: s.directory)
+def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store):
+    record = storage._stored(store, held, tmp_path, SHORT)
+    assert list(tmp_path.iterdir()) == []
+    by_row = store.format != "archive"
+    assert (record["shuffled_s"] is not None) == by_row == (record["single_rows_s"] is not None)
+    assert record["stored_bytes"] > 0 and record["write_s"] > 0 and record["sequential_s"] > 0
+    assert (record["cold_s"] is None) == (record["not_cold"] is not None)
+    assert (record["codec"] is None) == (store.format in ("packed", "archive"))
+    lengths = held.whole.lengths
+    whole = int((lengths - 1).sum())
+    assert record["useful_tokens"] == (
+        int((np.minimum(lengths, T + 1) - 1).sum()) if store.format == "padded" else whole
+    )
+
+
+@pytest.mark.parametrize(
+    ("store", "reader", "method"),
+    [
+        (StoreSettings("padded", sequence_length=T), "tokenscale.formats.padded.PaddedStore", "rows"),
+        (StoreSettings("token-list"), "tokenscale.formats.token_list.TokenListStore", "chunks"),
+        (StoreSettings("packed", sequence_length=T), "tokenscale.formats.packed.PackedStore", "chunks"),
+        (StoreSettings("archive"), "tokenscale.formats.archive.ArchiveStore", "chunks"),
+    ],
+    ids=lambda value: value.format if isinstance(value, StoreSettings) else "",
+)
+def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store, reader, method):
+    from importlib import import_module
+
+    cls = getattr(import_module(reader.rpartition(".")[0]), reader.rpartition(".")[2])
+    right = getattr(cls, method)
+
+    def wrong(self, *arguments):
+        found = right(self, *arguments)
+        if method == "rows":
+            found[0][0, 1] += 1
+            return found
+        found = list(found)
+        found[-1].ids[-1] ^= 1
+        return iter(found)
+
+    monkeypatch.setattr(cls, method, wrong)
+    with pytest.raises(UserError, match="does not give back what was written"):
+        storage._stored(store, held, tmp_path, SHORT)
+
+
+def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
+    from tokenscale.formats import padded
+
+    right = padded.labels_of
+    monkeypatch.setattr(padded, "labels_of", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
+    with pytest.raises(UserError, match="does not give back"):
+        storage._stored(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
+
+
+def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
+    store = StoreSettings("token-list", codec="none")
+    where = tmp_path / store.directory
+    storage.importlib.import_module(storage.FORMATS["token-list"]).write(store, held, where)
+    path = next(where.glob("*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="has changed"):
+        storage.check(store, where, held)
+
+
+def test_only_the_first_documents_are_held(lab, held):
+    few = storage.Held(lab.corpus, lab.tokenizer, 5)
+    assert len(few) == 5 < len(held)
+    assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist()
+    assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
+
+
+def test_the_command_writes_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):
+    output = tmp_path / "benchmarks" / "out.json"
+    output.parent.mkdir()
+    settings = {"dtypes": ["int32"], "codecs": ["none"], "row_group_rows": [4], "sequence_length": T, "rounds": 2}
+    settings |= {"engines": ["tokenizers", "tiktoken"]}
+    arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
+    arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
+    assert main(["benchmark", "storage", *arguments]) == 0
+    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    stores = ["padded-sequence_length=16-codec=none-row_group_rows=4", "token-list-codec=none-row_group_rows=4"]
+    engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
+    found = sorted((r["round"], r["store"]) for r in result["records"])
+    assert found == sorted(
+        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", "archive", *engines]
+    )
+    assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
+    assert all(name in printed for name in [*stores, *engines])
+    assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]
