@@ -126,6 +126,16 @@ def test_a_scale_overlays_the_experiment(tmp_path):
     assert {r.settings.sequence_length for r in runs} == {64}
 
 
+def test_one_word_stands_for_all_experiments_and_is_none_of_their_names(tmp_path):
+    project(tmp_path)
+    (tmp_path / "config/experiments/f.yaml").write_text(json.dumps(EXPERIMENT))
+    config = Config(BASE, root=tmp_path)
+    assert (config.chosen([]), config.chosen(["f"]), config.chosen(["all_experiments"])) == (["e"], ["f"], ["e", "f"])
+    (tmp_path / "config/experiments/all_experiments.yaml").write_text(json.dumps(EXPERIMENT))
+    with pytest.raises(UserError, match="cannot have this name"):
+        Config(BASE, root=tmp_path)
+
+
 def test_two_experiments_share_the_run_they_both_need(tmp_path):
     config = project(tmp_path)
     (tmp_path / "config/experiments/f.yaml").write_text(json.dumps({**EXPERIMENT, "repeats": 1}))
