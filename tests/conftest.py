@@ -71,6 +71,7 @@ EXPERIMENTS = {
     "unit/test_benchmark_data.py",
     "unit/test_benchmark_peers.py",
     "unit/test_benchmark_pretokenize.py",
+    "unit/test_evaluation_bleu_rises.py",
     "unit/test_export.py",
     "unit/test_figures.py",
     "unit/test_objectives_end_to_end.py",
@@ -81,6 +82,7 @@ EXPERIMENTS = {
     "unit/test_report_whole.py",
     "unit/test_study_pretokenize.py",
     "workflow/test_benchmark_workflow.py",
+    "workflow/test_experiments.py",
     "workflow/test_links.py",
     "workflow/test_objectives.py",
     "workflow/test_report.py",
@@ -92,6 +94,7 @@ EXPERIMENTS = {
 LONGEST = [
     "slurm/test_long_jobs.py",
     "slurm/test_trainings.py",
+    "workflow/test_experiments.py",
     "workflow/test_reruns.py",
     "distributed/test_parity.py",
     "distributed/test_study_commands.py",

@@ -1,0 +1,58 @@
+"""A tiny model learns to translate the grammar's sentences, and BLEU of sentences it has not seen says so."""
+
+import json
+from dataclasses import replace
+
+import torch
+
+from tests.corpora import Lab, make_tokenizer
+from tokenscale.analysis.translations import bleu_columns
+from tokenscale.corpus.build import build
+from tokenscale.parallel.world import World
+from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.training.loop import train
+
+WORLD = World(0, 1, 0, torch.device("cpu"))
+CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=1500, held_out=40))
+
+
+class Pairs(Lab):
+    """As `Lab`, of sentences of the grammar."""
+
+    def __init__(self, directory):
+        self.directory, self.corpus = directory, directory / "corpus"
+        build(CORPUS, self.corpus)
+        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 512)
+
+
+def bleu_of(run, lab, directory):
+    train(run, lab.inputs(run), directory / run.identity, WORLD)
+    (path,) = (directory / run.identity).rglob("events.jsonl")
+    events = [json.loads(line) | {"attempt": 0} for line in path.read_text().splitlines()]
+    return bleu_columns([{"number": None} | event for event in events])
+
+
+def test_a_trained_model_translates_unseen_sentences_better_than_an_untrained_one(tmp_path):
+    lab = Pairs(tmp_path)
+    run = RunSettings(
+        corpus=CORPUS,
+        tokenizer=TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=512),
+        model=PRESETS["gpt2-tiny"],
+        approach="packed",
+        sequence_length=64,
+        global_batch=8,
+        micro_batch=8,
+        eos=True,
+        labels="target",
+        budget=BudgetSettings(epochs=4),
+        schedule=ScheduleSettings(warmup_steps=20),
+        optimizer=OptimizerSettings(learning_rate=0.006),
+        validation=ValidationSettings(rows=8, bleu=40),
+    )
+    untrained = replace(run, budget=BudgetSettings(steps=1), schedule=ScheduleSettings(warmup_steps=1))
+    untrained = replace(untrained, optimizer=OptimizerSettings(learning_rate=1e-9))
+    before, after = (bleu_of(r, lab, tmp_path / "runs") for r in (untrained, run))
+    assert before["bleu_sentences"] == after["bleu_sentences"] == 40
+    assert after["bleu"] > 2 and after["bleu_low"] > before["bleu_high"], (before, after)
