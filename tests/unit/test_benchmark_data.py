@@ -1,4 +1,4 @@
-"""The data benchmark: checked before timed, counted like for like, complete in its record."""
+"""The benchmarks of data and of storage: checked before timed, counted like for like, complete in their records."""
 
 import json
 import sys
@@ -183,3 +183,23 @@ def test_a_missing_store_is_a_users_error(lab, tmp_path, capsys):
     found[found.index("--stores") + 1] = str(tmp_path)
     assert main(found) == 2
     assert "snakemake -f" in capsys.readouterr().err
+
+
+def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):
+    output = tmp_path / "benchmarks" / "out.json"
+    output.parent.mkdir()
+    settings = {"dtypes": ["int32"], "codecs": ["none"], "row_group_rows": [4], "sequence_length": T, "rounds": 2}
+    settings |= {"engines": ["tokenizers", "tiktoken"]}
+    arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
+    arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
+    assert main(["benchmark", "storage", *arguments]) == 0
+    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    stores = ["padded-sequence_length=16-codec=none-row_group_rows=4", "token-list-codec=none-row_group_rows=4"]
+    engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
+    found = sorted((r["round"], r["store"]) for r in result["records"])
+    assert found == sorted(
+        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", "archive", *engines]
+    )
+    assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
+    assert all(name in printed for name in [*stores, *engines])
+    assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]

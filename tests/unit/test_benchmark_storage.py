@@ -1,13 +1,10 @@
 """The storage benchmark: its design, what it holds stores to, and what it records."""
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.corpora import HOSTILE, Lab, texts_around
 from tokenscale.benchmark import storage
-from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
@@ -115,23 +112,3 @@ def test_only_the_first_documents_are_held(lab, held):
     assert len(few) == 5 < len(held)
     assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist()
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
-
-
-def test_the_command_writes_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):
-    output = tmp_path / "benchmarks" / "out.json"
-    output.parent.mkdir()
-    settings = {"dtypes": ["int32"], "codecs": ["none"], "row_group_rows": [4], "sequence_length": T, "rounds": 2}
-    settings |= {"engines": ["tokenizers", "tiktoken"]}
-    arguments = ["--settings", json.dumps(settings), "--corpus", str(lab.corpus / "manifest.json")]
-    arguments += ["--tokenizer", str(lab.tokenizer / "manifest.json"), "--output", str(output)]
-    assert main(["benchmark", "storage", *arguments]) == 0
-    result, printed = json.loads(output.read_text()), capsys.readouterr().out
-    stores = ["padded-sequence_length=16-codec=none-row_group_rows=4", "token-list-codec=none-row_group_rows=4"]
-    engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
-    found = sorted((r["round"], r["store"]) for r in result["records"])
-    assert found == sorted(
-        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", "archive", *engines]
-    )
-    assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
-    assert all(name in printed for name in [*stores, *engines])
-    assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]

@@ -26,6 +26,7 @@ VIEWS = {
             "ignored-share",
             "token-list-storage",
             "zstd-22-compression",
+            "decompression-slows",
             "stored-padded-slower",
             "slower-by-reading",
             "training-hardly-changes",
@@ -46,6 +47,7 @@ VIEWS = {
             "step_time_breakdown",
             "padding_share",
             "storage_against_entropy",
+            "storage_benchmark",
         ),
     ),
     "report_ddp": View(
