@@ -14,8 +14,8 @@ One file, one question. Written from the files themselves by `python -m tokensca
 
 `snakemake NAME` runs one with its figures, `snakemake all_experiments` all of them with one report,
 `python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
-`--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are for
-GPUs.
+`--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
+for GPUs.
 
 Section numbers are those of the project's notes on the studies' texts, code and logs.
 """
