@@ -18,18 +18,22 @@ pairs AS (
     JOIN comparable AS b ON b.series = a.series AND b.science = a.science AND b.repeat = a.repeat
         AND b.world_size > a.world_size
 ),
+referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
+    SELECT p.run_id, g.step, g.loss_sum / nullif(g.useful_tokens, 0) AS loss, g.order_digest
+    FROM pairs AS p
+    JOIN steps_global AS g ON g.run_id = p.reference
+),
 compared AS (
     SELECT
-        p.run_id,
+        b.run_id,
         b.step,
-        a.loss_sum / nullif(a.useful_tokens, 0) AS reference_loss,
-        abs(b.loss_sum / nullif(b.useful_tokens, 0) - a.loss_sum / nullif(a.useful_tokens, 0)) AS difference,
+        a.loss AS reference_loss,
+        abs(b.loss_sum / nullif(b.useful_tokens, 0) - a.loss) AS difference,
         a.order_digest = b.order_digest AS same_data,
-        row_number() OVER (PARTITION BY p.run_id ORDER BY b.step) - 1 AS place,
-        count(*) OVER (PARTITION BY p.run_id) AS steps
-    FROM pairs AS p
-    JOIN steps_global AS a ON a.run_id = p.reference
-    JOIN steps_global AS b ON b.run_id = p.run_id AND b.step = a.step
+        row_number() OVER (PARTITION BY b.run_id ORDER BY b.step) - 1 AS place,
+        count(*) OVER (PARTITION BY b.run_id) AS steps
+    FROM referenced AS a
+    JOIN steps_global AS b USING (run_id, step)
 )
 SELECT
     p.run_id,

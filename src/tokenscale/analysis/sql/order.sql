@@ -26,6 +26,29 @@ pairs AS (
     JOIN twins AS t ON t.online = a.approach
     JOIN comparable AS b ON b.approach = t.offline AND a.factors = b.factors AND a.layout = b.layout
         AND a.science = b.science AND a.micro_batch = b.micro_batch AND a.repeat = b.repeat AND a.world_size = b.world_size
+),
+gathered AS MATERIALIZED (                             -- asked twice, and gathering the ranks is most of the work
+    SELECT run_id, step, loss_sum, useful_tokens, loss_sum / nullif(useful_tokens, 0) AS loss, order_digest
+    FROM steps_global
+),
+referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
+    SELECT p.kind, p.reference, p.compared, g.* EXCLUDE (run_id)
+    FROM pairs AS p
+    JOIN gathered AS g ON g.run_id = p.reference
+),
+agreed AS (
+    SELECT
+        a.kind,
+        a.reference,
+        a.compared,
+        count(*) AS steps_compared,
+        count(*) FILTER (a.order_digest = b.order_digest) AS steps_equal,
+        max(abs(a.loss - b.loss)) AS largest_loss_difference,
+        count(*) FILTER (a.loss_sum IS NOT DISTINCT FROM b.loss_sum) AS losses_equal,
+        count(*) FILTER (a.useful_tokens = b.useful_tokens) AS useful_equal
+    FROM referenced AS a
+    JOIN gathered AS b ON b.run_id = a.compared AND b.step = a.step
+    GROUP BY a.kind, a.reference, a.compared
 )
 SELECT
     p.kind,
@@ -38,16 +61,13 @@ SELECT
     x.repeat,
     p.reference,
     p.compared,
-    count(*) AS steps_compared,
-    count(*) FILTER (a.order_digest = b.order_digest) AS steps_equal,
-    (count(*) = count(*) FILTER (a.order_digest = b.order_digest)) AS same_data,
-    max(abs(a.loss_sum / nullif(a.useful_tokens, 0) - b.loss_sum / nullif(b.useful_tokens, 0))) AS largest_loss_difference,
-    (count(*) = count(*) FILTER (a.loss_sum IS NOT DISTINCT FROM b.loss_sum)) AS losses_identical,
-    (count(*) = count(*) FILTER (a.useful_tokens = b.useful_tokens)) AS same_useful_tokens
-FROM pairs AS p
+    p.steps_compared,
+    p.steps_equal,
+    p.steps_compared = p.steps_equal AS same_data,
+    p.largest_loss_difference,
+    p.steps_compared = p.losses_equal AS losses_identical,
+    p.steps_compared = p.useful_equal AS same_useful_tokens
+FROM agreed AS p
 JOIN comparable AS x ON x.run_id = p.reference
 JOIN comparable AS y ON y.run_id = p.compared
-JOIN steps_global AS a ON a.run_id = p.reference
-JOIN steps_global AS b ON b.run_id = p.compared AND a.step = b.step
-GROUP BY ALL
 ORDER BY p.kind DESC, x.series, y.series, x.world_size, y.world_size, x.repeat, p.reference, p.compared;

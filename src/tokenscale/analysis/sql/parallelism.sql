@@ -5,11 +5,22 @@
 -- step of the latest attempt. `final_loss` is that of the last step; `largest_loss_difference` is over all steps, the last
 -- included; `same_data` says that all steps have the reference's digests. A method goes by the degrees above one, with the
 -- degree where there are several.
-WITH throughput AS (
+WITH gathered AS MATERIALIZED (                       -- asked four times, and gathering the ranks is most of the work
+    SELECT
+        run_id,
+        step,
+        attempt_step,
+        step_s,
+        useful_tokens,
+        loss_sum / nullif(useful_tokens, 0) AS loss,
+        order_digest
+    FROM steps_global
+),
+throughput AS (
     SELECT
         run_id,
         sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s
-    FROM steps_global
+    FROM gathered
     WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
     GROUP BY run_id
     HAVING sum(step_s) > 0
@@ -60,20 +71,23 @@ pairs AS (
     QUALIFY row_number() OVER (PARTITION BY m.run_id ORDER BY s.run_id <> m.run_id, s.layout, s.run_id) = 1
 ),
 final AS (
-    SELECT run_id, arg_max(loss_sum / nullif(useful_tokens, 0), step) AS final_loss
-    FROM steps_global
+    SELECT run_id, arg_max(loss, step) AS final_loss
+    FROM gathered
     GROUP BY run_id
+),
+referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
+    SELECT p.run_id, g.step, g.loss, g.order_digest
+    FROM pairs AS p
+    JOIN gathered AS g ON g.run_id = p.single
 ),
 agreed AS (
     SELECT
-        p.run_id,
-        max(abs(a.loss_sum / nullif(a.useful_tokens, 0) - b.loss_sum / nullif(b.useful_tokens, 0)))
-            AS largest_loss_difference,
+        a.run_id,
+        max(abs(a.loss - b.loss)) AS largest_loss_difference,
         count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
-    FROM pairs AS p
-    JOIN steps_global AS a ON a.run_id = p.run_id
-    JOIN steps_global AS b ON b.run_id = p.single AND b.step = a.step
-    GROUP BY p.run_id
+    FROM gathered AS a
+    JOIN referenced AS b USING (run_id, step)
+    GROUP BY a.run_id
 )
 SELECT
     m.run_id,

@@ -2,7 +2,20 @@
 -- and the time of their forward and backward passes; sums over all ranks and steps after warm-up ($warmup_steps steps an
 -- attempt). `speed_up` is useful tokens per second over those of schedule naive with as many micro-batches, all else equal.
 -- `largest_loss_difference` is over all steps, against schedule naive with the fewest micro-batches of the same repeat.
-WITH waited AS (
+WITH gathered AS MATERIALIZED (                       -- asked four times, and of a few runs alone
+    SELECT
+        g.run_id,
+        g.step,
+        g.attempt_step,
+        g.step_s,
+        g.useful_tokens,
+        g.loss_sum / nullif(g.useful_tokens, 0) AS loss,
+        g.order_digest
+    FROM steps_global AS g
+    JOIN runs AS r USING (run_id)
+    WHERE r.pipeline > 1
+),
+waited AS (
     SELECT
         s.run_id,
         max(s.micro_steps) AS micro_batches,
@@ -10,15 +23,14 @@ WITH waited AS (
         sum(s.forward_s + s.backward_s) AS passes_s,
         count(DISTINCT s.step) AS steps
     FROM steps AS s
-    JOIN steps_global AS g USING (run_id, step)        -- steps of all ranks, of runs that count
-    JOIN runs AS r USING (run_id)
-    WHERE s.attempt_step >= $warmup_steps AND r.pipeline > 1
+    JOIN gathered AS g USING (run_id, step)            -- steps of all ranks, of runs that count
+    WHERE s.attempt_step >= $warmup_steps
         AND s.bubble_s IS NOT NULL AND s.forward_s IS NOT NULL AND s.backward_s IS NOT NULL
     GROUP BY s.run_id
 ),
 throughput AS (
     SELECT run_id, sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s
-    FROM steps_global
+    FROM gathered
     WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
     GROUP BY run_id
     HAVING sum(step_s) > 0
@@ -46,16 +58,19 @@ speed AS (
     SELECT run_id, naive FROM pairs WHERE as_many
     QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY naive) = 1
 ),
+referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
+    SELECT p.run_id, g.step, g.loss, g.order_digest
+    FROM reference AS p
+    JOIN gathered AS g ON g.run_id = p.naive
+),
 agreed AS (
     SELECT
-        p.run_id,
-        max(abs(a.loss_sum / nullif(a.useful_tokens, 0) - b.loss_sum / nullif(b.useful_tokens, 0)))
-            AS largest_loss_difference,
+        a.run_id,
+        max(abs(a.loss - b.loss)) AS largest_loss_difference,
         count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
-    FROM reference AS p
-    JOIN steps_global AS a ON a.run_id = p.run_id
-    JOIN steps_global AS b ON b.run_id = p.naive AND b.step = a.step
-    GROUP BY p.run_id
+    FROM gathered AS a
+    JOIN referenced AS b USING (run_id, step)
+    GROUP BY a.run_id
 )
 SELECT
     m.run_id,

@@ -1,6 +1,6 @@
 -- One row a step of a run: tokens, rows and losses summed over ranks, times maximal over ranks (the slowest rank is
 -- the one that everybody waits for). Steps that lack a rank are left out; so are runs that are invalid or missing.
-WITH counted AS (
+WITH counted AS NOT MATERIALIZED (
     SELECT s.*
     FROM steps AS s
     JOIN runs AS r USING (run_id)
