@@ -32,7 +32,9 @@ def held(lab):
 
 
 def test_every_format_has_the_options_that_it_knows_and_each_store_once():
-    design = StorageBenchmarkSettings(row_group_rows=(100, 1000), levels=("fast", "small"))
+    design = StorageBenchmarkSettings(
+        dtypes=("int32", "int64", "int32"), row_group_rows=(100, 1000), levels=("fast", "small")
+    )
     names = [store.directory for store in design.stores]
     assert len(names) == len(set(names)) == 2 * 2 * 7 * 2 + 1 + 2
     assert sum(name.startswith("packed") for name in names) == 1
