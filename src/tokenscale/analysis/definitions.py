@@ -23,7 +23,6 @@ QUERIES = (
     "break_even",
     "benchmark",
     "storage_benchmark",
-    "storage_benchmark",
     "scaling",
     "scaling_weak",
     "parallelism",

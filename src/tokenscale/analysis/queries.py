@@ -34,7 +34,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "break_even": WARM_UP,
     "benchmark": {},
     "storage_benchmark": {},
-    "storage_benchmark": {},
     "scaling": WARM_UP,
     "scaling_weak": WARM_UP,
     "parallelism": WARM_UP,

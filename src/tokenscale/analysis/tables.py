@@ -192,40 +192,6 @@ TABLES: dict[str, dict[str, str]] = {
         "cpu": "VARCHAR",
         "cores": "INTEGER",
     },
-    "storage_benchmarks": {  # a row a way to store and round; an engine that tokenizes the text instead has them, too
-        "benchmark": "VARCHAR",
-        "store": "VARCHAR",  # as its folder would be called; or "text" and the engine
-        "format": "VARCHAR",  # of the store; or text
-        "dtype": "VARCHAR",
-        "codec": "VARCHAR",  # with its level; this and the next: null where the format has none
-        "row_group_rows": "INTEGER",
-        "level": "VARCHAR",
-        "round": "INTEGER",
-        "engine": "VARCHAR",  # what tokenizes; null for stores
-        "auto": "BOOLEAN",  # it is the engine that auto takes
-        "documents": "BIGINT",
-        "documents_cut": "BIGINT",
-        "text_bytes": "BIGINT",  # UTF-8, of all documents
-        "ids": "BIGINT",  # that are held, padding left out
-        "useful_tokens": "BIGINT",
-        "vocabulary_size": "INTEGER",
-        "entropy_bits": "DOUBLE",  # of an id, by how often it occurs
-        "stored_bytes": "BIGINT",
-        "rows": "BIGINT",
-        "write_s": "DOUBLE",  # from ids in memory, hashes and manifest included
-        "sequential_s": "DOUBLE",  # opening, and all rows in order; of a text: tokenizing some documents at a time
-        "shuffled_s": "DOUBLE",  # the same in random order, with the cache that trainings have
-        "cold_s": "DOUBLE",  # in order, files dropped from the page cache; null where the machine keeps them
-        "single_rows": "BIGINT",
-        "single_rows_s": "DOUBLE",  # so many of them in random order, where no decoded row group is kept
-        "bulk_s": "DOUBLE",  # of a text: tokenizing all documents at once
-        "left_out": "VARCHAR",  # why the engine did not run, or why nothing is cold
-        "tokenizer": "VARCHAR",
-        "corpus": "VARCHAR",
-        "sequence_length": "INTEGER",
-        "cpu": "VARCHAR",
-        "cores": "INTEGER",
-    },
     "stores": {  # token stores that the runs read, or that hold what others of them tokenize while training
         "corpus": "VARCHAR",
         "tokenizer": "VARCHAR",

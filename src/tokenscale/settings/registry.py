@@ -74,7 +74,6 @@ FIGURES = {
     "padding_share": "tokenscale.report.drawings.padding_share",
     "storage_against_entropy": "tokenscale.report.drawings.storage_against_entropy",
     "storage_benchmark": "tokenscale.report.drawings.storage_benchmark",
-    "storage_benchmark": "tokenscale.report.drawings.storage_benchmark",
     "scaling_weak": "tokenscale.report.drawings.scaling_weak",
     "scaling_mfu": "tokenscale.report.drawings.scaling_mfu",
     "training_time": "tokenscale.report.drawings.training_time",
