@@ -68,18 +68,16 @@ def translate(
             began = time.monotonic()
             source = tokenizer.encode_batch([pair.source])[0].tolist()
             prompt = [tokenizer.bos_id, *source, tokenizer.eos_id]
-            found = []
-            if len(prompt) < positions:
-                found = generate(
-                    model,
-                    prompt,
-                    max_new_tokens=2 * len(source) + 16,
-                    positions=positions,
-                    vocabulary_size=tokenizer.vocabulary_size,
-                    stop_id=tokenizer.eos_id,
-                    sampling=GREEDY,
-                    device=device,
-                )
+            found = generate(
+                model,
+                prompt,
+                max_new_tokens=2 * len(source) + 16,
+                positions=positions,
+                vocabulary_size=tokenizer.vocabulary_size,
+                stop_id=tokenizer.eos_id,
+                sampling=GREEDY,
+                device=device,
+            )
             text = tokenizer.decode([token for token in found if token != tokenizer.eos_id])
             yield Translation(pair, text.strip(), time.monotonic() - began)
 
