@@ -199,8 +199,8 @@ def _tables(name: str, part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 
 
 def _cells(name: str, tables: Path) -> dict[str, bytes]:
-    with connect(tables / name) as connection:
-        rows = cells.cells(connection)
+    with save.Tables(tables / name) as opened:
+        rows = cells.gathered(opened.rows)
     return {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
 
 

@@ -1,5 +1,7 @@
 """One row a run with its cell and its main measures: what two reports are compared by."""
 
+from collections.abc import Callable
+
 import duckdb
 import pandas as pd
 
@@ -23,14 +25,20 @@ IDENTITY = ("run_id", "cell", "series", "world_size", "repeat", "external", "val
 
 
 def cells(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+    """`gathered` of an experiment's tables."""
+    return gathered(lambda name: query(name, connection))
+
+
+def gathered(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
     """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`. What is not known of a run is null.
 
-    `validation_loss` is that of the last step, in nats a useful token; `mfu` is the share of the peak by the convention
-    of PaLM (see `computing.sql`); the others are defined in the queries that `MEASURES` names.
+    `rows` gives those of a query. `validation_loss` is that of the last step, in nats a useful token; `mfu` is the
+    share of the peak by the convention of PaLM (see `computing.sql`); the others are defined in the queries that
+    `MEASURES` names.
     """
-    found = query("inventory", connection)[list(IDENTITY)]
+    found = rows("inventory")[list(IDENTITY)]
     for name, columns in MEASURES.items():
-        measured = query(name, connection)
+        measured = rows(name)
         if name == "validation":
             measured = measured[measured["last"].astype(bool)]
         measured = measured[["run_id", *columns]].rename(columns=columns)

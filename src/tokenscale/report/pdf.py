@@ -6,17 +6,18 @@ and a note outside its visible part is the figure's passport.
 
 import io
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
-from pypdf import PdfWriter
+from pypdf import PdfReader, PdfWriter
 
 from tokenscale.files import atomic, sha256_file
-from tokenscale.report import ledger, passport, save, sheets, summary
+from tokenscale.report import ledger, passport, pdf_placed, registry, save, sheets, summary
 from tokenscale.report.sheets import HEIGHT, WIDTH
 from tokenscale.report.sheets import MARGIN as _MARGIN
 from tokenscale.report.style import style
@@ -38,6 +39,8 @@ AFTER = {
 }
 #: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
 _FONTS = {"pdf.fonttype": 3}
+#: folder of tables, figure → its page, inside `known`
+_PAGES: dict[tuple[Path, str], bytes] = {}
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
 
 
@@ -109,11 +112,30 @@ def documents(name: str, tables: Path, view: str | None = None) -> Iterator[tupl
     yield "", document([cover(part), *(sheets.tables(name, _sections(part, BEFORE)) if view is None else [])])
     with save.Tables(tables / name) as opened:
         for figure in shown:
-            made = save.made(figure, opened, *roots(figure))
-            yield made.module.TITLE, figure_document(made)
+            kept = _PAGES.get((tables / name, figure))
+            made = kept or figure_document(save.made(figure, opened, *roots(figure)))
+            yield registry.module(figure).TITLE, made
     listed = sheets.tables(name, _sections(part, AFTER)) if view is None else []
     if listed:
         yield "Tables", document(listed)
+
+
+@contextmanager
+def known(pages: Mapping[tuple[Path, str], bytes]) -> Iterator[None]:
+    """Inside it, these pages are taken as they are: of (folder of tables, figure), as `save_figure` returns them."""
+    _PAGES.update(pages)
+    try:
+        yield
+    finally:
+        _PAGES.clear()
+
+
+def save_figure(name: str, tables: Path, output: Path) -> bytes:
+    """`save.save`, and the figure's page, for which its PDF need not be drawn once more."""
+    made = save.make(name, tables)
+    save.write(made, output)
+    carried = made.passport | {"code": passport.code(*roots(name))}
+    return figure_document(made, carried, output.with_name(f"{output.name}.pdf").read_bytes())
 
 
 def roots(figure: str) -> tuple[str, str]:
@@ -121,12 +143,19 @@ def roots(figure: str) -> tuple[str, str]:
     return save.modules(figure, "tokenscale.report.pdf")
 
 
-def figure_document(made: save.Made, carried: passport.Passport | None = None) -> bytes:
-    """The page of a figure with its own passport, or the one that is `carried`."""
+def figure_document(made: save.Made, carried: passport.Passport | None = None, drawing: bytes | None = None) -> bytes:
+    """The page of a figure with its own passport, or the one that is `carried`; `drawing` is the figure's PDF where it
+    is at hand."""
     of = made.frames.values()
-    place = f"{made.passport['experiment']}: {made.name}"
-    drawn = page(made.module.draw(*of), made.module.TITLE, made.module.caption(*of), place)
-    return document([drawn], passport.text(carried or made.passport))
+    drawing = drawing or save.draw(made, kinds=("pdf",))["pdf"]
+    box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
+    scale = 72 * (WIDTH - 2 * _MARGIN) / float(box.width)
+    bottom = HEIGHT - 1.9 - scale * float(box.height) / 72
+    words = page(
+        made.module.TITLE, made.module.caption(*of), f"{made.passport['experiment']}: {made.name}", bottom / HEIGHT
+    )
+    text = document([words], passport.text(carried or made.passport))
+    return pdf_placed.placed(drawing, text, (scale, 0, 0, scale, 72 * _MARGIN, 72 * bottom))
 
 
 def document(figures: Iterable[Figure], note: str = "") -> bytes:
@@ -178,19 +207,13 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def page(figure: Figure, title: str, caption: str, place: str) -> Figure:
-    """The figure at its own size on a page, its title above and its caption below."""
-    drawn = figure.get_figheight() * (WIDTH - 2 * _MARGIN) / figure.get_figwidth()
-    bottom = 1 - (1.9 + drawn) / HEIGHT
-    figure.set_size_inches(WIDTH, HEIGHT)
-    figure.get_layout_engine().set(rect=(_MARGIN / WIDTH, bottom, 1 - 2 * _MARGIN / WIDTH, drawn / HEIGHT))
-    for legend in figure.legends:  # from the corner of the figure to that of the drawing
-        legend.set_loc("lower left")
-        legend.set_bbox_to_anchor((_MARGIN / WIDTH, bottom + drawn / HEIGHT), transform=figure.transFigure)
-    _lines(figure, 1 - 0.7 / HEIGHT, place, size=9)
-    _lines(figure, 1 - 0.95 / HEIGHT, title, size=14, weight="bold", columns=70)
-    _lines(figure, bottom - 0.2 / HEIGHT, caption, size=10)
-    return figure
+def page(title: str, caption: str, place: str, bottom: float) -> Figure:
+    """The words of a figure's page: its title above, its caption below where the drawing ends (a share of the page)."""
+    made = Figure(figsize=(WIDTH, HEIGHT), layout="none")
+    _lines(made, 1 - 0.7 / HEIGHT, place, size=9)
+    _lines(made, 1 - 0.95 / HEIGHT, title, size=14, weight="bold", columns=70)
+    _lines(made, bottom - 0.2 / HEIGHT, caption, size=10)
+    return made
 
 
 def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal", columns: int = 92) -> float:

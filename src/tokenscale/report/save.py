@@ -1,7 +1,7 @@
 """A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, its words and its passport."""
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tokenscale.analysis.queries import connect, query
 from tokenscale.files import atomic, write_json, write_text
 from tokenscale.report import passport, registry
-from tokenscale.report.style import style
+from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
 
 #: formats of the drawing, in the order in which they are drawn
@@ -100,22 +100,29 @@ def made(name: str, tables: Tables, *roots: str) -> Made:
     return Made(name, module, found, data, text, carried)
 
 
-def draw(made: Made, carried: passport.Passport | None = None) -> dict[str, bytes]:
-    """The bytes of each format in `DRAWN`, with the figure's own passport or the one that is `carried`."""
+def draw(made: Made, carried: passport.Passport | None = None, kinds: Sequence[str] = ()) -> dict[str, bytes]:
+    """The bytes of each format (of all in `DRAWN`), with the figure's own passport or the one that is `carried`."""
     figure = made.module.draw(*made.frames.values())
+    settle(figure)
     words = passport.text(carried or made.passport)
     drawn = {}
-    for kind in DRAWN:
-        with style(), io.BytesIO() as buffer:
+    with style():
+        for kind in kinds or DRAWN:
             background = {"facecolor": "white"} if kind == "png" else {}
-            figure.savefig(buffer, format=kind, metadata=_METADATA[kind] | {_PASSPORT_KEY[kind]: words}, **background)
-            drawn[kind] = buffer.getvalue()
+            metadata = _METADATA[kind] | {_PASSPORT_KEY[kind]: words}
+            with io.BytesIO() as buffer:
+                figure.savefig(buffer, format=kind, metadata=metadata, **background)
+                drawn[kind] = buffer.getvalue()
     return drawn
 
 
 def save(name: str, tables: Path, output: Path) -> list[Path]:
     """Write `<output>.{svg,pdf,png,csv,parquet,json}` from an experiment's tables; returns their paths."""
-    made = make(name, tables)
+    return write(make(name, tables), output)
+
+
+def write(made: Made, output: Path) -> list[Path]:
+    """The same of a figure that is made."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in KINDS}
     for kind, content in draw(made).items():
         with atomic(paths[kind]) as temporary:
@@ -123,7 +130,7 @@ def save(name: str, tables: Path, output: Path) -> list[Path]:
     write_text(paths["csv"], made.csv)
     with atomic(paths["parquet"]) as temporary:
         temporary.write_bytes(parquet(made.data))
-    write_json(paths["json"], {"schema": 1, "figure": name, **words(made)})
+    write_json(paths["json"], {"schema": 1, "figure": made.name, **words(made)})
     return list(paths.values())
 
 

@@ -12,7 +12,8 @@ import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from tokenscale.report import typeface
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
@@ -54,8 +55,7 @@ RC = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
-    "figure.constrained_layout.use": True,
-    "font.family": "sans-serif",
+    "font.family": [typeface.FAMILY, "sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
     "axes.titlesize": 10,
@@ -93,35 +93,42 @@ RC = {
 }
 
 
+_styled = False
+
+
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save inside this context, whatever the user's own matplotlib settings are."""
+    """Draw and save inside this context, whatever the user's own matplotlib settings are. Inside another it does
+    nothing: to set three hundred settings takes as long as to draw a few lines."""
+    global _styled
+    if _styled:
+        yield
+        return
+    typeface.register()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
-        yield
-
-
-class _Once(ConstrainedLayoutEngine):
-    """Lays a figure out when it is first drawn, and again where its size has changed: it is saved in three formats, and
-    to solve the layout takes as long as to draw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._size: tuple[float, ...] = ()
-
-    def execute(self, fig: Figure) -> object:
-        """See `matplotlib.layout_engine.LayoutEngine`."""
-        size, self._size = self._size, tuple(fig.get_size_inches())
-        return super().execute(fig) if size != self._size else None
+        _styled = True
+        try:
+            yield
+        finally:
+            _styled = False
 
 
 def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -> tuple[Figure, list[Axes]]:
     """A figure without pyplot's global state, and its axes; 8 inches wide in all."""
     with style():
-        made = Figure(figsize=(8, height), layout=_Once())
+        made = Figure(figsize=(8, height), layout="constrained")
         axes = made.subplots(rows, columns, squeeze=False, **options)
     return made, list(axes.flat)
+
+
+def settle(made: Figure) -> None:
+    """Lay a figure out, for good. With a layout engine every saving draws twice and lays out anew: three formats take
+    twice as long."""
+    with style():
+        made.get_layout_engine().execute(made)
+        made.set_layout_engine(None)
 
 
 def look(name: str) -> dict:

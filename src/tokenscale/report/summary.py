@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import campaign
-from tokenscale.analysis.queries import connect, query
 from tokenscale.files import read_json
-from tokenscale.report import checklist, inventory, original, pairs, passport, proof, quality
+from tokenscale.report import checklist, inventory, original, pairs, passport, proof, quality, save
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
@@ -25,12 +24,11 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
     head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
-    with connect(folder) as connection:
-        runs = query("inventory", connection)
-        throughput = query("throughput", connection)
-        order = query("order", connection)
+    with save.Tables(folder) as opened:
+        rows = opened.rows
+        runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
         compared, refused = pairs.comparisons(throughput, runs)
-        scaling, energy = query("scaling", connection), query("energy", connection)
+        scaling, energy = rows("scaling"), rows("energy")
         part = {
             "name": name,
             "question": head.get("question") or "",
@@ -49,19 +47,19 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "caution": caution(scaling),
             "answers": pairs.answers(compared),
             "design": inventory.design(runs, head.get("repeats"), head.get("left_out") or []),
-            "throughput": throughput_table(throughput, query("stalls", connection), runs),
+            "throughput": throughput_table(throughput, rows("stalls"), runs),
             "comparisons": pairs.comparison_table(compared, refused),
             "power": pairs.power_table(compared),
-            "validation": validation_table(query("validation", connection)),
+            "validation": validation_table(rows("validation")),
             "proof": proof.proof(order),
             "inventory": inventory.inventory_table(runs),
-            "quarantine": inventory.quarantine_table(connection),
+            "quarantine": inventory.quarantine_table(opened.connection),
             "versions": _versions(runs),
-            "steadiness": quality.steadiness(query("step_times", connection), throughput),
+            "steadiness": quality.steadiness(rows("step_times"), throughput),
             "campaign": campaign_text(throughput, runs, head.get("repeats")),
             "energy": quality.energy(energy),
             "facts": quality.facts(runs, throughput, scaling, energy),
-            "benchmarks": connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
+            "benchmarks": opened.connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
         }
         return part | {"rules": checklist.scientific_benchmarking(part), "items": checklist.reproducibility(part)}
 

@@ -405,9 +405,11 @@ def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]
 
 def _again(experiments: list[str], tables: Path, folder: Path, report: Path, **files: Path) -> Path:
     """The report built anew from the tables, and from the files of `report` in `COPIED`; its folder."""
-    for name in experiments:
-        for figure in summary.experiment(name, tables)["figures"]:
-            save.save(figure, tables / name, folder / "figures" / name / figure)
+    pages = {
+        (tables / name, figure): pdf.save_figure(figure, tables / name, folder / "figures" / name / figure)
+        for name in experiments
+        for figure in summary.experiment(name, tables)["figures"]
+    }
     output = folder / "report"
     also = [file for file in (report / name for name in COPIED) if file.is_file()]
     output.mkdir(parents=True)
@@ -418,7 +420,8 @@ def _again(experiments: list[str], tables: Path, folder: Path, report: Path, **f
     for name in experiments if len(experiments) > 1 else ():
         also.append(output / f"{name}.html")
         page.write_experiment(name, tables, folder / "figures", also[-1])
-    pdf.write(experiments, tables, output / "report.pdf", claims=claims)
+    with pdf.known(pages):
+        pdf.write(experiments, tables, output / "report.pdf", claims=claims)
     bundle.write(experiments, tables, folder / "figures", output, also=tuple(also), **files)
     return output
 

@@ -15,12 +15,12 @@ import pandas as pd
 
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
-from tokenscale.report import bundle, page, pdf, registry, save
+from tokenscale.report import bundle, cells, page, pdf, registry, save, summary
 from tokenscale.settings.registry import FIGURES
 
-#: queries that hold the steps of all runs beside those of their references: never two of them at once, of 200 runs x
-#: 10,000 steps one takes 0.6 GB
-_HOLDING = ("loss_difference", "parallelism", "pipeline")
+#: queries that hold the steps of all runs beside those of their references: never two of them at once, of 200 logs x
+#: 10,000 steps one takes 0.4 GB
+_HOLDING = ("parallelism", "order", "loss_difference", "pipeline")
 
 
 def write(
@@ -51,25 +51,34 @@ def write(
     claims = [output / f"claims.{kind}" for kind in ("json", "tex") if ledger is not None]
     judged = claims[0] if claims else None
     rows = _asked(shown, tables, threads, (ledger, tables, experiments, output) if ledger else None)
-    home, own = output / page.HOME, {}
-    with save.known(rows), _Processes(threads) as processes:
-        document = output / "report.pdf"
-        longest = processes.begin("report.pdf", pdf.write, experiments, tables, document, claims=judged)
-        drawn = [
-            processes.begin(f"figure {figure} of {name}", save.save, figure, tables / name, figures / name / figure)
+    home, own, document = output / page.HOME, {}, output / "report.pdf"
+    with save.known(rows):
+        pages = _drawn(shown, tables, figures, threads)
+        with pdf.known(pages), _Processes(threads) as processes:
+            made = [processes.begin(document.name, pdf.write, experiments, tables, document, claims=judged)]
+            made.append(processes.begin(home.name, page.write, experiments, tables, figures, home, claims=judged))
+            if len(experiments) > 1:
+                own = {name: output / f"{name}.html" for name in experiments}
+            for name, path in own.items():
+                made.append(processes.begin(path.name, page.write_experiment, name, tables, figures, path))
+            processes.finish(made)
+        also = (*own.values(), *claims)
+        bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=also)
+    return [home, *also, document, output / bundle.SUMS]
+
+
+def _drawn(shown: dict[str, list[str]], tables: Path, figures: Path, threads: int) -> dict[tuple[Path, str], bytes]:
+    """Draw all figures; returns the page of each by the folder of its tables and its name."""
+    with _Processes(threads) as processes:
+        begun = {
+            (tables / name, figure): processes.begin(
+                f"figure {figure} of {name}", pdf.save_figure, figure, tables / name, figures / name / figure
+            )
             for name, found in shown.items()
             for figure in found
-        ]
-        processes.finish(drawn)
-        made = [processes.begin(page.HOME, page.write, experiments, tables, figures, home, claims=judged)]
-        if len(experiments) > 1:
-            own = {name: output / f"{name}.html" for name in experiments}
-        for name, path in own.items():
-            made.append(processes.begin(path.name, page.write_experiment, name, tables, figures, path))
-        processes.finish([longest, *made])
-    also = (*own.values(), *claims)
-    bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=also)
-    return [home, *also, document, output / bundle.SUMS]
+        }
+        processes.finish(begun.values())
+        return {key: future.result() for key, future in begun.items()}
 
 
 def _figures_of(folder: Path) -> list[str]:
@@ -81,11 +90,13 @@ def _figures_of(folder: Path) -> list[str]:
 def _asked(
     shown: dict[str, list[str]], tables: Path, threads: int, judging: tuple | None
 ) -> dict[Path, dict[str, pd.DataFrame]]:
-    """Folder → query → its rows, of all queries that figures are drawn from; claims are judged beside."""
+    """Folder → query → its rows, of all that figures, pages and cells are made of; claims are judged beside."""
     wanted = [
         (tables / name, query)
         for name, figures in shown.items()
-        for query in dict.fromkeys(q for figure in figures for q in registry.module(figure).QUERIES)
+        for query in dict.fromkeys(
+            (*(q for figure in figures for q in registry.module(figure).QUERIES), *summary.QUERIES, *cells.QUERIES)
+        )
     ]
     parts = [[one] for one in wanted if one[1] not in _HOLDING]
     if held := [one for one in wanted if one[1] in _HOLDING]:
