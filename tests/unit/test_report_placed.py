@@ -39,11 +39,15 @@ def test_the_drawing_stands_where_it_was_put(pages):
     assert form.get_data() == drawing.get_contents().get_data()
 
 
-def test_letters_that_the_page_kept_as_forms_stay(pages):
-    before = PdfReader(io.BytesIO(pages[1])).pages[0]["/Resources"]
-    (found,) = PdfReader(io.BytesIO(placed(*pages, (1, 0, 0, 1, 0, 0)))).pages
-    kept = set(before["/XObject"]) if "/XObject" in before else set()
-    assert set(found["/Resources"]["/XObject"]) == kept | {"/Figure"}
+def test_images_and_forms_of_the_page_stay(pages):
+    figure = Figure(figsize=(4, 2))
+    figure.figimage([[0.0, 1.0], [1.0, 0.0]])
+    with io.BytesIO() as buffer:
+        figure.savefig(buffer, format="pdf")
+        image = buffer.getvalue()
+    before = PdfReader(io.BytesIO(image)).pages[0]["/Resources"]["/XObject"]
+    (found,) = PdfReader(io.BytesIO(placed(pages[0], image, (1, 0, 0, 1, 0, 0)))).pages
+    assert before and set(found["/Resources"]["/XObject"]) == {*before, "/Figure"}
 
 
 def test_equal_pages_give_equal_bytes(pages):

@@ -22,7 +22,7 @@ def placed(drawing: bytes, document: bytes, matrix: tuple[float, ...]) -> bytes:
     numbers = " ".join(f"{number:.4f}" for number in matrix)
     content.set_data(shows.get_contents().get_data() + f"\nq {numbers} cm /Figure Do Q".encode())
     resources = shows["/Resources"]
-    before = resources["/XObject"] if "/XObject" in resources else {}  # letters of a Type 3 font may be forms
+    before = resources["/XObject"] if "/XObject" in resources else {}  # images, and letters that are forms
     forms = DictionaryObject(before)
     forms[NameObject("/Figure")] = _object(form, writer)
     resources[NameObject("/XObject")] = forms
