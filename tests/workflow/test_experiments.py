@@ -1,0 +1,168 @@
+"""Every experiment of config/experiments, cut down, from an empty results folder to one report: `all_experiments`."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from tests.once import once
+from tests.workflow import forked
+from tests.workflow.conftest import ROOT, Project, copy_of, make_project
+from tokenscale.analysis.claims import VERDICTS
+from tokenscale.settings import config as configuration
+from tokenscale.settings import validate
+from tokenscale.settings.config import ALL
+from tokenscale.settings.experiments import Experiment, cells
+from tokenscale.settings.reading import read_yaml
+
+pytestmark = pytest.mark.workflow
+
+#: cells of an experiment that are run, one repeat each
+MOST = 4
+TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
+GRAMMAR = {"kind": "grammar", "documents": 200, "held_out": 20}
+BENCHMARKS = {
+    "data_benchmark": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
+    "storage_benchmark": {"sequence_length": 32, "documents": 50, "codecs": ["none", "zstd-3"], "rounds": 2},
+}
+#: two trainings at a time, on a core each
+FAST = ("--cores", "2", "--set-threads", "train=1", "--resources", "machine=2")
+
+
+def small(key, value):
+    """The value of a setting at the size of a test; levels stay apart that are apart."""
+    if isinstance(value, dict):
+        return {name: small(f"{key}.{name}" if key else name, inner) for name, inner in value.items()}
+    shrunk = {
+        "model": lambda v: v.replace("-tiny", "-micro") if v in ("llama-tiny", "gpt2-tiny") else v,
+        "model.hidden": lambda v: 96,
+        "sequence_length": lambda v: v // 4,
+        "budget.steps": lambda v: min(6, max(4, v // 4 + 2)),  # the first three are a warm-up
+        "budget.useful_tokens": lambda v: v // 10,
+        "budget.epochs": lambda v: v / 20,
+        "schedule.warmup_steps": lambda v: 1,
+        "validation.rows": lambda v: min(v, 4),
+        "validation.every": lambda v: min(v, 2),
+        "validation.bleu": lambda v: min(v, 2),
+    }
+    return shrunk[key](value) if key in shrunk else value
+
+
+def few(every):
+    """At most `MOST` cells: the first, then such as differ from it in one setting, then in several."""
+    first, *others = every
+    apart = {}
+    for cell in others:
+        apart.setdefault(tuple(key for key in cell if cell[key] != first[key]), []).append(cell)
+    queues, chosen = sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first)), [first]
+    while any(queues):
+        chosen += [queue.pop(-(len(chosen) % 2)) for queue in queues if queue]
+    return chosen[:MOST]
+
+
+def cut(values, file):
+    """An experiment's file with small settings, few cells and one repeat."""
+    values = {key: value for key, value in values.items() if key not in ("scales", "canary")}
+    changed = {"repeats": 1, "left_out": []}
+    for kind in BENCHMARKS.keys() & values.keys():
+        changed[kind] = values[kind] | {"settings": BENCHMARKS[kind]}
+    every = cells(validate.build(Experiment, values, file=file))
+    if every:
+        keys = list(every[0])
+        levels = [[small(key, cell[key]) for key in keys] for cell in few(every)]
+        changed["runs"] = small("", values["runs"])
+        changed["factors"] = {", ".join(keys): levels if len(keys) > 1 else [level for (level,) in levels]}
+    return values | changed
+
+
+def make(folder):
+    """A project with all experiments and the ledger, and nothing built."""
+    project = make_project(folder)
+    shutil.rmtree(project.root / "config/experiments")
+    (project.root / "config/experiments").mkdir()
+    shutil.copy(ROOT / "config/claims.yaml", project.root / "config/claims.yaml")
+    config = read_yaml(ROOT / "config/config.yaml")
+    for corpus in config["corpora"].values():
+        kind = corpus["source"].get("kind")
+        corpus["source"] = {"docstrings": TINY, "grammar": GRAMMAR}.get(kind, corpus["source"])
+    for name, tokenizer in config["tokenizers"].items():
+        if tokenizer["kind"] == "tekken" or tokenizer.get("corpus") == "docstrings":
+            config["tokenizers"][name] = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 300}
+    (project.root / "config/config.yaml").write_text(json.dumps(config))
+    for path in sorted((ROOT / "config/experiments").glob("*.yaml")):
+        experiment = cut(read_yaml(path), path.name)
+        (project.root / "config/experiments" / path.name).write_text(json.dumps(experiment))
+    return project
+
+
+def build(folder):
+    project = make(folder)
+    code, text = forked.snakemake([ALL, *FAST], project.root, project.environment, timeout_s=3000)
+    assert code == 0, text[-6000:] + project.logs()
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """All of them built, once; nobody changes it."""
+    return Project(once(tmp_path_factory, "experiments", build) / "project")
+
+
+@pytest.fixture(scope="module")
+def config(everything):
+    return configuration.load(root=everything.root)
+
+
+def test_every_figure_is_there_and_shows_what_was_measured(everything, config):
+    empty = []
+    for name in config.available:
+        assert (everything.root / f"results/report/{name}.html").is_file()
+        for figure in config.experiment(name).figures:
+            path = everything.root / f"results/figures/{name}/{figure}"
+            assert path.with_suffix(".svg").stat().st_size > 1000
+            with open(path.with_suffix(".csv"), newline="") as file:
+                if len(list(csv.reader(file))) < 2:
+                    empty.append((name, figure))
+    assert empty == []
+
+
+def test_every_claim_has_a_verdict_from_an_experiment_made_for_it(everything):
+    ledger = read_yaml(everything.root / "config/claims.yaml")["claims"]
+    judged = json.loads((everything.root / "results/report/claims.json").read_text())["claims"]
+    assert [claim["id"] for claim in judged] == [*ledger]
+    for claim in judged:
+        assert claim["verdict"] in VERDICTS and (claim["experiment"] or claim["sentence"] or claim["reason"])
+    answered = {claim["id"]: claim["experiment"] for claim in judged if claim["experiment"]}
+    assert {answered[name] for name in answered} >= {"formats_in_training", "parallelism", "precision"}
+    text = (everything.root / "results/report/index.html").read_text()
+    assert all(f'id="claim-{name}"' in text for name in ledger) and 'id="originals"' in text
+
+
+def test_runs_that_experiments_share_ran_once(everything, config):
+    listed = [run.run_id for name in config.available for run in config.runs(name)]
+    assert len(listed) > len(set(listed)) and len(set(listed)) <= 60
+    assert {path.name for path in everything.root.glob("results/runs/*")} == set(listed)
+    for run_id in set(listed):
+        attempts = sorted(path.name for path in everything.root.glob(f"results/runs/{run_id}/attempt=*"))
+        assert attempts == ["attempt=00"], run_id
+
+
+def test_a_level_that_is_added_runs_alone_and_renews_what_shows_it(everything, tmp_path):
+    project = copy_of(everything, tmp_path)
+    assert project.planned(ALL) == {}
+    path = project.root / "config/experiments/single_vs_multi.yaml"
+    experiment = json.loads(path.read_text())
+    (levels,) = experiment["factors"].values()
+    levels.append([2, 8, 5])
+    path.write_text(json.dumps(experiment))
+    assert project.planned(ALL) == {
+        "train": 1,
+        "run_table": 1,
+        "ingest": 1,
+        "draw_figure": len(experiment["figures"]),
+        "build_experiment_page": 1,
+        "judge_claims": 1,
+        "build_page": 1,
+        "build_pdf": 1,
+        "build_bundle": 1,
+    }
