@@ -142,7 +142,9 @@ def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
     # what the command prints is what the log holds
     text = evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5)
     score = bleu([event["hypothesis"] for event in told], [event["reference"] for event in told])
-    assert str(score) in text and score.signature in text
+    assert str(score) in text and score.signature in text and f"{lab.corpus}, split validation: the first 5" in text
+    with pytest.raises(UserError, match="BLEU is of whole pairs"):
+        evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5, rows=3)
 
 
 def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():

@@ -53,7 +53,8 @@ def evaluate(
                 found="--store" if store is not None else "--rows",
                 next="--bleu N, and --corpus NAME where it is not the training's",
             )
-        return report_of_bleu(*evaluate_bleu(checkpoint, corpus, bleu, split=split, **options), split)
+        opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
+        return report_of_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
         return report_of(opened, found, str(located(store)[0]))
@@ -84,12 +85,12 @@ def report_of(opened: Opened, found: Scores, data: str) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
 
 
-def report_of_bleu(opened: Opened, found: list[Translation], split: str) -> str:
+def report_of_bleu(opened: Opened, found: list[Translation], data: str) -> str:
     """The same of translations: their BLEU, and the first of them."""
     score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
     lines = {
         "checkpoint": opened.name,
-        "data": f"{opened.run.corpus.name}, split {split}: the first {len(found):,} pairs",
+        "data": f"{data}: the first {len(found):,} pairs",
         "BLEU": str(score),
         "signature": score.signature,
         "time": f"{sum(t.duration_s for t in found):.1f} s",
