@@ -1,8 +1,8 @@
 """`python -m tokenscale …` in a fork of a process that has imported its packages: of a short job imports are most.
 
-A folder with a `python` of its own stands first in PATH. What it is asked to run of tokenscale it hands, with its folder,
-environment and open files, to the server; anything else is the real Python's. The server is a fork of `forks.py`'s, which
-has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
+A folder with a `python` of its own stands first in PATH. What it is asked to run of tokenscale it hands, with its
+folder, environment and open files, to the server; anything else is the real Python's. The server is a fork of that of
+`forks.py`, which has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
 """
 
 import atexit

@@ -29,4 +29,4 @@ def table(parts: Iterable[Mapping[str, Any]]) -> Table:
         for part in parts
         if part["original"]
     ]
-    return Table(columns, rows, "Sections are those of the project's notes on the studies' texts, code and logs.")
+    return Table(columns, rows)

@@ -17,7 +17,6 @@ One file, one question. Written from the files themselves by `python -m tokensca
 `--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
 for GPUs.
 
-Section numbers are those of the project's notes on the studies' texts, code and logs.
 """
 
 

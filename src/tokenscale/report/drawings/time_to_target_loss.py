@@ -86,9 +86,10 @@ def caption(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> str:
     chosen = "stated before the runs" if stated else "the highest that any run ended with"
     text = words.sentence(words.crowded(inventory)) + (
         f"Target: a validation loss of {number(kept['target'].iloc[0], 5)} nats a useful token, {chosen}. "
-        f"{len(reached)} of {len(kept)} runs reached it; {words.counted(len(kept), inventory)}. Each dot is the first validation at or below it; the loss fell below "
-        "it between the validation before, where the thin line begins, and that one. Arrows at the right edge are runs "
-        "that did not get there: their time is longer than they ran, and a median counts them as longest. "
+        f"{len(reached)} of {len(kept)} runs reached it; {words.counted(len(kept), inventory)}. Each dot is the first "
+        "validation at or below it; the loss fell below it between the validation before, where the thin line begins, "
+        "and that one. Arrows at the right edge are runs that did not get there: their time is longer than they ran, "
+        "and a median counts them as longest. "
     )
     short = reached[~reached["whole_window"].astype(bool)]
     if len(short):
