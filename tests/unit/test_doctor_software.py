@@ -20,7 +20,7 @@ def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
     ours = packages.requirements()
     trackers = {"mlflow", "wandb"}  # nobody misses them
     assert set(ours) - {"python"} - trackers == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
-    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.13", ">=2.9,<2.14", ">=0.9")
+    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.13", ">=2.9,<2.14", ">=0.17,<0.18")
 
     monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/diagnosis/packages.py")
     stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
