@@ -32,6 +32,7 @@ def rows(lab, run):
 @pytest.mark.parametrize("make", [stream, rows])
 def test_a_record_for_each_number_of_workers_counts_the_batches_timed(lab, make):
     run = make_run("pretokenized-padded", sequence_length=T, global_batch=3)
+    before = multiprocessing.active_children()  # servers of other tests
     records = measure(lambda: make(lab, run), 9)
     assert [record.pop("workers") for record in records] == [0, 1, 2, 4]
     batches = lab.batches(run)
@@ -42,7 +43,7 @@ def test_a_record_for_each_number_of_workers_counts_the_batches_timed(lab, make)
         assert len(record["batch_s"]) == 9 and record["seconds"] == sum(record["batch_s"])
         assert min(record["batch_s"]) <= record["median_batch_s"] <= max(record["batch_s"])
         assert (record["useful_tokens"], record["total_tokens"]) == (useful, 9 * 3 * T)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_making_and_the_first_batch_are_opening(lab):

@@ -48,6 +48,8 @@ LEAD = (
     "experiments."
 )
 HOME, CHANGES = "index.html", "changes.html"
+#: what the box tells of an experiment, or of all of them
+FACTS = ("text", "scale", "data_from")
 
 
 def write(
@@ -150,6 +152,8 @@ def render(
     environment = Environment(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # what all experiments share is said once
+    shared = {key: parts[0][key] for key in FACTS if parts and len({part[key] for part in parts}) == 1}
     text = environment.get_template(template).render(
         style=Markup(_read("page.css")),
         version=__version__,
@@ -162,6 +166,8 @@ def render(
         claims=claims,
         changes=changes,
         parts=[{"href": ""} | part for part in parts],
+        shared=shared,
+        own=[key for key in FACTS if key not in shared],
         originals=original.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
