@@ -23,13 +23,14 @@ from tests.forks import context
 CLIENT = """#!{python} -IS
 import os, signal, socket, sys
 
-if sys.argv[1:2] != ["-m"] or sys.argv[2:3] != ["tokenscale"]:
+asked = sys.argv[2:] if sys.argv[1:2] == ["-u"] else sys.argv[1:]
+if asked[:2] != ["-m", "tokenscale"]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 import json
 
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-asked = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+asked = json.dumps([asked[1:], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [len(asked).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(asked)
 job = int.from_bytes(server.recv(4), "big")

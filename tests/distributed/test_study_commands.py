@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import served
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.files import read_json
 from tokenscale.order.digest import MODULUS
@@ -62,16 +63,27 @@ def environment(**extra: str) -> dict[str, str]:
     return left | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | extra
 
 
-def call(root: Path, argv: list[str], check: bool = True, **extra: str) -> subprocess.CompletedProcess:
+def call(
+    root: Path, argv: list[str], check: bool = True, python: str | None = None, **extra: str
+) -> subprocess.CompletedProcess:
+    """Ours and torchrun's ranks are forks of a process with their packages imported, but for another `python`."""
+    python = python or served.python()
     done = subprocess.run(
-        [sys.executable, *argv], cwd=root, env=environment(**extra), capture_output=True, text=True, timeout=120
+        [python, *argv],
+        cwd=root,
+        env=environment(PYTHON_EXEC=python, **extra),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def tokenscale(root: Path, verb: str, words: str, check: bool = True, **extra: str) -> subprocess.CompletedProcess:
-    return call(root, ["-m", "tokenscale", verb, *words.split()], check, **extra)
+def tokenscale(
+    root: Path, verb: str, words: str, check: bool = True, python: str | None = None, **extra: str
+) -> subprocess.CompletedProcess:
+    return call(root, ["-m", "tokenscale", verb, *words.split()], check, python, **extra)
 
 
 def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings, list[float], list[int]]:
@@ -102,10 +114,10 @@ def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
     again trains nothing."""
     blocked = {"PYTHONPATH": os.pathsep.join([str(place / "blocked"), os.environ.get("PYTHONPATH", "")])}
     words = f"{STEP_2} --model llama-micro --output-dir blocked/runs"
-    run, losses, digests = trained(place, tokenscale(place, "train", words, **blocked))
+    run, losses, digests = trained(place, tokenscale(place, "train", words, python=sys.executable, **blocked))
     assert (run.approach, run.global_batch, run.layout.world_size) == ("pretokenized-padded", 2, 1)
     assert len(set(digests)) == 5 and all(4 < loss < 8 for loss in losses)
-    again = tokenscale(place, "train", words, **blocked)
+    again = tokenscale(place, "train", words, python=sys.executable, **blocked)
     assert "has ended already" in again.stdout and "step 1/5" not in again.stdout
     assert trained(place, again) == (run, losses, digests)
 
@@ -134,7 +146,7 @@ def test_two_ranks_are_one_run_whoever_starts_them(place):
         subprocess.Popen(
             [sys.executable, *node, "--node-rank", str(rank), *module, "--output-dir", "nodes"],
             cwd=place,
-            env=environment(),
+            env=environment(PYTHON_EXEC=served.python()),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

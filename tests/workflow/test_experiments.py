@@ -19,7 +19,7 @@ from tokenscale.settings.reading import read_yaml
 pytestmark = pytest.mark.workflow
 
 #: cells of an experiment that are run, one repeat each
-MOST = 4
+MOST = 3
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 GRAMMAR = {"kind": "grammar", "documents": 200, "held_out": 20}
 BENCHMARKS = {
