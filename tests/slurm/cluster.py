@@ -71,6 +71,8 @@ ReturnToService=2
 EnforcePartLimits=ALL
 JobRequeue=0
 MinJobAge=3600
+# a job's ranks meet at a port by its number: two clusters beside each other may not number alike
+FirstJobId={first_job}
 
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
@@ -245,6 +247,7 @@ class Cluster:
             host=_host(),
             user=pwd.getpwuid(os.getuid()).pw_name,
             controller_port=self.ports[0],
+            first_job=1 + 50 * self.ports[0] % 12000,
             nodes="\n".join(nodes),
             debug=NODES[0],
         )
