@@ -7,6 +7,7 @@ import time
 import pytest
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
+WAITS = ("why the nodes it needs are in use", "why jobs of higher priority")
 STATUS = [sys.executable, "-m", "tokenscale", "status"]
 
 
@@ -26,17 +27,21 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     }
     try:
         cluster.wait_for(jobs["running"], "RUNNING")
-        text = cluster.run(*STATUS, cwd=tmp_path).stdout
+        end = time.monotonic() + 20  # the scheduler says why a job waits when it has looked at it
+        while True:
+            text = cluster.run(*STATUS, cwd=tmp_path).stdout
+            words = [" ".join(line.split()) for line in text.splitlines()]
+            if any(line.startswith(WAITS) for line in words) or time.monotonic() > end:
+                break
     finally:
         cluster.run("scancel", *jobs.values())
-    words = [" ".join(line.split()) for line in text.splitlines()]
     assert words[0] == "jobs 4 of this folder: 1 running, 3 waiting"
     assert any(line.startswith(f"{jobs['running']} running train {RUN} ") for line in words)
     assert any(line.endswith("of 1 min nid[000001-000004]") for line in words)
     held = next(n for n, line in enumerate(words) if line.startswith(f"{jobs['held']} waiting build_corpus web "))
     assert words[held + 1 : held + 3] == ["why you hold it (JobHeldUser)", f"next scontrol release {jobs['held']}"]
     assert any(line.startswith("why its time to begin has not come (BeginTime); expected start ") for line in words)
-    assert any(line.startswith(("why the nodes it needs are in use", "why jobs of higher priority")) for line in words)
+    assert any(line.startswith(WAITS) for line in words), text
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "silent"])
