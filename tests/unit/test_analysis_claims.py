@@ -448,3 +448,12 @@ def crossed(tmp_path_factory):
     asked = Ledger(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
     (grid(folder / "demo") / "experiment.json").write_text(json.dumps({"scale": "demo"}))
     return {one.id: one for one in claims.judge(asked, folder, ["demo"])}
+
+
+@pytest.mark.parametrize(("figures", "named"), [(["loss_over_time"], None), (["padding_share"], "padding_share")])
+def test_a_figure_is_named_where_the_experiment_draws_it(tmp_path, figures, named):
+    lab(tmp_path, [1.0] * 6)
+    (tmp_path / "demo/experiment.json").write_text(json.dumps({"scale": "demo", "figures": figures}))
+    asked = ledger(fast=claim(shown_in="padding_share"))
+    (row,) = claims.as_rows(asked, claims.judge(asked, tmp_path, ["demo"]))
+    assert row["experiment"] == "demo" and row["shown_in"] == named

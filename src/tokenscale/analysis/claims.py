@@ -63,6 +63,7 @@ class Judged:
     cells: tuple[Cell, ...] = ()
     run_ids: tuple[str, ...] = ()
     refused: str = ""
+    shown_in: str | None = None
 
 
 def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judged]:
@@ -117,7 +118,7 @@ def as_rows(ledger: Ledger, judged: Iterable[Judged]) -> list[dict[str, Any]]:
                 "margin": claim.margin,
                 "experiment": one.experiment,
                 "scale": one.scale,
-                "shown_in": claim.shown_in,
+                "shown_in": one.shown_in,
                 "remark": claim.remark,
                 "refused": one.refused,
                 "run_ids": list(one.run_ids),
@@ -180,7 +181,8 @@ class _Asked:
         self.name, self._folder = name, folder
         self.connection = queries.connect(folder)
         self.inventory = queries.query("inventory", self.connection)
-        self.scale = read_json(folder / "experiment.json", "experiment's description").get("scale")
+        head = read_json(folder / "experiment.json", "experiment's description")
+        self.scale, self.figures = head.get("scale"), head.get("figures")
         self._made: set[str] = set()
         # a ledger reads these tables and nothing else of the machine
         quoted = str(folder).replace("'", "''")
@@ -397,6 +399,8 @@ def _judged(
         cells,
         tuple(sorted(set().union(*ids))),
         refused,
+        # an experiment that was not made for the claim may have its rows without its figure
+        claim.shown_in if not asked.figures or claim.shown_in in asked.figures else None,
     )
 
 
