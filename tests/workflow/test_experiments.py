@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,9 @@ from tokenscale.settings.reading import read_yaml
 
 pytestmark = pytest.mark.workflow
 
-#: cells of an experiment that are run, one repeat each
+#: cells of an experiment that are run, one repeat each; of this one so many that a Parquet store is among them
 MOST = 3
+MORE = {"data_path": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 GRAMMAR = {"kind": "grammar", "documents": 200, "held_out": 20}
 BENCHMARKS = {
@@ -49,8 +51,8 @@ def small(key, value):
     return shrunk[key](value) if key in shrunk else value
 
 
-def few(every):
-    """At most `MOST` cells: the first, then such as differ from it in one setting, then in several."""
+def few(every, most):
+    """At most so many cells: the first, then such as differ from it in one setting, then in several."""
     first, *others = every
     apart = {}
     for cell in others:
@@ -58,7 +60,7 @@ def few(every):
     queues, chosen = sorted(apart.values(), key=lambda queue: sum(queue[0][k] != first[k] for k in first)), [first]
     while any(queues):
         chosen += [queue.pop(-(len(chosen) % 2)) for queue in queues if queue]
-    return chosen[:MOST]
+    return chosen[:most]
 
 
 def cut(values, file):
@@ -70,7 +72,7 @@ def cut(values, file):
     every = cells(validate.build(Experiment, values, file=file))
     if every:
         keys = list(every[0])
-        levels = [[small(key, cell[key]) for key in keys] for cell in few(every)]
+        levels = [[small(key, cell[key]) for key in keys] for cell in few(every, MORE.get(Path(file).stem, MOST))]
         changed["runs"] = small("", values["runs"])
         changed["factors"] = {", ".join(keys): levels if len(keys) > 1 else [level for (level,) in levels]}
     return values | changed
