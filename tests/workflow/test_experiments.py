@@ -19,7 +19,7 @@ from tokenscale.settings.reading import read_yaml
 
 pytestmark = pytest.mark.workflow
 
-#: cells of an experiment that are run, one repeat each; of this one so many that a Parquet store is among them
+#: cells of an experiment that are run, one repeat each; of this one so many that one reads a store
 MOST = 3
 MORE = {"data_path": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
