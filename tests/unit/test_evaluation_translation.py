@@ -9,13 +9,13 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer
+from tokenscale.analysis.bleu import bleu
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.translations import bleu_columns
 from tokenscale.commands.evaluate import evaluate
 from tokenscale.corpus.build import build
 from tokenscale.errors import UserError
-from tokenscale.evaluation.bleu import bleu
 from tokenscale.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.parallel.world import World
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenscale.evaluation.bleu import bleu
+from tokenscale.analysis.bleu import bleu
 
 Row = dict[str, Any]
 

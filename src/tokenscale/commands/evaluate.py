@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.batches.bounds import document_ids
 from tokenscale.batches.held_out import as_asked
 from tokenscale.commands.opened import Opened, open_checkpoint
 from tokenscale.corpus.read import read
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError, unknown
-from tokenscale.evaluation.bleu import bleu as bleu_of
 from tokenscale.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
 from tokenscale.evaluation.translation import Translation, held_out_pairs, translate
 from tokenscale.files import canonical_json, read_json
