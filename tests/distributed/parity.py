@@ -14,6 +14,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import GLOBAL_BATCH, LENGTH, differentiate, my_batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.registry import COPIES
 from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.training.engine import Engine
 from tokenscale.training.timing import HostTimer
@@ -57,6 +58,8 @@ LAYOUTS = {
     ),
     "gpipe-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="gpipe"),
 }
+# copies that are kept alike in another way than DDP's
+LAYOUTS |= {f"{name}@{n}": LayoutSettings(data=n, copies=name) for name in COPIES if name != "ddp" for n in (2, 4)}
 HYBRID = "hsdp-zero3@2x2"
 TWO_RANKS = [name for name in LAYOUTS if name.endswith("@2")]
 #: fp32: sums run in another order

@@ -19,12 +19,13 @@ from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.labels import IGNORED
 from tokenscale.order.permutation import permute
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import BATCHES, OBJECTIVES
 from tokenscale.settings.run import APPROACHES
 from tokenscale.tokenizer.gate import fuzz
 from tokenscale.tokenizer.load import load
 
 T = 16
-PAIRS = [("padded", "pretokenized-padded"), ("padding-free", "token-list")]
+PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,19 @@ def test_every_world_size_reads_the_same_global_batches(lab, approach, world_siz
         assert max(sizes) - min(sizes) <= 1 and all(p.tokens_bt.shape[1] == T for p in parts)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("approach", ["packed", "pretokenized-padded"])
+def test_every_objective_trains_on_the_same_at_every_world_size_and_from_any_step(lab, approach, objective):
+    run = make_run(approach, sequence_length=T, global_batch=6, objective=objective)
+    alone = lab.batches(run)
+    whole = take(alone, 8)
+    for world_size in (2, 3):
+        ranks = [lab.batches(run, rank, world_size) for rank in range(world_size)]
+        assert all(same(joined([rank.next() for rank in ranks]), batch) for batch in whole)
+    alone.seek({"step": 5})
+    assert same(alone.next(), whole[5])
+
+
 def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
     for approach in set(APPROACHES) - {"length-bucketed"}:  # few documents: a batch may hold one of them, only
         digests = [
@@ -108,7 +122,7 @@ def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
         assert sorted(held) == sorted((t.tobytes(), y.tobytes()) for t, y in zip(tokens, labels, strict=True))
 
 
-@pytest.mark.parametrize("approach", ["padding-free", "token-list"])
+@pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.streams])
 @pytest.mark.parametrize("global_batch", [1, 3, 5])
 def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
     """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of the batches."""
@@ -223,7 +237,7 @@ def test_a_state_of_another_global_batch_is_a_bug(lab):
         batches.seek({"step": 1, "slots": {"0": [1, 0], "1": [1, 0], "2": [2, 0]}})
 
 
-@pytest.mark.parametrize("approach", ["pretokenized-padded", "token-list", "packed"])
+@pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.format])
 def test_offline_approaches_import_no_tokenizer_package(lab, approach):
     run = make_run(approach, sequence_length=T)
     code = (
@@ -245,7 +259,7 @@ def test_an_approach_imports_no_other(lab):
         "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.batches.', 'tokenscale.formats.'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for other in ("formats.padded", "formats.token_list", "batches.padd", "batches.token_list", "batches.streams"):
+    for other in ("formats.padded", "formats.token_list", "batches.padd", "batches.streamed", "batches.streams"):
         assert other not in found
 
 
@@ -306,7 +320,7 @@ def test_an_epoch_has_as_many_rows_as_there_is_to_read(lab, approach):
     """Rows of a store, or documents where each is one; of a stream its tokens, whether they are stored or not."""
     tokens = sum(map(len, documents_of(lab)))
     rows = lab.batches(make_run(approach, T)).rows_per_epoch()
-    if approach in ("padding-free", "token-list"):
+    if BATCHES[approach].streams:
         assert rows == tokens / T
     elif approach == "packed":
         assert tokens / (T + 1) <= rows < 2 * tokens / T

@@ -100,7 +100,7 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
 def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
     store = StoreSettings("token-list", codec="none")
     where = tmp_path / store.directory
-    storage.importlib.import_module(storage.FORMATS["token-list"]).write(store, held, where)
+    storage.module_of("token-list").write(store, held, where)
     path = next(where.glob("*.parquet"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

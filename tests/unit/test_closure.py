@@ -22,12 +22,12 @@ def names(files):
 
 
 def training(approach):
-    return names(code_of("rank", BATCHES[approach], PARALLEL["single"]))
+    return names(training_code(RunSettings(approach=approach))) - {"launch/ranks.py"}  # what sets processes up
 
 
 def test_a_run_depends_on_its_own_approach_only():
     assert "formats/token_list.py" in training("token-list")
-    for approach in set(BATCHES) - {"token-list", "length-bucketed"}:
+    for approach in (a for a, entry in BATCHES.items() if entry.format != "token-list"):
         assert "formats/token_list.py" not in training(approach), approach
     assert "formats/padded.py" not in training("packed")
 
@@ -70,9 +70,9 @@ def test_only_models_of_transformers_depend_on_the_code_for_them():
 
 
 def test_a_store_depends_on_its_own_format_only():
-    for form, module in FORMATS.items():
-        code = names(code_of("pretokenize", module, TOKENIZERS["bpe"]))
-        others = {m.rsplit(".", 1)[1] for f, m in FORMATS.items() if f != form}
+    for form, entry in FORMATS.items():
+        code = names(code_of("pretokenize", entry.module, TOKENIZERS["bpe"]))
+        others = {other.module.rsplit(".", 1)[1] for name, other in FORMATS.items() if name != form}
         assert not code & {f"formats/{other}.py" for other in others}, form
 
 
@@ -105,7 +105,7 @@ for approach, name in {batches!r}.items():
 def loaded():
     """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
     common = ["tokenscale.verbs.rank", "tokenscale.training.loop", PARALLEL["ddp"]]
-    code = LOADED.format(common=common, batches=dict(BATCHES))
+    code = LOADED.format(common=common, batches={approach: entry.module for approach, entry in BATCHES.items()})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))
@@ -115,7 +115,7 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", BATCHES[approach], PARALLEL["ddp"], TOKENIZERS["bpe"]))
+    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZERS["bpe"]))
     assert found and found - code <= {"errors.py", "settings/registry.py"}
 
 

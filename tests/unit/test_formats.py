@@ -10,14 +10,13 @@ import pytest
 from tests.corpora import HOSTILE, Lab, make_store, texts_around
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
-from tokenscale.formats.archive import ArchiveStore
 from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.labels import IGNORED, labels_of
 from tokenscale.formats.manifest import open_store
+from tokenscale.formats.open import reader_of
 from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.padded import PaddedStore
-from tokenscale.formats.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.load import load
 
 T = 16
@@ -26,7 +25,8 @@ TOKEN_LIST = StoreSettings("token-list")
 PACKED = StoreSettings("packed", sequence_length=T)
 ARCHIVE = StoreSettings("archive")
 ALL = [PADDED, TOKEN_LIST, PACKED, ARCHIVE]
-READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}
+ALL += [StoreSettings(form, sequence_length=T) for form in FORMATS if form not in {store.format for store in ALL}]
+STREAMED = [StoreSettings(form) for form, entry in FORMATS.items() if entry.streamed]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def documents_of(lab, eos=False):
 
 
 def opened(lab, store):
-    return READERS[store.format](lab.store(store), open_store(lab.store(store), store))
+    return reader_of(store.format)(lab.store(store), open_store(lab.store(store), store))
 
 
 def manifest_of(lab, store):
@@ -73,6 +73,22 @@ def test_the_manifest_holds_no_time_host_or_path(lab, store):
 def test_all_formats_prove_the_same_text(lab):
     assert len({manifest_of(lab, store)["ids_digest"]["value"] for store in ALL}) == 1
     assert manifest_of(lab, PADDED)["ids_digest"] != manifest_of(lab, replace(PADDED, eos=True))["ids_digest"]
+
+
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize("store", STREAMED, ids=lambda s: s.format)
+def test_a_format_of_documents_gives_them_back(lab, store, eos):
+    """Whole, by number in any order, in chunks, and their lengths without them: what streams and `convert` ask for."""
+    store = replace(store, eos=eos)
+    reader, documents = opened(lab, store), documents_of(lab, eos)
+    assert len(reader) == len(documents)
+    order = np.random.default_rng(0).permutation(len(documents))
+    assert reader.lengths_of(order).tolist() == [len(documents[i]) for i in order]
+    for i in order.tolist():
+        assert reader.document(i).dtype == np.int32 and np.array_equal(reader.document(i), documents[i])
+    for first, last in ((0, len(documents)), (3, 8)):
+        found = [d for chunk in reader.chunks(first, last) for d in chunk.documents()]
+        assert [d.tolist() for d in found] == [d.tolist() for d in documents[first:last]]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
@@ -203,7 +219,7 @@ def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
     for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
         path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
         assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
-        reader = READERS[store.format](path, open_store(path, store))
+        reader = reader_of(store.format)(path, open_store(path, store))
         assert len(reader) == len(documents_of(lab))
     for i, document in enumerate(documents_of(lab)):
         assert np.array_equal(reader.document(i), document)
@@ -231,7 +247,7 @@ def test_masks_never_compare_ids():
 
 def read_all(path, store):
     """Everything a store holds, through its reader."""
-    reader = READERS[store.format](path, open_store(path, store))
+    reader = reader_of(store.format)(path, open_store(path, store))
     if store.format == "token-list":
         return [reader.document(i).tolist() for i in range(len(reader))]
     if store.format == "archive":

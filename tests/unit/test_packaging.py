@@ -69,7 +69,12 @@ def test_torch_and_mistral_common_are_bounded():
     "modules, forbidden",
     [
         (  # trainer, for an approach that reads a store: as in a container without the host's packages
-            ["tokenscale.training.loop", "tokenscale.batches.packed", "tokenscale.batches.token_list"],
+            [
+                "tokenscale.training.loop",
+                "tokenscale.batches.packed",
+                "tokenscale.batches.streamed",
+                "tokenscale.formats.token_list",
+            ],
             ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
         ),
         (["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.launch.start"], ["torch", "pandas"]),

@@ -12,7 +12,7 @@ rule benchmark_data:
         code=lambda w: code_of(
             "benchmark",
             "tokenscale.benchmark.data",
-            *BATCHES.values(),
+            *(approach.module for approach in BATCHES.values()),
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
         ),
     output:
@@ -41,7 +41,7 @@ rule benchmark_storage:
         code=lambda w: code_of(
             "benchmark",
             "tokenscale.benchmark.storage",
-            *FORMATS.values(),
+            *(form.module for form in FORMATS.values()),
             TOKENIZERS[settings.tokenizers[storage_benchmark(w).tokenizer].kind],
         ),
     output:
@@ -59,3 +59,28 @@ rule benchmark_storage:
     shell:
         "python -m tokenscale benchmark storage --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule benchmark_inference:
+    """Trained models answer prompts, and every length is timed with a cache and without, in interleaved rounds."""
+    input:
+        runs=lambda w: run_files([w.experiment]),
+        code=inference_code,
+    output:
+        "results/benchmarks/inference/{experiment}.json",
+    log:
+        "results/logs/benchmark/inference-{experiment}.log",
+    threads: ALL_CORES
+    resources:
+        machine=1,
+        mem_mb=8000,
+    params:
+        settings=lambda w: canonical_json(
+            to_dict(settings.experiment(w.experiment).inference_benchmark)
+        ),
+        runs=lambda w, input: [os.path.dirname(file) for file in input.runs],
+    message:
+        "benchmark of text from the models of {wildcards.experiment}"
+    shell:
+        "python -m tokenscale benchmark inference --settings {params.settings:q} --run {params.runs:q}"
+        " --output {output:q} > {log:q} 2>&1"

@@ -90,7 +90,7 @@ def stores_of(formats):
 
 # The formats that come out of archives, and those that come from text: each store has one rule.
 UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
-PRETOKENIZED = "padded|token-list|archive" + ("" if UNPACKED else "|packed")
+PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
 
 
 wildcard_constraints:

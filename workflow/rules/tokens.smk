@@ -40,7 +40,7 @@ rule pretokenize:
         tokenizer="results/tokenizers/{tokenizer}/manifest.json",
         code=lambda w: code_of(
             "pretokenize",
-            FORMATS[StoreSettings.parse(w.store).format],
+            FORMATS[StoreSettings.parse(w.store).format].module,
             TOKENIZERS[settings.tokenizers[w.tokenizer].kind],
         ),
     output:

@@ -34,7 +34,7 @@ BUCKET_BYTES = 25 * 2**20
 #: what runs of one series must share, but for the global batch of weak scaling
 SHARED = (
     *("model", "parameters", "sequence_length", "micro_batch", "precision", "device", "tensor", "pipeline"),
-    *("schedule", "stages_per_rank", "sharding"),
+    *("schedule", "stages_per_rank", "sharding", "copies"),
 )
 #: factors that grow with the world size, so that each of its sizes is a series of its own
 GROWING = ("global_batch", "layout.shard")

@@ -16,7 +16,7 @@ from tokenscale.settings.experiments import dotted
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings
+from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings, reads_parquet
 
 Row = dict[str, Any]
 
@@ -183,7 +183,7 @@ def _settings(run: RunSettings | None) -> Row:
         "model": run.model.name,
         "world_size": run.layout.world_size,
         "method": run.layout.method,
-        **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "schedule", "stages_per_rank")},
+        **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "copies", "schedule", "stages_per_rank")},
         "sequence_length": run.sequence_length,
         "global_batch": run.global_batch,
         "micro_batch": run.micro_batch,
@@ -216,7 +216,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
             parts[part].append(f"{key}={_text(value)}")
-    if approach in APPROACHES and APPROACHES[approach] not in ("padded", "token-list"):
+    if approach in APPROACHES and not reads_parquet(approach):
         parts["storage"] = []
     named = {part: ", ".join(texts) for part, texts in parts.items()}
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}

@@ -45,6 +45,7 @@ TABLES: dict[str, dict[str, str]] = {
         "shard": "INTEGER",
         "tensor": "INTEGER",
         "sharding": "VARCHAR",  # where shard is above 1: zero1, zero2, zero3
+        "copies": "VARCHAR",  # what keeps copies alike, where data is above 1 and shard is not: ddp
         "schedule": "VARCHAR",  # where pipeline is above 1
         "stages_per_rank": "INTEGER",
         "sequence_length": "INTEGER",

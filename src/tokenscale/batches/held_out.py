@@ -77,7 +77,7 @@ def as_asked(
     """
     if run.labels in LABELS:
         importlib.import_module(LABELS[run.labels]).of_rows(tokens_bt, labels_bt, manifest, run)
-    if run.objective not in OBJECTIVES:
+    module = OBJECTIVES[run.objective].module
+    if module is None:
         return tokens_bt, labels_bt
-    objective = importlib.import_module(OBJECTIVES[run.objective])
-    return objective.of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)
+    return importlib.import_module(module).of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)

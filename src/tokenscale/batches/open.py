@@ -26,7 +26,7 @@ def open_batches(
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
-    module = importlib.import_module(BATCHES[run.approach])
+    module = importlib.import_module(BATCHES[run.approach].module)
     batches = module.open_batches(
         run,
         corpus_directory=corpus_directory,
@@ -39,7 +39,7 @@ def open_batches(
         batches = importlib.import_module(LABELS[run.labels]).of_batches(
             batches, run, store_directory, corpus_directory, tokenizer_directory
         )
-    if run.objective not in OBJECTIVES:
+    module = OBJECTIVES[run.objective].module
+    if module is None:
         return batches
-    objective = importlib.import_module(OBJECTIVES[run.objective])
-    return objective.of_batches(batches, run, tokenizer_directory, rank, world_size)
+    return importlib.import_module(module).of_batches(batches, run, tokenizer_directory, rank, world_size)

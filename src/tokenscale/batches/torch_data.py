@@ -19,15 +19,12 @@ from tokenscale.batches.open import open_batches
 from tokenscale.batches.rows import BLOCK_STEPS
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store, read_store_manifest
-from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.padded import PaddedStore
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.formats.open import reader_of
 from tokenscale.order.permutation import samples_at
 from tokenscale.order.shares import share
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
-
-_STORES = {"packed": PackedStore, "padded": PaddedStore, "token-list": TokenListStore}
 
 
 class StoreDataset(Dataset[dict[str, torch.Tensor]]):
@@ -42,7 +39,8 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, where: str | Path, *, bounds: bool = False):
         self.where, self.bounds = Path(where), bounds
         stated = read_store_manifest(self.where)
-        if stated["format"] not in _STORES:
+        known = FORMATS.get(stated["format"])
+        if known is None or not (known.streamed or "sequence_length" in known.options):
             raise UserError(
                 f"the format {stated['format']} is not read row by row.",
                 store=self.where,
@@ -68,7 +66,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         """Several rows, read at once; what a DataLoader asks for. IndexError for a row that does not exist."""
         store = self._store()
-        if self.manifest["format"] == "token-list":
+        if FORMATS[self.manifest["format"]].streamed:
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
         rows = np.asarray(indices, dtype=np.int64)
         columns = dict(zip(("input_ids", "labels"), store.rows(rows), strict=True))
@@ -83,7 +81,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def _store(self) -> Any:
         process, store = self._opened
         if process != os.getpid():
-            store = _STORES[self.manifest["format"]](self.where, self.manifest)
+            store = reader_of(self.manifest["format"])(self.where, self.manifest)
             self._opened = (os.getpid(), store)
         return store
 

@@ -35,12 +35,13 @@ from tokenscale.records.provenance import versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import APPROACHES, RunSettings
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest
 
 VERSION = 3
-PAIRS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
+PAIRS = tuple((entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin)
 #: of arms so fast that a few batches say nothing
 TIMES_AS_MANY = 64
 FAST = {LIMIT, "packed", *PACKED}

@@ -8,7 +8,6 @@ and bytes are recorded; rates, medians and break-even are left to the analysis.
 """
 
 import dataclasses
-import importlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -23,13 +22,11 @@ from tokenscale.benchmark import engines, machine
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file, write_json
-from tokenscale.formats.archive import ArchiveStore
 from tokenscale.formats.documents import Chunk, Origin, encode_chunk
 from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.padded import PaddedStore, pad
+from tokenscale.formats.open import module_of, reader_of
+from tokenscale.formats.padded import pad
 from tokenscale.formats.text import TextDocuments
-from tokenscale.formats.token_list import TokenListStore
 from tokenscale.order.permutation import permute
 from tokenscale.records import hardware
 from tokenscale.records.provenance import versions
@@ -42,7 +39,6 @@ from tokenscale.tokenizer.load import load
 VERSION = 1
 #: documents of one call where a whole text is tokenized at once
 BULK_DOCUMENTS = 4096
-READERS = {"padded": PaddedStore, "token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}
 
 
 class Held:
@@ -124,7 +120,7 @@ def _stored(store: StoreSettings, held: Held, folder: Path, settings: StorageBen
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
-    manifest = importlib.import_module(FORMATS[store.format]).write(store, held, where)
+    manifest = module_of(store.format).write(store, held, where)
     write_s = time.perf_counter() - start
     check(store, where, held)
     manifest = open_store(where, store)
@@ -169,14 +165,13 @@ def _read(
     """Seconds to open a store's reader and read these rows, some at a time; an archive's documents, in order. The
     manifest's hashes are not among it: they are checked once a run, whatever is read then."""
     start = time.perf_counter()
-    cached = store.format in ("padded", "token-list")
-    reader = READERS[store.format](where, manifest, **(cache if cached else {}))
+    reader = reader_of(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
     if store.format == "archive":
         for _ in reader.chunks(0, len(order)):
             pass
     for first in range(0, len(order) if store.format != "archive" else 0, rows):
         indices = order[first : first + rows]
-        if store.format == "token-list":
+        if FORMATS[store.format].streamed:
             for i in indices.tolist():
                 reader.document(i)
         else:
@@ -187,7 +182,7 @@ def _read(
 def check(store: StoreSettings, where: Path, held: Held) -> None:
     """Hold all that a store gives back against the ids that it was written from. UserError where one differs."""
     manifest = open_store(where, store)
-    reader = READERS[store.format](where, manifest)
+    reader = reader_of(store.format)(where, manifest)
     if store.format == "padded":
         width, pad_id = store.sequence_length + 1, held.origin.pad_id
         for i, document in enumerate(held.whole.documents()):

@@ -1,6 +1,5 @@
 """What one's own text is like, measured on a sample: lengths in tokens, time to tokenize, bytes in every format."""
 
-import importlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.corpus.sample import Sample
 from tokenscale.formats.documents import Chunk, Origin, framed
+from tokenscale.formats.open import module_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.base import Tokenizer
@@ -104,7 +104,7 @@ def _stored(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int,
     A document's share of the files: in `packed` that of its tokens, else that of its ids, each compressed alone.
     """
     store = StoreSettings(name, sequence_length=sequence_length)
-    writer = importlib.import_module(FORMATS[name])
+    writer = module_of(name)
     seconds = []
     twice_two = (chunk.part(0, 2), chunk.part(0, 2))  # what is done once, and what any store takes
     for number, some in enumerate((*twice_two, chunk)):
@@ -123,7 +123,7 @@ def _stored(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int,
             np.fromfile(path, dtype=np.uint8)
     read_s = time.process_time() - start
     each = chunk.lengths.astype(float)
-    if name != "packed":
+    if {"codec", "level"} & store.options().keys():  # else a document takes what its ids do
         codec = pa.Codec(store.codec, compression_level=store.codec_level)
         kept = sequence_length + 1 if name == "padded" else None
         each = np.array([len(codec.compress(ids[:kept], asbytes=True)) for ids in chunk.documents()], dtype=float)

@@ -13,10 +13,11 @@ from tokenscale.corpus.progress import Progress
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import read_json, sha256_file
 from tokenscale.formats.documents import Documents, Origin
-from tokenscale.formats.foreign.from_store import StoreDocuments, reader_of
+from tokenscale.formats.foreign.from_store import StoreDocuments
 from tokenscale.formats.foreign.record import compare, read_record
 from tokenscale.formats.foreign.reframe import Counts, Framing, Reframed
 from tokenscale.formats.manifest import open_store, read_store_manifest
+from tokenscale.formats.open import reader_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FOREIGN, FORMATS
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
@@ -40,7 +41,7 @@ def of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> S
     if manifest["format"] not in FORMATS:
         raise unknown("format of a store", manifest["format"], FORMATS, store=path)
     reader = reader_of(manifest["format"])
-    if reader is None:
+    if not hasattr(reader, "chunks"):
         raise UserError(
             f"documents cannot be had back from the format {manifest['format']}.",
             store=path,

@@ -9,8 +9,9 @@ from types import ModuleType
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
 from tokenscale.formats.manifest import SingleFile, located
+from tokenscale.formats.open import module_of
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.registry import FOREIGN, FORMATS
+from tokenscale.settings.registry import FOREIGN
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Target:
     @property
     def module(self) -> ModuleType:
         """What writes it."""
-        return importlib.import_module(FOREIGN[self.foreign] if self.foreign else FORMATS[self.store.format])
+        return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else module_of(self.store.format)
 
 
 def manifest_of(path: Path) -> Path:

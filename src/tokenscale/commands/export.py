@@ -13,7 +13,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import atomic, read_json, write_json
 from tokenscale.models.convert_hf import to_hf
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS
+from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer import to_hf as tokenizer_to_hf
 from tokenscale.tokenizer.manifest import read_manifest
@@ -30,7 +30,7 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: C
     _check_output(output)
     shape, weights = read_model(checkpoint)
     record = read_json(checkpoint / RECORD, "checkpoint's record")
-    if shape.transformers is None and record["objective"] != "causal":
+    if shape.transformers is None and not OBJECTIVES[record["objective"]].causal:
         raise UserError(
             f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
             checkpoint=checkpoint,
@@ -51,7 +51,7 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: C
         else:
             library = importlib.import_module(MODELS["transformers"])
             name = library.save(shape, run.objective, weights, partial, ids)
-        if run.objective == "causal":
+        if OBJECTIVES[run.objective].causal:
             write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
         if output.exists():
             output.rmdir()  # empty: it has been looked at

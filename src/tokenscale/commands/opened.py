@@ -1,6 +1,6 @@
 """A checkpoint as a model that computes, with what its run says of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, read_json
 from tokenscale.models.attention import choose_kernel
 from tokenscale.models.build import build
+from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.training.checkpoint import RECORD, read_model
 
@@ -33,7 +34,7 @@ class Opened:
     @property
     def name(self) -> str:
         """What to call it in print."""
-        return f"{self.folder}: {self.run.identity}, after {self.record['step']:,} steps"
+        return f"{self.folder}: {self.record['run_id']}, after {self.record['step']:,} steps"
 
 
 def open_checkpoint(
@@ -53,6 +54,8 @@ def open_checkpoint(
     shape, weights = read_model(folder)
     record = read_json(folder / RECORD, "checkpoint's record")
     run = RunSettings.from_json(canonical_json(record["run"]))
+    if OBJECTIVES[run.objective].causal:  # whatever its loss was, what it left answers as any causal model
+        run = replace(run, objective="causal")
     held = folder / "tokenizer"
     if tokenizer is None and not held.is_dir():
         raise UserError(

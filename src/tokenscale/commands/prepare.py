@@ -25,7 +25,7 @@ from tokenscale.formats.write import write
 from tokenscale.settings import flags
 from tokenscale.settings.data import DOWNLOADED, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import SOURCES
+from tokenscale.settings.registry import BATCHES, SOURCES
 from tokenscale.settings.run import APPROACHES, RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 from tokenscale.tokenizer.load import load
@@ -216,7 +216,7 @@ def steps_of(epochs: float, run: RunSettings, manifests: dict[str, Path], say: C
         return max(1, math.ceil(epochs * rows / run.global_batch))
     else:
         manifest = read_store_manifest(manifests["store"])
-        if run.approach != "token-list":
+        if not BATCHES[run.approach].streams:
             return max(1, math.ceil(epochs * manifest["rows"] / run.global_batch))
         tokens = manifest["tokens_total"]
     return max(1, math.ceil(epochs * tokens / (run.global_batch * run.sequence_length)))

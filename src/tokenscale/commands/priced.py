@@ -10,6 +10,7 @@ from tokenscale.costs.prices import Price, Rows, price, store_bytes
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
+from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
 
@@ -90,7 +91,7 @@ class Priced:
         manifest = self._manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
         if manifest is None:
             return None
-        stream = run.approach in ("padding-free", "token-list")
+        stream = BATCHES[run.approach].streams
         rows = _tokens(manifest) / run.sequence_length if stream else manifest["rows"]
         return Rows(rows, manifest["tokens_useful"])
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS
+from tokenscale.settings.registry import MODELS, OBJECTIVES
 
 
 class Convention(Enum):
@@ -87,7 +87,8 @@ def flops_per_token(
     7.65
     """
     count = weights(model)
-    return 6 * (count.total - count.looked_up) + 3 * _attention(model, sequence_length, convention, objective)
+    whole = 6 * (count.total - count.looked_up) + 3 * _attention(model, sequence_length, convention, objective)
+    return OBJECTIVES[objective].flops * whole
 
 
 def hardware_flops_per_token(
@@ -117,4 +118,4 @@ def hardware_flops_per_token(
 def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
     """FLOPs per token of the products of queries, keys and values in a forward pass: 4 L d T, or half."""
     full = 4 * model.layers * model.dimension * sequence_length
-    return full / 2 if convention is Convention.CAUSAL and objective == "causal" else float(full)
+    return full / 2 if convention is Convention.CAUSAL and OBJECTIVES[objective].causal else float(full)

@@ -14,7 +14,7 @@ from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.files import canonical_json
 from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells, dotted, level_of, settings_of, varied
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.run import APPROACHES, RunSettings
+from tokenscale.settings.run import RunSettings, reads_parquet
 
 Cell = dict[str, Any]
 #: approaches whose rows are one document each, padded
@@ -340,7 +340,7 @@ def _pairs(design: Design) -> dict[tuple[str, str], int]:
         approach = cell["approach"]
         rest = {k: v for k, v in dotted(cell).items() if k not in ("approach", "layout.data")}
         stored = {k: rest.pop(k) for k in list(rest) if k.startswith("storage.")}
-        parquet = APPROACHES[approach] in ("padded", "token-list")
+        parquet = reads_parquet(approach)
         groups.setdefault(approach, set()).add((canonical_json(rest), canonical_json(stored if parquet else {})))
     return {
         (of, over): sum((rest, "{}") in groups.get(over, ()) for rest, _ in groups.get(of, ()))

@@ -46,7 +46,7 @@ def loss(
         tokens, labels, bounds = micro(data, slice(start, start + micro_batch), world.device)
         with autocast():
             total += forward(tokens, labels, bounds)
-        useful += int((data.labels_bt[start : start + micro_batch] >= 0).sum())
+        useful += plain.count(data.labels_bt[start : start + micro_batch])
     objective.train()
     correct, plain.correct = plain.correct, None
     if accuracy and pipeline is not None:

@@ -1,14 +1,13 @@
 """A corpus and a tokenizer → one token store."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tokenscale.formats.manifest import SingleFile
+from tokenscale.formats.open import module_of
 from tokenscale.formats.text import EngineDiffers, TextDocuments, refused
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.registry import FORMATS
 from tokenscale.tokenizer.engined import REFERENCE
 from tokenscale.tokenizer.load import load
 
@@ -33,7 +32,7 @@ def write(
     batch, `say` of a slower engine and why. Raises UserError for a split without documents, and for an engine that was
     asked for and is not here or not exact.
     """
-    writer = importlib.import_module(FORMATS[store.format])
+    writer = module_of(store.format)
     options = {"single": single} if single else {}
     tokenizer = load(tokenizer_directory, engine)
     for note in getattr(tokenizer, "notes", []):

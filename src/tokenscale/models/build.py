@@ -11,18 +11,18 @@ from torch import nn
 
 from tokenscale.models import decoder
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS
+from tokenscale.settings.registry import MODELS, OBJECTIVES
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> nn.Module:
     """The model, on the CPU or wherever torch makes tensors now; its weights are those of `initialise`.
 
-    `objective` is `causal` (each position sees those before it) or `masked` (each sees the whole row); `kernel` is one
+    `objective` says whether each position sees those before it (`causal`) or the whole row (`masked`); `kernel` is one
     that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.
     """
     if shape.transformers is not None:
         return _library().build(shape, sequence_length, objective=objective, kernel=kernel)
-    return decoder.Decoder(shape, sequence_length, causal=objective == "causal", kernel=kernel)
+    return decoder.Decoder(shape, sequence_length, causal=OBJECTIVES[objective].causal, kernel=kernel)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

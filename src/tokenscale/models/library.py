@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tokenscale.costs.flops import Weights
 from tokenscale.errors import UserError, nearest
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import OBJECTIVES
 
 #: field of a shape → what configurations call it: the standard name, then those of types that do not map theirs to it
 NAMES = {
@@ -215,7 +216,7 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     config = _config(shape, config_class)
     if config.is_encoder_decoder:
         raise _refused(shape, "it is an encoder with a decoder")
-    config.is_decoder = objective == "causal"  # an encoder is causal only when told so
+    config.is_decoder = OBJECTIVES[objective].causal  # an encoder is causal only when told so
     auto = library.AutoModelForMaskedLM if objective == "masked" else library.AutoModelForCausalLM
     return auto.from_config(config, dtype=dtype)
 

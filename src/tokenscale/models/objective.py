@@ -1,14 +1,19 @@
 """What a model is trained for: its loss, as one module, so that whatever spreads the training wraps all of it."""
 
+import importlib
+
+import numpy as np
 from torch import Tensor, nn
 
 from tokenscale.models.attention import Bounds
 from tokenscale.models.losses import (
+    IGNORED,
     correct_labels,
     cross_entropy_sum,
     fused_cross_entropy_sum,
     linear_cross_entropy_sum,
 )
+from tokenscale.settings.registry import OBJECTIVES
 
 
 class Objective(nn.Module):
@@ -18,6 +23,9 @@ class Objective(nn.Module):
     -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
     `compiled`: the loss is compiled, too; the products of the output head are not part of that. `correct`: while it is
     a tensor, every pass adds to it how many useful labels have the largest logit.
+
+    Another objective changes `forward`, and where its loss is not one of labels, `count`. Layouts that cut the model
+    call `loss`, or put their own in its place: an objective that must see all of it says `whole` in the registry.
     """
 
     def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
@@ -29,6 +37,12 @@ class Objective(nn.Module):
         """The loss as a sum; who divides by what is decided where all ranks are known."""
         return self.loss(self.model.hidden(tokens_bt, bounds), labels_bt)
 
+    @staticmethod
+    def count(labels_bt: np.ndarray) -> int:
+        """What the sum is divided by, over all ranks: labels that count. Batches say it of themselves, as
+        `useful_tokens`; of held-out rows it is asked here."""
+        return int((labels_bt != IGNORED).sum())
+
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
         """The same of what goes into the output head."""
         if self.correct is not None:
@@ -37,3 +51,10 @@ class Objective(nn.Module):
             loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
             return loss(self.model.head(hidden_btd), labels_bt)
         return linear_cross_entropy_sum(hidden_btd, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)
+
+
+def objective_of(name: str, model: nn.Module, *, loss_chunk: int, compiled: bool) -> Objective:
+    """The objective of this name around a model; its class is found by its dotted name, and no other is imported."""
+    goal = OBJECTIVES[name]
+    made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)
+    return made(model, loss_chunk=loss_chunk, compiled=compiled)

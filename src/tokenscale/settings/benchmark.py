@@ -6,6 +6,7 @@ from typing import Literal
 
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.registry import FORMATS
 
 Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
 
@@ -32,7 +33,7 @@ class StorageBenchmarkSettings:
 
     __pydantic_config__ = STRICT
 
-    formats: tuple[Literal["padded", "token-list", "packed", "archive"], ...] = option(
+    formats: tuple[Literal[*FORMATS], ...] = option(
         ("padded", "token-list", "packed", "archive"), "formats; each has those of the options below that it knows"
     )
     dtypes: tuple[Literal["int32", "int64", "uint32"], ...] = option(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenscale.errors import UserError
 from tokenscale.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import BATCHES, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -64,11 +64,13 @@ def layout_code(run: RunSettings) -> list[str]:
 
 
 def _variants(run: RunSettings) -> list[str]:
-    variants = ["tokenscale.launch.ranks", BATCHES[run.approach]]
+    variants = ["tokenscale.launch.ranks", BATCHES[run.approach].module]
+    if run.store is not None:
+        variants.append(FORMATS[run.store.format].module)
     if run.reads_text:
         variants.append(TOKENIZERS[run.tokenizer.kind])
-    if run.objective in OBJECTIVES:
-        variants.append(OBJECTIVES[run.objective])
+    if (objective := OBJECTIVES[run.objective].module) is not None:
+        variants.append(objective)
     if run.labels in LABELS:
         variants.append(LABELS[run.labels])
     if run.model.transformers is not None:

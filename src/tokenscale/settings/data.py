@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenscale.errors import UserError, unknown
-from tokenscale.settings.options import STRICT, default_of, option
+from tokenscale.settings.options import NAME, STRICT, default_of, option
+from tokenscale.settings.registry import FORMATS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -267,7 +268,7 @@ class StorageSettings:
 class StoreSettings:
     """One token store: a format and its options. Its directory name says all of it (`padded-sequence_length=2048`)."""
 
-    format: Literal["padded", "token-list", "packed", "archive"]
+    format: Literal[*FORMATS]
     split: Literal["train", "validation"] = "train"
     sequence_length: int = 1024
     eos: bool = False
@@ -279,12 +280,7 @@ class StoreSettings:
     packing: Literal["best-fit", "concatenate"] = "best-fit"
 
     #: which options mean something for which format
-    OPTIONS = {
-        "padded": ("split", "sequence_length", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
-        "token-list": ("split", "eos", "codec", "codec_level", "dtype", "row_group_rows"),
-        "packed": ("split", "sequence_length", "eos", "packing"),
-        "archive": ("split", "eos", "level"),
-    }
+    OPTIONS = {name: form.options for name, form in FORMATS.items()}
 
     def options(self) -> dict[str, object]:
         """The options of this format with their values."""

@@ -7,6 +7,7 @@ from typing import Literal
 from tokenscale.order.shares import micro_steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.registry import COPIES
 
 #: degrees, from what may lie furthest apart to what must lie closest together
 DEGREES = ("pipeline", "data", "shard", "tensor")
@@ -49,6 +50,7 @@ class LayoutSettings:
         "1f1b", "the order of a pipeline's passes; naive: one micro-batch at a time, all others wait"
     )
     stages_per_rank: int = option(1, "interleaved: groups of layers a rank of the pipeline holds", ge=1, strict=True)
+    copies: Literal[*COPIES] = option("ddp", "what keeps copies alike, where each rank holds all of it (data alone)")
     bucket_megabytes: int = option(25, "size of DDP's gradient buckets (also zero1's)", ge=1, strict=True)
     compression: Literal["none", "bf16"] = option(
         "none", "bf16: gradients in those buckets are rounded to 16 bits before ranks exchange them"
@@ -76,7 +78,7 @@ class LayoutSettings:
         if self.shard > 1:
             found.append("zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp")
         else:
-            found.append("ddp" if self.data > 1 else "single")
+            found.append(self.copies if self.data > 1 else "single")
         return tuple(found)
 
     @property
@@ -111,6 +113,8 @@ class LayoutSettings:
         for name in ("bucket_megabytes", "compression"):
             if getattr(self, name) != _DEFAULT[name] and not buckets:
                 found.append((name, f"{self.method} has no buckets of gradients: ddp and zero1 without a pipeline do"))
+        if self.copies != _DEFAULT["copies"] and self.copies not in self.methods:
+            found.append(("copies", "there are none that each rank holds all of: set layout.data, without shard"))
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:
             text = "zero1 shares optimizer state out over all ranks, and has no copies beside them"
             found.append(("data", f"{text}: data 1 and shard {self.readers}, or sharding zero2"))

@@ -1,8 +1,53 @@
 """Names in settings → dotted names of modules. Strings, so that nothing is imported until it is asked for.
 
 This file is left out of every job's code: a job counts the modules that it uses, which are passed by name. A new entry
-therefore reruns nothing.
+therefore reruns nothing. What an entry's module has to offer: docs/extend.md.
 """
+
+from typing import NamedTuple
+
+
+class Format(NamedTuple):
+    """How tokens lie at rest. `module` has `write`, and the class `reader`, which opens a store.
+
+    `options` are those of `StoreSettings` that mean something for it. `streamed`: its reader gives whole documents by
+    number, and an approach of the format's name trains on them as endless streams.
+    """
+
+    module: str
+    reader: str
+    options: tuple[str, ...]
+    streamed: bool = False
+
+
+class Approach(NamedTuple):
+    """How documents become batches. `module` has `open_batches`.
+
+    `format` is what it reads (None: raw text, tokenized while training), and `twin` the approach that makes the same
+    batches bit for bit from raw text. `streams`: rows are cut from an endless stream, wherever they end.
+    """
+
+    module: str
+    format: str | None = None
+    twin: str | None = None
+    streams: bool = False
+
+
+class Goal(NamedTuple):
+    """What a model is trained for. `module` has `of_batches` and `of_rows`; None: batches are trained on as they are.
+
+    `loss` is a class of that module, a kind of `models.objective.Objective`; None: that one. `causal`: each position
+    sees those before it. `special_ids`: it reads the tokenizer's manifest. `whole`: its loss needs the whole model on
+    each rank. `flops` is what a token of its batches takes, where one of next-token training takes 1.
+    """
+
+    module: str | None = None
+    loss: str | None = None
+    causal: bool = True
+    special_ids: bool = False
+    whole: bool = False
+    flops: float = 1.0
+
 
 #: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
 SOURCES = {
@@ -22,12 +67,13 @@ TOKENIZERS = {
     "bpe": "tokenscale.tokenizer.bpe",
     "numbers": "tokenscale.tokenizer.numbers",
 }
-#: format → the module with its writer and its reader
+_PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
+#: format → where its writer and its reader are (`formats/open.py` finds them)
 FORMATS = {
-    "padded": "tokenscale.formats.padded",
-    "token-list": "tokenscale.formats.token_list",
-    "packed": "tokenscale.formats.packed",
-    "archive": "tokenscale.formats.archive",
+    "padded": Format("tokenscale.formats.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
+    "token-list": Format("tokenscale.formats.token_list", "TokenListStore", ("split", "eos", *_PARQUET), streamed=True),
+    "packed": Format("tokenscale.formats.packed", "PackedStore", ("split", "sequence_length", "eos", "packing")),
+    "archive": Format("tokenscale.formats.archive", "ArchiveStore", ("split", "eos", "level")),
 }
 #: format of others → the module that reads and writes it
 FOREIGN = {
@@ -35,25 +81,34 @@ FOREIGN = {
     "nanogpt": "tokenscale.formats.foreign.nanogpt",
     "hf-datasets": "tokenscale.formats.foreign.hf_datasets",
 }
-#: approach → the module that makes its batches (dotted, so that a run depends on its own approach only)
+#: approach → where its batches are made (dotted, so that a run depends on its own approach only)
 BATCHES = {
-    "padded": "tokenscale.batches.padded",
-    "padding-free": "tokenscale.batches.padding_free",
-    "pretokenized-padded": "tokenscale.batches.pretokenized_padded",
-    "token-list": "tokenscale.batches.token_list",
-    "length-bucketed": "tokenscale.batches.length_bucketed",
-    "packed": "tokenscale.batches.packed",
+    "padded": Approach("tokenscale.batches.padded"),
+    "padding-free": Approach("tokenscale.batches.padding_free", streams=True),
+    "pretokenized-padded": Approach("tokenscale.batches.pretokenized_padded", "padded", twin="padded"),
+    "token-list": Approach("tokenscale.batches.streamed", "token-list", twin="padding-free", streams=True),
+    "length-bucketed": Approach("tokenscale.batches.length_bucketed", "token-list"),
+    "packed": Approach("tokenscale.batches.packed", "packed"),
 }
-#: objective → the module that makes its batches of those of any approach, where they are not trained on as they are
-OBJECTIVES = {"masked": "tokenscale.batches.masked"}
+for _name, _format in FORMATS.items():
+    if _format.streamed:
+        BATCHES.setdefault(_name, BATCHES["token-list"]._replace(format=_name))
+#: objective → what is trained on, and by which loss
+OBJECTIVES = {
+    "causal": Goal(),
+    "masked": Goal("tokenscale.batches.masked", causal=False, special_ids=True),
+}
 #: choice of labels → the module that makes them, where not all count
 LABELS = {"target": "tokenscale.batches.target"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
 MODELS = {"transformers": "tokenscale.models.library"}
-#: a method that a layout is made of → the module that applies it
-PARALLEL = {
-    "single": "tokenscale.parallel.single",
+#: what keeps copies of a model alike, where each rank holds all of it (`layout.copies`) → the module that applies it
+COPIES = {
     "ddp": "tokenscale.parallel.data",
+}
+#: a method that a layout is made of → the module that applies it
+PARALLEL = COPIES | {
+    "single": "tokenscale.parallel.single",
     "zero1": "tokenscale.parallel.zero1",
     "fsdp": "tokenscale.parallel.fully_sharded",
     "hsdp": "tokenscale.parallel.fully_sharded",
@@ -74,6 +129,8 @@ FIGURES = {
     "padding_share": "tokenscale.report.drawings.padding_share",
     "storage_against_entropy": "tokenscale.report.drawings.storage_against_entropy",
     "storage_benchmark": "tokenscale.report.drawings.storage_benchmark",
+    "inference_tokens_per_second": "tokenscale.report.drawings.inference_tokens_per_second",
+    "inference_step_time": "tokenscale.report.drawings.inference_step_time",
     "scaling_weak": "tokenscale.report.drawings.scaling_weak",
     "scaling_mfu": "tokenscale.report.drawings.scaling_mfu",
     "training_time": "tokenscale.report.drawings.training_time",

@@ -8,16 +8,16 @@ from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSetti
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
+from tokenscale.settings.registry import BATCHES, COPIES, FORMATS, OBJECTIVES
 
 #: approach → the format it reads (None: it tokenizes raw text while training)
-APPROACHES = {
-    "padded": None,
-    "padding-free": None,
-    "pretokenized-padded": "padded",
-    "token-list": "token-list",
-    "length-bucketed": "token-list",
-    "packed": "packed",
-}
+APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
+
+
+def reads_parquet(approach: str) -> bool:
+    """Whether the options of `StorageSettings` mean something for it."""
+    form = APPROACHES[approach]
+    return form is not None and "codec" in FORMATS[form].options
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ class RunSettings:
     corpus: CorpusSettings = option(CorpusSettings, "the text")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "text to ids")
     model: ModelSettings = option(ModelSettings, "the decoder's shape")
-    approach: Literal["padded", "padding-free", "pretokenized-padded", "token-list", "length-bucketed", "packed"] = (
-        option("packed", "how documents become rows, and when they are tokenized")
-    )
+    approach: Literal[*BATCHES] = option("packed", "how documents become rows, and when they are tokenized")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto", "what tokenizes while training; auto: the fastest exact one that is here; tokenizers: the studies' own"
     )
@@ -158,7 +156,7 @@ class RunSettings:
         "moments in bf16, as the studies had them",
     )
     float8: bool = option(False, "float8 products in the blocks' linear layers (CUDA of Hopper or later, with torchao)")
-    objective: Literal["causal", "masked"] = option("causal", "predict the next token, or masked tokens")
+    objective: Literal[*OBJECTIVES] = option("causal", "predict the next token, or masked tokens")
     masking: MaskingSettings = option(MaskingSettings, "masked: what is predicted")
     labels: Literal["all", "target"] = option(
         "all",
@@ -241,7 +239,7 @@ class RunSettings:
     @property
     def reads_tokenizer(self) -> bool:
         """Whether the tokenizer's folder is an input: to tokenize, to know its special ids, or to be kept."""
-        return self.reads_text or self.objective == "masked" or self.keeps_weights
+        return self.reads_text or OBJECTIVES[self.objective].special_ids or self.keeps_weights
 
     @property
     def reads_text(self) -> bool:
@@ -271,12 +269,12 @@ class RunSettings:
                 ("document_mask", f"models of transformers ({self.model.transformers}) are not masked that way")
             )
         if self.labels == "target":
-            if self.approach in ("padding-free", "token-list") or self.packing == "concatenate":
+            if BATCHES[self.approach].streams or self.packing == "concatenate":
                 cuts = f"approach {self.approach}" if self.packing == "best-fit" else "packing concatenate"
                 found.append(("labels", f"{cuts} cuts pairs anywhere: rows do not show where targets begin"))
             if not self.eos:
                 found.append(("labels", "the target of a pair begins behind EOS: set eos"))
-            if self.objective != "causal":
+            if not OBJECTIVES[self.objective].causal:
                 found.append(("labels", f"objective {self.objective} chooses what it predicts"))
         found += [("validation.bleu", text) for text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
@@ -285,9 +283,9 @@ class RunSettings:
             )
         if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
             found.append(("attention", f"{self.attention} takes part only where document_mask is set: leave it out"))
-        if self.objective == "causal" and self.masking != MaskingSettings():
-            found.append(("masking", "objective causal masks nothing"))
-        if APPROACHES[self.approach] in (None, "packed") and self.storage != StorageSettings():
+        if self.objective != "masked" and self.masking != MaskingSettings():
+            found.append(("masking", f"objective {self.objective} masks nothing"))
+        if not reads_parquet(self.approach) and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} reads no Parquet store"))
         if self.engine != "auto" and APPROACHES[self.approach] is not None:
             found.append(("engine", f"approach {self.approach} tokenizes nothing while training"))
@@ -303,9 +301,9 @@ class RunSettings:
         found = []
         if not self.corpus.source.pairs:
             found.append(f"documents of corpus {self.corpus.name} are no pairs: there is nothing to translate")
-        if self.objective != "causal" or not self.eos:
+        if not OBJECTIVES[self.objective].causal or not self.eos:
             found.append("a translation is what a causal model writes behind the source's EOS: set eos")
-        cut = [method for method in self.layout.methods if method not in ("single", "ddp", "zero1")]
+        cut = [method for method in self.layout.methods if method not in ("single", *COPIES, "zero1")]
         if cut:
             found.append(f"with {cut[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
         if self.float8:
@@ -316,6 +314,10 @@ class RunSettings:
         found = []
         if self.float8 and self.layout.tensor > 1:
             found.append(("tensor", "float8 layers are not cut: leave float8 out, or use data, shard or pipeline"))
+        if OBJECTIVES[self.objective].whole:
+            text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
+            found += [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
+            found += [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
         if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
             named = "float8" if self.float8 else "compile"
             found.append(("schedule", f"zero-bubble computes products itself, which {named} would replace: take 1f1b"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenscale.batches.batch import Batch
 from tokenscale.errors import UserError
 from tokenscale.models.build import build, initialise
-from tokenscale.models.objective import Objective
+from tokenscale.models.objective import objective_of
 from tokenscale.order.shares import micro_steps
 from tokenscale.parallel.mesh import Mesh
 from tokenscale.parallel.parts import Part, held_of, parts_of
@@ -67,7 +67,9 @@ class Engine:
             for block in self.model.blocks:
                 block.compile()
         self._shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
-        self.objective: nn.Module = Objective(self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
+        self.objective: nn.Module = objective_of(
+            run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile
+        )
         self.parameters = sum(weight.numel() for weight in self.model.parameters())  # of the whole model
         held = held_of(self.objective)
         for method in run.layout.methods:

@@ -34,7 +34,7 @@ named AS (
             CASE WHEN tensor > 1 THEN 'tp' || CASE WHEN tensor < world_size THEN ' ' || tensor ELSE '' END END,
             CASE WHEN shard > 1 AND data > 1 THEN 'hsdp ' || data || ' × ' || shard
                  WHEN shard > 1 THEN sharding || CASE WHEN shard < world_size THEN ' ' || shard ELSE '' END
-                 WHEN data > 1 THEN 'ddp' || CASE WHEN data < world_size THEN ' ' || data ELSE '' END
+                 WHEN data > 1 THEN copies || CASE WHEN data < world_size THEN ' ' || data ELSE '' END
                  WHEN world_size = 1 THEN 'single' END
         ) AS method,
         (pipeline > 1)::INTEGER + (tensor > 1)::INTEGER + (shard > 1)::INTEGER + (data > 1)::INTEGER AS parts

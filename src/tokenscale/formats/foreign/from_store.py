@@ -1,12 +1,10 @@
 """The documents of a store of ours, one after another, for whatever writes them elsewhere."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenscale.formats.documents import Chunk, Origin
 from tokenscale.formats.foreign.reframe import Rule, Written, leaving
-from tokenscale.settings.registry import FORMATS
 
 
 class StoreDocuments:
@@ -50,10 +48,3 @@ def without_last(chunk: Chunk) -> Chunk:
     keep = chunk.ids >= 0
     keep[chunk.lengths.cumsum() - 1] = False
     return Chunk(chunk.ids[keep], chunk.lengths - 1)
-
-
-def reader_of(form: str) -> type | None:
-    """The format's store, where it gives its documents back."""
-    module = importlib.import_module(FORMATS[form])
-    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-    return next((c for c in classes if c.__name__.endswith("Store") and hasattr(c, "chunks")), None)

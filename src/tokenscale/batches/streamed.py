@@ -1,10 +1,10 @@
-"""Approach `token-list`: endless streams of the whole documents of a `token-list` store."""
+"""Approach `token-list`, and that of any format of whole documents: endless streams of a store's documents."""
 
 from pathlib import Path
 
 from tokenscale.batches.stored import checked_manifest
 from tokenscale.batches.streams import StreamBatches
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.formats.open import reader_of
 from tokenscale.settings.run import RunSettings
 
 
@@ -19,4 +19,5 @@ def open_batches(
 ) -> StreamBatches:
     """Batches from the store; bit for bit those of `padding-free`."""
     manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
-    return StreamBatches(TokenListStore(store_directory, manifest), run, manifest["vocabulary_size"], rank, world_size)
+    documents = reader_of(manifest["format"])(store_directory, manifest)
+    return StreamBatches(documents, run, manifest["vocabulary_size"], rank, world_size)
