@@ -12,8 +12,8 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, **facts: object):
-        self.what = what
-        self.facts = {label: str(text) for label, text in facts.items() if text is not None}
+        self.what = _shown(what)
+        self.facts = {label: _shown(str(text)) for label, text in facts.items() if text is not None}
         super().__init__(self.render())
 
     def render(self) -> str:
@@ -25,6 +25,15 @@ class UserError(Exception):
             lines.append(f"  {label:<{width}}  {first}")
             lines += [f"  {'':<{width}}  {line}" for line in rest]
         return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    """Text of other hands, such as a file's name, as a terminal may show it: nothing that steers one.
+
+    >>> print(_shown("red \\x1b[31m"))
+    red \\x1b[31m
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -32,6 +32,8 @@ SPLITS = ("train", "validation")
 SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
 OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
 SHARD_DOCUMENTS = 100_000
+#: text of a row group, which lies in memory; long documents make groups of fewer rows
+GROUP_BYTES = 256 << 20
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
 
@@ -156,7 +158,7 @@ class _Split:
         self.texts: list[str] = []
         self.origins: list[str] = []
         self.characters: list[int] = []
-        self.rows = self.utf8_bytes = self.shard_rows = 0
+        self.rows = self.utf8_bytes = self.shard_rows = self.group_bytes = 0
         self.digest = hashlib.sha256()
         self.writer: pq.ParquetWriter | None = None
         self.files: list[dict[str, Any]] = []
@@ -168,8 +170,9 @@ class _Split:
         self.origins.append(origin)
         self.characters.append(len(text))
         self.utf8_bytes += len(encoded)
+        self.group_bytes += len(encoded)
         self.digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        if len(self.texts) == self.row_group_rows:
+        if len(self.texts) == self.row_group_rows or self.group_bytes >= GROUP_BYTES:
             self._flush()
 
     def close(self) -> dict[str, Any]:
@@ -197,7 +200,7 @@ class _Split:
         self.writer.write_table(table, row_group_size=len(self.texts))
         self.rows += len(self.texts)
         self.shard_rows += len(self.texts)
-        self.texts, self.origins = [], []
+        self.texts, self.origins, self.group_bytes = [], [], 0
 
     def _close_shard(self) -> None:
         self._flush()

@@ -14,7 +14,7 @@ from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 from tokenscale.settings.registry import DOWNLOADS
 
 VERSION = 1
-RECORD = "hashes.json"
+RECORD, MANIFEST = "hashes.json", "manifest.json"
 
 
 def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
@@ -31,14 +31,14 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         record_path = directory / RECORD
         record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
         parts: dict[str, list[dict[str, Any]]] = {}
-        taken: set[str] = set()
+        taken = {RECORD, MANIFEST}
         for key in FILE_LISTS:
             declared = dict(_split(name) for name in getattr(source, key))
             listed = []
             for name, local in module.resolve(source, tuple(declared), list(record)).items():
                 if local in taken:  # the same last part in both lists
                     local = f"{key}-{local}"
-                taken.add(local)
+                taken.add(_inside(local, name))
                 target = directory / local
                 sha256 = _have(module, source, name, target, declared.get(name), record)
                 record[name] = sha256
@@ -51,8 +51,22 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
             **({"repository": source.repository, "revision": source.revision} if source.kind == "hub" else {}),
             **{key: listed for key, listed in parts.items() if listed},
         }
-        write_json(directory / "manifest.json", manifest)
+        write_json(directory / MANIFEST, manifest)
     return manifest
+
+
+def _inside(local: str, name: str) -> str:
+    """The name of a local file, which a list of other hands may have made: it must stay in the download's folder."""
+    parts = local.split("/")
+    if "\0" in local or any(part in ("", ".", "..") for part in parts):
+        raise UserError(
+            "a file of the source would be written outside of its folder.",
+            file=repr(name),
+            found=repr(local),
+            expected="a path without `..`, from the folder of the download on",
+            next="name the file by another path, or choose another source",
+        )
+    return local
 
 
 def _split(name: str) -> tuple[str, str | None]:

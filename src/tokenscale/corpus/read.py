@@ -26,7 +26,9 @@ ENDINGS = {
 }
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 CHUNK_BYTES = 1 << 20
-BATCH_ROWS = 512
+BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+#: of one document: beyond it no engine, and no list of its ids, can be relied on
+LONGEST_CHARACTERS = 1 << 30
 
 
 def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
@@ -89,6 +91,14 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
             next="replace it, or set `format` of the source",
         ) from None
     for option, column in columns.items():
+        if file.schema_arrow.names.count(column) > 1:
+            raise UserError(
+                f"a source file has several columns {column!r}.",
+                file=path,
+                key=f"source.{option}",
+                has=", ".join(file.schema_arrow.names),
+                next="write the file again with one of them",
+            )
         kind = type_of(file.schema_arrow, column)
         if kind is None:
             raise no_such(column, file.schema_arrow.names, path, "column", option)
@@ -102,14 +112,53 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
                 expected="string",
                 next="name a column of strings",
             )
-    names = list(columns.values())
+    names, row = list(columns.values()), 0
     try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names, use_threads=False):
-            yield from zip(*(column_of(batch, name).to_pylist() for name in names), strict=True)
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        for batch in file.iter_batches(batch_size=_batch_rows(file), columns=names, use_threads=False):
+            yield from zip(*(_texts(column_of(batch, name), row, path) for name in names), strict=True)
+            row += len(batch)
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise UserError(
-            "a source file breaks off or is damaged.", file=path, reason=str(error).splitlines()[0], next="replace it"
+            "a source file breaks off or is damaged.",
+            file=path,
+            row=f"{row:,} or after",
+            reason=_first_line(error),
+            next="replace it",
         ) from None
+
+
+def _batch_rows(file: pq.ParquetFile) -> int:
+    """Rows to decode at a time: fewer where documents are long."""
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
+
+
+def _texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
+    """The column's texts; UserError names the row whose bytes are not UTF-8: Parquet says they are, and checks none."""
+    try:
+        texts = column.to_pylist()
+        longest = max((len(text) for text in texts if text is not None), default=0)
+        _check_length(longest, path, first)
+        return texts
+    except UnicodeDecodeError:
+        for number, value in enumerate(column, start=first):
+            try:
+                value.as_py()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    "a text of a source file is not UTF-8.",
+                    file=path,
+                    row=f"{number:,}",
+                    reason=error.reason,
+                    begins=repr(value.as_buffer().to_pybytes()[:60]),
+                    next="mend or remove the row",
+                ) from None
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
@@ -118,11 +167,11 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of too many digits, and nesting without end
             raise UserError(
                 "a line of a source file is not JSON.",
                 file=f"{path}, line {number}",
-                reason=error.msg,
+                reason=getattr(error, "msg", None) or _first_line(error),
                 begins=repr(line[:60]),
                 next="mend or remove the line",
             ) from None
@@ -146,18 +195,27 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
 
 
 def _text(path: Path, separator: str | None) -> Iterator[str]:
-    if separator is None:
-        yield "".join(_characters(path))
+    if separator is not None:
+        yield from _pieces(path, separator)
         return
-    yield from _pieces(path, separator)
+    parts, length = [], 0
+    for characters in _characters(path):
+        parts.append(characters)
+        length += len(characters)
+        _check_length(length, path, 0)
+    yield "".join(parts)
 
 
 def _pieces(path: Path, separator: str) -> Iterator[str]:
     """What lies between the separators; an empty last piece (the file ends with a separator) is none."""
     begun: list[str] = []
     rest = ""
+    number = length = 0
     for characters in _characters(path):
         pieces = (rest + characters).split(separator)
+        length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
+        number += len(pieces) - 1
+        _check_length(length, path, number)
         if len(pieces) == 1:  # the separator may stand across two chunks: its possible beginning waits
             cut = max(0, len(pieces[0]) - len(separator) + 1)
             begun.append(pieces[0][:cut])
@@ -169,6 +227,18 @@ def _pieces(path: Path, separator: str) -> Iterator[str]:
     last = "".join(begun) + rest
     if last:
         yield last
+
+
+def _check_length(characters: int, path: Path, number: int) -> None:
+    """Raise UserError before memory is full of a document that is too long."""
+    if characters > LONGEST_CHARACTERS:
+        raise UserError(
+            "a document is too long.",
+            file=path,
+            document=f"{number:,}",
+            expected=f"at most {LONGEST_CHARACTERS:,} characters",
+            next="cut it, or set `separator` of the source to what stands between documents",
+        )
 
 
 def _characters(path: Path) -> Iterator[str]:

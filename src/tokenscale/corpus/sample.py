@@ -249,11 +249,11 @@ def _decoded(data: bytes, path: Path, form: str, key: str) -> str | None:
         raise UserError(
             "a source file is not UTF-8.", file=path, reason=error.reason, begins=repr(data[:60]), next="convert it"
         ) from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             "a line of a source file is not JSON.",
             file=path,
-            reason=error.msg,
+            reason=getattr(error, "msg", None) or str(error),
             begins=repr(text[:60]),
             next="mend or remove the line",
         ) from None

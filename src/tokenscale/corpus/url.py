@@ -1,5 +1,6 @@
 """Files from web addresses: resumed where a connection breaks, tried again, checked by length and hash."""
 
+import re
 from pathlib import Path
 from time import sleep
 from urllib.parse import unquote, urlsplit
@@ -10,11 +11,20 @@ import urllib3
 from tokenscale.corpus.progress import Progress
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, write_json
-from tokenscale.settings.data import SourceSettings
+from tokenscale.settings.data import SourceSettings, without_password
 
 TRIES = 6
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two pieces
 CHUNK_BYTES = 1 << 20
+#: no later try mends these: `file:` and `ftp:` among them, where a server sends a download on to
+NO_SUCH_ADDRESS = (
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.InvalidURL,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.TooManyRedirects,
+)
+#: of a local file; what is put before and behind it fits into the 255 of a file system
+LONGEST_NAME_BYTES = 200
 #: a try that brought so much is no failure
 PROGRESS_BYTES = 1 << 20
 #: worth trying again: the server is busy, or what stands before it is
@@ -22,11 +32,23 @@ BUSY = {408, 425, 429, 500, 502, 503, 504}
 
 
 def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Address → name of the local file: the address's last part, numbered where two would be equal."""
-    names = [unquote(urlsplit(address).path.rsplit("/", 1)[-1]) or "file" for address in files]
+    """Address → name of the local file: the address's last part, numbered where two would be equal.
+
+    An address is of other hands: `%2F` in its last part is no folder, and dots at its beginning are left out.
+
+    >>> resolve(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
+    {'https://h/a/b.txt': 'b.txt', 'https://h/..%2F..%2Fetc': 'etc'}
+    """
+    names = [_last_part(address) for address in files]
     if len(set(names)) < len(names):
         names = [f"{number:05d}-{name}" for number, name in enumerate(names)]
     return dict(zip(files, names, strict=True))
+
+
+def _last_part(address: str) -> str:
+    name = re.split(r"[/\\]", unquote(urlsplit(address).path.rsplit("/", 1)[-1]))[-1]
+    name = "".join(c for c in name if c.isprintable()).encode("utf-8")[-LONGEST_NAME_BYTES:].decode("utf-8", "ignore")
+    return name.lstrip(".") or "file"
 
 
 def fetch(
@@ -52,6 +74,14 @@ def fetch(
             break
         except _Again as again:
             reason, pause = again.reason, again.pause_s
+        except NO_SUCH_ADDRESS as error:
+            raise UserError(
+                "a download leads to what is no web address.",
+                address=address,
+                reason=_first_line(error),
+                expected="http:// or https://, also where a server sends it on to",
+                next="use the address of the file itself",
+            ) from None
         except requests.RequestException as error:
             reason, pause = _first_line(error), None
         now = part.stat().st_size if part.exists() else 0
@@ -143,4 +173,4 @@ def _validator(headers: requests.structures.CaseInsensitiveDict) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return without_password((str(error).splitlines() or [type(error).__name__])[0][:200])

@@ -1,5 +1,6 @@
 """`config/config.yaml` and `config/experiments/*.yaml` → settings, run tables, JSON schemas. Host only (pydantic)."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from tokenscale.settings import machine, validate
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import (
     FILE_LISTS,
-    NAME,
     CorpusSettings,
     SourceSettings,
     StoreSettings,
@@ -35,7 +35,7 @@ from tokenscale.settings.experiments import (
 )
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import STRICT, option, to_dict
+from tokenscale.settings.options import NAME, NAME_IN_WORDS, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
@@ -45,6 +45,8 @@ from tokenscale.settings.studies import STUDIES
 
 #: the target of every experiment's figures and one report of them; stands for all of their names
 ALL = "all_experiments"
+#: more of them no workflow goes through, and listing them would take this machine's memory
+MOST_RUNS = 100_000
 #: names of the workflow's own targets and pages
 TARGETS = (
     ALL,
@@ -127,15 +129,19 @@ class Config:
         folder = Path(root) / self.settings.experiments_folder
         self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         for name in self.settings.experiments:
+            if self.settings.experiments.count(name) > 1:
+                raise UserError(
+                    "an experiment is named twice.", file=file, key="experiments", found=name, next="name it once"
+                )
             if name not in self.available:
                 raise unknown("experiment", name, self.available, file=file, key="experiments")
         for name, path in self.available.items():
-            if name in TARGETS or not re.match(NAME, name):
+            if name in TARGETS or not re.fullmatch(NAME, name):
                 raise UserError(
                     "an experiment cannot have this name.",
                     file=path,
                     taken=", ".join(TARGETS),
-                    next="rename the file: letters, digits, dot, dash and underscore",
+                    next=f"rename the file: {NAME_IN_WORDS}",
                 )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
@@ -207,6 +213,16 @@ class Config:
         for study in experiment.original.studies:
             if study not in STUDIES:
                 raise unknown("study", study, STUDIES, file=file, key="original.studies")
+        asked = experiment.repeats * math.prod(map(len, experiment.factors.values()))
+        if asked > MOST_RUNS:
+            raise UserError(
+                "the experiment has too many runs.",
+                file=file,
+                key="factors, repeats",
+                found=f"{asked:,}",
+                expected=f"at most {MOST_RUNS:,}",
+                next="fewer levels or repeats, or several experiments",
+            )
         self._check_left_out(experiment, file)
         for figure in experiment.figures:
             if figure not in FIGURES:

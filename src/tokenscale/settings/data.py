@@ -5,13 +5,16 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.settings.options import NAME, STRICT, default_of, option
 from tokenscale.settings.registry import FORMATS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+#: what names something that is no file here: `s3://…`, `file:…`, `data:…`
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.IGNORECASE)
+_PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,8 @@ class SourceSettings:
                 found.append((name, f"has no meaning for kind {self.kind}"))
         if self.kind == "hub" and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             found.append(("revision", f"{self.revision!r} is no commit (40 hex digits); a branch can move"))
-        if self.kind == "url":
-            for name in FILE_LISTS:
-                found += [(name, f"{f!r} is no http address") for f in getattr(self, name) if not is_address(f)]
+        for name in FILE_LISTS:
+            found += [(name, text) for f in getattr(self, name) if (text := address_problem(f, self.kind))]
         if self.kind in DOWNLOADED:
             for name in FILE_LISTS:
                 hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
@@ -169,7 +171,41 @@ class SourceSettings:
 
 def is_address(file: str) -> bool:
     """Whether a file is named by a web address."""
-    return file.startswith(("http://", "https://"))
+    return file.lower().startswith(("http://", "https://"))
+
+
+def address_problem(file: str, kind: str) -> str | None:
+    """What is wrong with the name of a file, as a source of that kind has it. Never repeats a password.
+
+    >>> address_problem("https://me:secret@host/a.txt", "url")
+    'https://…@host/a.txt holds a password, and would carry it into logs and records; ~/.netrc can hold it'
+    >>> address_problem("file:///etc/passwd", "files")
+    'file:///etc/passwd is an address that is not read: a path of this machine, or http(s)'
+    """
+    shown = without_password(file)
+    if kind == "url":
+        if not is_address(file):
+            return f"{shown!r} is no http address"
+        try:
+            host = urlsplit(file).hostname
+        except ValueError:
+            host = None
+        if not host or any(ord(c) <= 32 for c in file):
+            return f"{shown!r} is no whole address: https://HOST/PATH"
+        if shown != file:
+            return f"{shown} holds a password, and would carry it into logs and records; ~/.netrc can hold it"
+    elif _SCHEME.match(file):
+        return f"{shown} is an address that is not read: a path of this machine, or http(s)"
+    return None
+
+
+def without_password(text: str) -> str:
+    """The text with the user's name and password taken out of each web address in it.
+
+    >>> without_password("no answer from http://me:secret@proxy:3128/")
+    'no answer from http://…@proxy:3128/'
+    """
+    return _PASSWORD.sub("//…@", text)
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,10 @@ def load(path: str | Path | None, root: str | Path = ".") -> Machine:
         raise UserError(
             "the machine's file is missing.", file=file, next="profiles/alps/machine.toml is an example"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError("the machine's file is not readable TOML.", file=file, reason=error) from None
+    except (ValueError, RecursionError, OSError) as error:  # also a name that no file has
+        raise UserError(
+            "the machine's file is not readable TOML.", file=file, reason=error, next="mend it, or name another"
+        ) from None
     machine: Machine = validate.build(Machine, values, file=str(file))
     validate.check_problems(machine.problems(), file=str(file))
     return machine

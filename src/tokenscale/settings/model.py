@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from tokenscale.errors import UserError
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import NAME, STRICT, option
 
 #: fields that mean nothing for a model of `transformers`: its own configuration decides
 OWN = (
@@ -27,7 +27,7 @@ class ModelSettings:
 
     __pydantic_config__ = STRICT
 
-    name: str = option("custom", "label; a preset's name", science=False)
+    name: str = option("custom", "label; a preset's name", science=False, pattern=NAME)
     dimension: int = option(64, "width of the residual stream", ge=8, strict=True)
     layers: int = option(2, "number of blocks", ge=1, strict=True)
     heads: int = option(4, "query heads a layer", ge=1, strict=True)

@@ -13,6 +13,11 @@ from typing import Any
 
 from tokenscale.errors import UserError, unknown
 
+#: what becomes a folder, a target of the workflow, a job's name or a word of a shell: nothing there has a meaning
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+NAME_IN_WORDS = "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no accents)"
+#: what mends settings that were passed on as JSON
+AGAIN = "pass them on as a run table or a rule has them"
 #: Read by pydantic when it validates a settings class; means nothing to anybody else.
 STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
 
@@ -67,7 +72,9 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
 
 
 def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return to_dict(value) if dataclasses.is_dataclass(value) else value
 
 
 def from_json(cls: type, text: str) -> Any:
@@ -78,21 +85,26 @@ def from_json(cls: type, text: str) -> Any:
     """
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError("the settings are not readable JSON.", found=text[:200], reason=error) from None
-    if not isinstance(values, dict):
-        raise UserError("the settings are not a JSON object.", found=text[:200], expected='{"key": value, …}')
+    except (ValueError, RecursionError) as error:
+        raise UserError("the settings are not readable JSON.", found=text[:200], reason=error, next=AGAIN) from None
     return from_dict(cls, values)
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """A settings object from nested plain values that were validated before. Raises UserError for an unknown key."""
+    """A settings object from nested plain values that were validated before. Raises UserError for an unknown key, and
+    for values of another shape."""
+    if not isinstance(values, dict):
+        found = repr(values)[:200]
+        raise UserError(f"{cls.__name__} is no object.", found=found, expected='{"key": value, …}', next=AGAIN)
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     for name in values:
         if name not in names:
             raise unknown(f"key of {cls.__name__}", name, names)
-    return cls(**{name: _build(hints[name], value) for name, value in values.items()})
+    try:
+        return cls(**{name: _build(hints[name], value) for name, value in values.items()})
+    except TypeError as error:  # a field without a default is missing, or a list is none
+        raise UserError(f"{cls.__name__} cannot be made of these values.", reason=error, next=AGAIN) from None
 
 
 def _build(hint: Any, value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pydantic
 
 from tokenscale.errors import UserError, nearest
+from tokenscale.settings.options import NAME, NAME_IN_WORDS
 
 
 @cache
@@ -28,7 +29,13 @@ def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
 def check_problems(problems: list[tuple[str, str]], *, file: str, key: str = "") -> None:
     """Raise the first of the problems that fields have with each other."""
     for field, text in problems:
-        raise UserError("the settings do not fit together.", file=file, key=_dotted(key, field), reason=text)
+        raise UserError(
+            "the settings do not fit together.",
+            file=file,
+            key=_dotted(key, field),
+            reason=text,
+            next="change it, or what it does not go with",
+        )
 
 
 def _explain(cls: type, error: pydantic.ValidationError, file: str, key: str) -> UserError:
@@ -54,13 +61,15 @@ def _explain(cls: type, error: pydantic.ValidationError, file: str, key: str) ->
     if expected and isinstance(first["input"], str):
         near = nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if first.get("ctx", {}).get("pattern") == NAME:
+        message = NAME_IN_WORDS
     return UserError(
         f"{where or 'the file'} has no value {first['input']!r}.",
         file=file,
         key=where,
         expected=expected.replace("'", "") if expected else message,
         also=more,
-        next=f"did you mean {near!r}?" if near else None,
+        next=f"did you mean {near!r}?" if near else "write one that is expected",
     )
 
 

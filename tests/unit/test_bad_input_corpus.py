@@ -1,0 +1,216 @@
+"""Files of text that are not what they should be: refused by name and row, and an earlier corpus stays as it was.
+
+Beside them those of test_sources.py. What is legal, and only large or odd, is read in bounded memory.
+"""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.refusals import refused
+from tests.web import Server
+from tokenscale import cli
+from tokenscale.corpus import build as building
+from tokenscale.corpus import read, sample, url
+from tokenscale.corpus.build import build
+from tokenscale.corpus.download import fetch_corpus
+from tokenscale.corpus.reader import RawText
+from tokenscale.errors import UserError
+from tokenscale.settings.data import CorpusSettings, SourceSettings
+
+
+def parquet(column, **more):
+    """A writer of Parquet with that column of text, and perhaps others."""
+    return lambda path: pq.write_table(pa.table({"text": column, **more}), path)
+
+
+def content(data: bytes):
+    return lambda path: path.write_bytes(data)
+
+
+def not_utf8(path) -> None:
+    """Row 2 of a column of strings holds bytes that are none: Arrow writes them without a look."""
+    offsets = np.array([0, 2, 4, 6], np.int32)
+    strings = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"okok\xff\xfe")])
+    pq.write_table(pa.table({"text": strings}), path)
+
+
+def twice(path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+
+
+def damaged(path) -> None:
+    parquet([f"document {i}" for i in range(5000)])(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+
+
+def footer_lies(path) -> None:
+    parquet(["a"])(path)
+    path.write_bytes(path.read_bytes()[:-8] + (2**32 - 1).to_bytes(4, "little") + b"PAR1")
+
+
+#: file name, what writes it, what the message must hold beside the file
+BAD = [
+    ("a.parquet", content(b""), "0 bytes"),
+    ("a.parquet", content(b"PAR1" + bytes(100) + b"PAR1"), "not readable Parquet"),
+    ("a.parquet", footer_lies, "not readable Parquet"),
+    ("a.parquet", damaged, "row "),
+    ("a.parquet", lambda path: pq.write_table(pa.table({}), path), "(none)"),
+    ("a.parquet", parquet(pa.nulls(3)), "string"),
+    ("a.parquet", parquet([["nested"]]), "list<element: string>"),
+    ("a.parquet", parquet([{"inner": "x"}]), "struct<inner: string>"),
+    ("a.parquet", parquet([b"bytes"]), "binary"),
+    ("a.parquet", parquet([1.5]), "double"),
+    ("a.parquet", not_utf8, "row     2"),
+    ("a.parquet", twice, "several columns 'text'"),
+    ("a.jsonl", content(b'{"text": "ok"}\n{"text": "\xff"}\n'), "byte"),
+    ("a.jsonl", content(b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"), "line 1"),
+    ("a.jsonl", content(b'{"text": "a"}\n{"text": "b", "n": ' + b"9" * 5000 + b"}\n"), "line 2"),
+    ("a.jsonl", content(bytes(50)), "line 1"),
+    ("a.jsonl", content(b'"text"\n'), "line 1"),
+    ("a.txt", content("é".encode("utf-16")), "byte"),
+    ("a.txt.gz", content(b"no gzip"), "gzip"),
+    ("a.txt.zst", content(b"no zstd"), "zstd".upper()),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "says"), BAD, ids=range(len(BAD)))
+def test_a_bad_file_is_refused_by_name_and_place_and_the_earlier_corpus_stays(tmp_path, capsys, name, write, says):
+    path, corpus = tmp_path / name, tmp_path / "corpus"
+    good = tmp_path / "good.txt"
+    good.write_text("one\ntwo\nthree\n")
+    settings = {"name": "mine", "source": {"kind": "files", "files": [str(good)], "separator": "\n"}}
+    output = ["--output", corpus / "manifest.json"]
+    assert cli.main(["corpus", "--settings", json.dumps(settings), *map(str, output)]) == 0
+    write(path)
+    settings["source"]["files"] = [str(path)]
+    told = refused(capsys, ["corpus", "--settings", json.dumps(settings), *output], untouched=corpus)
+    assert str(path) in told and says in told
+
+
+NOTHING = [
+    ("a.parquet", parquet(pa.array([], pa.string())), "read 0"),
+    ("a.parquet", parquet(pa.array([None] * 9, pa.string())), "no_text 9"),
+    ("a.parquet", parquet([""] * 1_000_000), "too_short 1000000"),
+    ("a.jsonl", content(b'{"text": null}\n' * 3), "no_text 3"),
+    ("a.jsonl", content(b'{"text": "\\ud800"}\n' * 3), "not_unicode 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "says"), NOTHING, ids=[says for *_, says in NOTHING])
+def test_a_file_without_one_document_says_what_became_of_its_rows(tmp_path, capsys, name, write, says):
+    write(tmp_path / name)
+    settings = json.dumps({"name": "mine", "source": {"kind": "files", "files": [str(tmp_path / name)]}})
+    assert says in refused(capsys, ["corpus", "--settings", settings, "--output", tmp_path / "c/manifest.json"])
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.txt"])
+def test_long_documents_are_held_a_few_at_a_time(tmp_path, monkeypatch, name):
+    """Not a batch of 512 of them, nor a row group of 1,000."""
+    monkeypatch.setattr(building, "GROUP_BYTES", 500_000)
+    monkeypatch.setattr(read, "BATCH_BYTES", 500_000)
+    monkeypatch.setattr(read, "CHUNK_BYTES", 100_000)
+    texts = [f"{i} " + "x y " * 50_000 for i in range(80)]
+    if name == "a.txt":
+        (tmp_path / name).write_text("|".join(texts))
+    else:
+        pq.write_table(pa.table({"text": texts}), tmp_path / name, use_dictionary=False)
+    source = SourceSettings(kind="files", files=(str(tmp_path / name),), separator="|" if name == "a.txt" else None)
+    del texts
+    tracemalloc.start()
+    try:
+        manifest = build(CorpusSettings(source=source, validation_share=0), tmp_path / "c")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert manifest["splits"]["train"]["rows"] == 80 and peak < 5e6, peak  # of 16 MB
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_document_beyond_the_limit_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(read, "LONGEST_CHARACTERS", 1000)
+    monkeypatch.setattr(read, "CHUNK_BYTES", 100)
+    path = tmp_path / name
+    long = "x" * 1200
+    if name == "a.parquet":
+        parquet(["a", long])(path)
+    else:
+        path.write_text(f'{{"text": "a"}}\n{{"text": "{long}"}}\n')
+    with pytest.raises(UserError, match="too long") as error:
+        list(read.read(path, SourceSettings(kind="files")))
+    assert error.value.facts["file"] == str(path) and "1,000 characters" in error.value.facts["expected"]
+
+
+def test_row_groups_end_where_their_text_is_long_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "GROUP_BYTES", 1000)
+    (tmp_path / "a.txt").write_text("|".join(f"{i} {'x' * 400}" for i in range(10)))
+    source = SourceSettings(kind="files", files=(str(tmp_path / "a.txt"),), separator="|")
+    build(CorpusSettings(source=source, validation_share=0), tmp_path / "c")
+    text = RawText(tmp_path / "c")
+    assert [text.text(i)[0] for i in range(len(text))] == list("0123456789")
+    assert pq.read_metadata(tmp_path / "c/train-00000.parquet").num_row_groups == 4
+
+
+def test_a_sample_refuses_what_reading_refuses(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "READ_BYTES", 10)
+    for line in ('{"text": ' + "[" * 100_000, '{"n": ' + "9" * 5000 + "}"):
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(['{"text": "a"}', *[line] * 3]))
+        with pytest.raises(UserError, match="not JSON"):
+            sample.sample([path], SourceSettings(kind="files"), 10)
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("last", "local"),
+    [
+        ("..%2F..%2Foutside.txt", "outside.txt"),
+        ("..%5C..%5Coutside.txt", "outside.txt"),
+        ("..", "file"),
+        ("%2e%2e", "file"),
+        ("%00a%0Ab.txt", "ab.txt"),
+        (".lock", "lock"),
+        ("manifest.json", "files-manifest.json"),
+        ("hashes.json", "files-hashes.json"),
+        ("x" * 300 + ".txt", "x" * 196 + ".txt"),
+    ],
+)
+def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
+    with Server() as web:
+        web.files |= dict.fromkeys([f"/{last}", "/", "/.."], b"text")  # clients leave dots out of a path
+        settings = CorpusSettings(name="web", source=SourceSettings(kind="url", files=(f"{web.address}/{last}",)))
+        before = {p.name for p in tmp_path.iterdir()}
+        manifest = fetch_corpus(settings, tmp_path / "d")
+    assert [file["name"] for file in manifest["files"]] == [local]
+    assert {p.name for p in (tmp_path / "d").iterdir()} == {local, ".lock", "hashes.json", "manifest.json"}
+    assert {p.name for p in tmp_path.iterdir()} == before | {"d"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\0b"])
+def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypatch, name):
+    from tokenscale.corpus import hub
+
+    monkeypatch.setattr(hub, "resolve", lambda source, files, recorded: {name: name})
+    monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("nothing is fetched"))
+    source = SourceSettings(kind="hub", repository="a/b", revision="0" * 40, files=("*",))
+    with pytest.raises(UserError, match="outside"):
+        fetch_corpus(CorpusSettings(name="web", source=source), tmp_path / "d")
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript:alert(1)"])
+def test_a_server_that_leads_to_another_scheme_is_refused_at_once(tmp_path, monkeypatch, target):
+    monkeypatch.setattr(url, "sleep", lambda seconds: pytest.fail("no later try mends this"))
+    with Server() as web:
+        web.redirects["/a.txt"] = target
+        settings = CorpusSettings(name="web", source=SourceSettings(kind="url", files=(f"{web.address}/a.txt",)))
+        with pytest.raises(UserError) as error:
+            fetch_corpus(settings, tmp_path / "d")
+    assert f"{web.address}/a.txt" in str(error.value) and not (tmp_path / "d/manifest.json").exists()

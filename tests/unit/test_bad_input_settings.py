@@ -1,0 +1,276 @@
+"""Configurations of careless and of ill-meaning hands: one message with file and key, and never a stack trace.
+
+Beside them those of test_config.py and test_settings.py, which are of mistakes.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.refusals import refused
+from tests.unit.test_config import BASE, EXPERIMENT, project, with_run
+from tokenscale.errors import UserError
+from tokenscale.launch import processes
+from tokenscale.launch.command import Launch
+from tokenscale.settings import machine
+from tokenscale.settings.config import Config
+from tokenscale.settings.data import CorpusSettings, TokenizerSettings
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import from_json
+from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.run import RunSettings
+
+#: nine lists of nine lists of … : 9**7 values in 400 bytes
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdef", "bcdefg", strict=True)
+)
+YAML = {
+    "deep list": "[" * 1200 + "]" * 1200,
+    "deep mapping": "{a: " * 1200 + "1" + "}" * 1200,
+    "bomb": BOMB,
+    "holds itself": "corpora: &x\n  c: *x\n",
+    "code": "scale: !!python/object/apply:os.system ['true']",
+    "no such date": "scale: 2020-13-45",
+    "many digits": "scale: " + "9" * 5000,
+    "no time": "scale: !!timestamp x",
+    "no number": "scale: !!int x",
+    "no truth": "scale: !!bool x",
+    "a key that is a list": "? [a]\n: 1\n",
+    "a lone surrogate": 'scale: "\\ud800"',
+    "a lone surrogate as key": '"\\ud800": 1',
+    "NUL": "scale: \0",
+    "two documents": "a: 1\n---\nb: 2\n",
+    "a list": "[1]",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("text", YAML.values(), ids=YAML)
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, capsys, text):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode("utf-8"))
+    assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
+
+
+@pytest.mark.parametrize("what", ["missing", "a folder", "UTF-16"])
+def test_a_path_that_is_no_text_is_refused_by_name(tmp_path, capsys, what):
+    path = tmp_path / "config.yaml"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "UTF-16":
+        path.write_bytes("scale: demo".encode("utf-16"))
+    assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
+
+
+#: what would leave its folder, or mean something to a shell, a terminal, a glob, a regular expression or SLURM
+NAMES = [
+    *("../c", "/c", "a/b", "..", ".", "", ".hidden", "-rf", "c\0", "c d", "c'", 'c"', "c\n", "c\\b", "{corpus}"),
+    *("c;true", "$(true)", "`true`", "c|d", "c&d", "c>d", "c*", "c?", "[c]", "~", "%j", "c#d", "\x1b[31m"),
+    *("é", "с", "ｃ", "c\u202e", "c\u200b", "😀", "c" * 101),  # Cyrillic, full width, steering and hidden characters
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("section", ["corpora", "tokenizers"])
+def test_a_name_that_becomes_a_folder_is_of_plain_letters(tmp_path, section, name):
+    values = BASE | {section: {**BASE[section], name: next(iter(BASE[section].values()))}}
+    with pytest.raises(UserError) as error:
+        Config(values, root=tmp_path)
+    assert "letters, digits" in str(error.value) and error.value.facts["key"].startswith(section)
+    assert str(error.value).replace("\n", "").isprintable(), "what steers a terminal is not printed"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name and name != "😀"], ids=ascii)
+def test_a_models_label_which_is_part_of_a_runs_folder_is_of_plain_letters(tmp_path, name):
+    with pytest.raises(UserError, match="letters, digits") as error:
+        project(tmp_path, with_run(model={"preset": "llama-micro", "name": name})).runs("e")
+    assert error.value.facts["key"] == "runs.model.name"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n and "/" not in n and "\0" not in n and n != "." * len(n)], ids=ascii
+)
+def test_an_experiments_file_which_is_a_target_is_of_plain_letters(tmp_path, name):
+    project(tmp_path)
+    (tmp_path / "config/experiments" / f"{name}.yaml").write_text(json.dumps(EXPERIMENT))
+    with pytest.raises(UserError, match="cannot have this name"):
+        project(tmp_path)
+
+
+def test_names_of_plain_letters_are_taken(tmp_path):
+    for name in ("c", "C4.en_v1-2", "0", "c" * 100):
+        Config(BASE | {"corpora": {"c": {}, name: {}}}, root=project(tmp_path).root)
+
+
+def test_an_experiment_that_is_named_twice_is_refused(tmp_path):
+    with pytest.raises(UserError, match="named twice"):
+        project(tmp_path, experiments=["e", "e"])
+
+
+@pytest.mark.parametrize("change", [{"repeats": 10**9}, {"factors": {f"k{i}": list(range(10)) for i in range(12)}}])
+def test_more_runs_than_anyone_can_start_are_counted_not_listed(tmp_path, change):
+    with pytest.raises(UserError, match="too many runs") as error:
+        project(tmp_path, {**EXPERIMENT, **change}).runs("e")
+    assert "000,000,000" in error.value.facts["found"]
+
+
+@pytest.mark.parametrize("path", ["a\0b", ".", "config"])
+def test_a_machines_file_that_is_none_is_refused(tmp_path, path):
+    (tmp_path / "config").mkdir()
+    with pytest.raises(UserError, match="machine's file"):
+        machine.load(path, tmp_path)
+
+
+OTHER_SCHEMES = ["file:///etc/passwd", "FILE:/etc/passwd", "javascript:alert(1)", "data:text/plain,x"]
+OTHER_SCHEMES += ["ftp://host/x.txt", "s3://bucket/x.txt", "gopher://host/x.txt"]
+
+
+@pytest.mark.parametrize("kind", ["url", "files", "hub", None])
+@pytest.mark.parametrize("address", OTHER_SCHEMES)
+@pytest.mark.parametrize("option", ["files", "validation_files"])
+def test_only_http_is_read_from_elsewhere(tmp_path, kind, address, option):
+    source = {"files": ["x.txt"] if kind != "url" else ["https://host/x.txt"], option: [address]}
+    source |= {"kind": kind} if kind else {}
+    source |= {"repository": "a/b", "revision": "0" * 40} if kind == "hub" else {}
+    with pytest.raises(UserError) as error:
+        project(tmp_path, corpora={"c": {"source": source}})
+    assert error.value.facts["key"] == f"corpora.c.source.{option}" and "http" in error.value.facts["reason"]
+
+
+@pytest.mark.parametrize("address", ["https://", "https:///x.txt", "https://[::1/x.txt", "https://host/a b.txt"])
+def test_an_address_without_a_host_is_refused(tmp_path, address):
+    with pytest.raises(UserError, match="no whole address"):
+        project(tmp_path, corpora={"c": {"source": {"kind": "url", "files": [address]}}})
+
+
+@pytest.mark.parametrize("kind", ["url", "files", None])
+@pytest.mark.parametrize("userinfo", ["me:planted", "planted", "me:p@planted", ":planted"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path, kind, userinfo):
+    source = {"files": f"https://{userinfo}@host/x.txt"} | ({"kind": kind} if kind else {})
+    with pytest.raises(UserError) as error:
+        project(tmp_path, corpora={"c": {"source": source}})
+    assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
+
+
+def test_addresses_and_paths_that_only_look_odd_are_taken(tmp_path):
+    for file in ("HTTPS://host/x.txt", "https://host:80/a@b.txt", "https://host/?q=me@here", "a:b.txt", "/a//b@c.txt"):
+        project(tmp_path, corpora={"c": {"source": {"files": file}}})
+
+
+# --- properties
+
+
+def values(depth_names: list[str]):
+    """What YAML can hold: scalars of every kind, lists, and mappings, often with keys that mean something."""
+    scalars = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4)
+    )
+    scalars |= st.sampled_from(["c", "t", "e", "packed", "demo", "llama-micro", -1, 0, 1, 2**70, 1e300, "../x"])
+    keys = st.one_of(st.sampled_from(depth_names), st.text(max_size=5), st.integers(-1, 1), st.none())
+    return st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+        max_leaves=12,
+    )
+
+
+CONFIG_KEYS = ["scale", "experiments", "experiments_folder", "machine", "budget", "corpus", "corpora", "tokenizers"]
+CONFIG_KEYS += ["c", "t", "source", "kind", "files", "cleaning", "vocabulary_size", "node_hours", "name"]
+EXPERIMENT_KEYS = ["question", "runs", "factors", "left_out", "repeats", "canary", "external", "scales", "figures"]
+EXPERIMENT_KEYS += ["approach", "layout", "layout.data", "model", "preset", "budget", "steps", "demo", "cells", "cell"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.dictionaries(st.sampled_from(CONFIG_KEYS) | st.text(max_size=4), values(CONFIG_KEYS), max_size=5))
+@example({"corpora": {"c": {"source": {"files": {"a": 1}}}}})
+@example({"machine": 5, "corpora": {"c": None}})
+@example({"experiments": "e", "tokenizers": {"t": 5}})
+def test_any_values_are_a_configuration_or_one_message(tmp_path_factory, found):
+    root = tmp_path_factory.mktemp("config")
+    try:
+        config = Config({**BASE, "experiments": [], **found}, root=root)
+    except UserError as error:
+        assert error.facts.keys() & {"file", "key"}
+    else:
+        assert all(not Path(name).is_absolute() and Path(name).name == name for name in config.corpora)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.dictionaries(st.sampled_from(EXPERIMENT_KEYS) | st.text(max_size=4), values(EXPERIMENT_KEYS), max_size=5))
+@example({"runs": {"model": {"preset": "llama-micro", "layers": "x"}}})
+@example({"runs": {"resume_from": {"run": [], "step": 1}}})
+@example({"factors": {"": [1]}})
+@example({"factors": {".": [1], "a..b": [1]}})
+@example({"canary": {"cell": {"approach": "packed"}, "every": 1}})
+def test_any_values_are_an_experiment_or_one_message(tmp_path_factory, found):
+    root = tmp_path_factory.mktemp("experiment")
+    folder = root / "config/experiments"
+    folder.mkdir(parents=True)
+    (folder / "e.yaml").write_text(json.dumps({**EXPERIMENT, **found}, default=str), encoding="utf-8")
+    try:
+        runs = Config(BASE, root=root).runs("e")
+    except UserError:
+        return
+    assert all(Path(run.run_id).name == run.run_id for run in runs)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
+    | st.binary(max_size=60).map(lambda b: b.decode("latin-1"))
+)
+@example("%YAML 9.9\n---\na: 1")
+@example("a: *b")
+@example("a: !!float x")
+@example("a: !!binary '%%%'")
+@example("<<: 5")
+@example("a: 1:99:99")
+def test_any_text_is_a_mapping_or_one_message(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("yaml") / "a.yaml"
+    path.write_bytes(text.encode("utf-8"))
+    try:
+        assert isinstance(read_yaml(path), dict)
+    except UserError as error:
+        assert error.facts["file"] == str(path)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    st.sampled_from([CorpusSettings, TokenizerSettings, RunSettings, ModelSettings]),
+    values(["source", "name", "model", "corpus", "cleaning", "files", "kind", "layout"]),
+)
+@example(RunSettings, {"model": [1]})
+@example(CorpusSettings, {"source": {"files": 5}})
+@example(CorpusSettings, {"source": None, "cleaning": []})
+def test_any_settings_passed_as_json_are_taken_or_one_message(cls, found):
+    try:
+        from_json(cls, json.dumps(found, default=str))
+    except UserError as error:
+        assert "next" in error.facts
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(WORDS)
+@example("a b'c\"d;$(true)`true`\n|&*?~#%j\\")
+@example("-rf")
+def test_any_word_comes_back_out_of_a_printed_command(word):
+    """What is printed for a shell is the argv that is started, whatever a path or a setting holds."""
+    folder, run = Path("results") / word.replace("/", "_") / "run", RunSettings(resume_from=word)
+    launch = Launch(run, Machine(environment={"VARIABLE": word}), folder)
+    argv, variables = launch.command(0, {"store": Path(word)})
+    assert variables == {"VARIABLE": word}
+    assert argv[argv.index("--directory") + 1] == str(folder) and argv[argv.index("--store") + 1] == str(Path(word))
+    assert RunSettings.from_json(argv[argv.index("--settings") + 1]) == run
+    printed = launch.printed({"store": Path(word)}).replace("\\\n", "", 1)  # where the line of variables goes on
+    assert shlex.split(printed) == [f"VARIABLE={word}", *argv]
+    srun = Machine(starter="srun", gpus_per_node=4)
+    step = processes.srun_argv(argv, launch.shape, srun, name=word, outputs=folder, root=Path("/r"))
+    assert shlex.split(shlex.join(step)) == step and step[-len(argv) :] == argv and f"--job-name={word}" in step
