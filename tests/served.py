@@ -3,6 +3,9 @@
 A folder with a `python` of its own stands first in PATH. What it is asked to run of tokenscale it hands, with its
 folder, environment and open files, to the server; anything else is the real Python's. The server is a fork of that of
 `forks.py`, which has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
+
+Whoever names a folder in the environment as SERVED_JOBS finds there, for each job, a file of its process's number that
+holds its arguments, and one of that number and `.ended` behind it.
 """
 
 import atexit
@@ -86,16 +89,28 @@ def _answer(connection: socket.socket, client: str) -> None:
     if job == 0:
         connection.close()
         _run(json.loads(text), files, client)
+    announced = _announced(json.loads(text), job)
     connection.sendall(job.to_bytes(4, "big"))
     ended = threading.Event()
     threading.Thread(target=_follow, args=(connection, job, ended), daemon=True).start()
     os.waitid(os.P_PID, job, os.WEXITED | os.WNOWAIT)  # its number stays its own until the end is told
     ended.set()
     _, status = os.waitpid(job, 0)
+    if announced:
+        announced.with_name(f"{job}.ended").touch()
     try:
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
     finally:
         os._exit(0)
+
+
+def _announced(asked: tuple[list[str], str, dict[str, str]], job: int) -> Path | None:
+    arguments, _, environment = asked
+    if "SERVED_JOBS" not in environment:
+        return None
+    path = Path(environment["SERVED_JOBS"], str(job))
+    path.with_name(f".{job}").write_text(json.dumps(arguments[1:]))
+    return path.with_name(f".{job}").rename(path)
 
 
 def _follow(connection: socket.socket, job: int, ended: threading.Event) -> None:

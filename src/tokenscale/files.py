@@ -1,6 +1,7 @@
 """Files written whole or not at all, canonical JSON, hashes."""
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -18,11 +19,12 @@ from tokenscale.errors import UserError
 def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, synced and renamed to it on success, removed on failure.
 
-    Readers see the old file or the whole new one, never a part.
+    Readers see the old file or the whole new one, never a part. What a process left that was killed while it wrote the
+    same file is removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = aside(path)
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -30,6 +32,26 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def aside(path: Path) -> Path:
+    """A name beside `path` for this process alone. Those of this node's processes that have ended are removed."""
+    mine = f".{path.name}.{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
+        process = left.name[len(mine) : -len(".tmp")]
+        if process.isdigit() and not _alive(int(process)):
+            left.unlink(missing_ok=True)
+    return path.with_name(f"{mine}{os.getpid()}.tmp")
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager

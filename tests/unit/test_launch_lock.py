@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tokenscale import cli
 from tokenscale.errors import UserError
 from tokenscale.launch import lock
 
@@ -125,3 +126,15 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     os.kill(rank, signal.SIGKILL)
     with lock.held(tmp_path, "run x", wait=True, poll_s=0.02):
         pass
+
+
+def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
+    """Snakemake was killed and its job lives: the next one's job must not write into the same files."""
+    folder = tmp_path / "tokenizers/numbers"
+    process = holder(folder)
+    threading.Timer(0.5, process.kill).start()
+    settings = '{"name": "numbers", "kind": "numbers", "vocabulary_size": 20}'
+    cli.main(["tokenizer", "--settings", settings, "--output", str(folder / "manifest.json")])
+    said = capfd.readouterr().out
+    assert f"the tokenizer numbers is being written by process {process.pid}" in said
+    assert (folder / "manifest.json").exists()

@@ -9,19 +9,42 @@ from tests import served
 from tests.forks import context
 
 
+class Started:
+    """A `python -m snakemake` in a folder, on its way, with a process group of its own."""
+
+    def __init__(self, arguments: list[str], root: Path, environment: dict[str, str]):
+        self._output = tempfile.NamedTemporaryFile(mode="r", errors="replace")
+        asked = (arguments, str(root), environment, self._output.name, served.python())
+        self._process = context.Process(target=_main, args=asked)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number, which is that of its group."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.is_alive()
+
+    def wait(self, timeout_s: float = 400) -> tuple[int, str]:
+        """Its end: (exit code, stdout and stderr together). Raises TimeoutError, and ends it."""
+        self._process.join(timeout_s)
+        with self._output:
+            if self._process.is_alive():
+                self._process.kill()
+                raise TimeoutError(self._output.read())
+            return self._process.exitcode, self._output.read()
+
+
 def snakemake(arguments: list[str], root: Path, environment: dict[str, str], timeout_s: float = 400) -> tuple[int, str]:
     """What `python -m snakemake` does in a folder: (exit code, stdout and stderr together)."""
-    with tempfile.NamedTemporaryFile(mode="r", errors="replace") as output:
-        process = context.Process(target=_main, args=(arguments, str(root), environment, output.name, served.python()))
-        process.start()
-        process.join(timeout_s)
-        if process.is_alive():
-            process.kill()
-            raise TimeoutError(output.read())
-        return process.exitcode, output.read()
+    return Started(arguments, root, environment).wait(timeout_s)
 
 
 def _main(arguments: list[str], root: str, environment: dict[str, str], output: str, python: str) -> None:
+    os.setpgid(0, 0)
     file = os.open(output, os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)

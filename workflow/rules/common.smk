@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenscale.corpus import fingerprint
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
+from tokenscale.launch import workflows
 from tokenscale.launch.path import use_this_python
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.closure import listing, training_modules
@@ -59,6 +60,8 @@ try:
         fingerprint.check(settings.corpora[name], Path("results/corpus"))
 except UserError as error:
     refuse(error)
+if workflow.is_main_process:
+    workflows.enter(sys.argv[1:])
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024

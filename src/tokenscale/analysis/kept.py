@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis.tables import TABLES
 from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, read_json, sha256_text, write_json
+from tokenscale.files import aside, canonical_json, read_json, sha256_text, write_json
 from tokenscale.settings.closure import code_of
 
 #: written a row group a run, for they can be large; the others at once
@@ -133,7 +133,7 @@ class Kept:
 
 def _link(source: Path, target: Path) -> None:
     """The same file under another name: a table is never written in place. A copy where links cannot be made."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = aside(target)
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)

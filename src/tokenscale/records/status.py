@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+from tokenscale.files import aside
+
 
 class Status:
     """Keeps `<run>/status.json` current, at most once in `every_s` seconds."""
@@ -18,7 +20,7 @@ class Status:
         if not force and now - self._last < self.every_s:
             return
         self._last = now
-        temporary = self.path.with_name(f".status.{os.getpid()}.tmp")
+        temporary = aside(self.path)
         try:
             temporary.write_text(json.dumps({"t_unix_s": round(now, 3), **fields}))
             os.replace(temporary, self.path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenscale.corpus.build import build
 from tokenscale.corpus.progress import Progress
+from tokenscale.launch.lock import held
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import from_json
 
@@ -23,7 +24,9 @@ def run(arguments: argparse.Namespace) -> None:
     settings = from_json(CorpusSettings, arguments.settings)
     progress = Progress(f"corpus {settings.name}")
     downloads = arguments.downloads.parent if arguments.downloads else None
-    splits = build(settings, arguments.output.parent, progress, downloads)["splits"]
+    directory = arguments.output.parent
+    with held(directory, f"the corpus {settings.name}", wait=True):
+        splits = build(settings, directory, progress, downloads)["splits"]
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())
     print(f"{progress.line()}; {rows}")

@@ -9,6 +9,7 @@ from tokenscale.corpus.progress import Progress
 from tokenscale.corpus.reader import read_manifest
 from tokenscale.errors import UserError
 from tokenscale.formats.write import write
+from tokenscale.launch.lock import held
 from tokenscale.settings.data import StoreSettings
 
 #: by name, as registries do: what a person's file goes through is no part of a store's code
@@ -59,7 +60,8 @@ def run(arguments: argparse.Namespace) -> None:
     documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     progress = Progress(f"store {store.directory}", total=documents)
     folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
-    manifest = write(store, *folders, progress, engine=arguments.engine)
+    with held(arguments.output.parent, f"the store {store.directory}", wait=True):
+        manifest = write(store, *folders, progress, engine=arguments.engine)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "

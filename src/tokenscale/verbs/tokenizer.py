@@ -4,6 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
+from tokenscale.launch.lock import held
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.options import from_json
 from tokenscale.tokenizer.build import build
@@ -24,7 +25,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Build the tokenizer and say what it is."""
     settings = from_json(TokenizerSettings, arguments.settings)
     start = time.monotonic()
-    manifest = build(settings, arguments.output.parent, arguments.corpus.parent if arguments.corpus else None)
+    directory = arguments.output.parent
+    with held(directory, f"the tokenizer {settings.name}", wait=True):
+        manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
     print(
         f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "
         f"file {manifest['file']['bytes'] / 1e6:.1f} MB, {time.monotonic() - start:.1f} s"

@@ -7,6 +7,7 @@ from tokenscale.corpus.progress import Progress
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import located, read_store_manifest
 from tokenscale.formats.unpack import unpack, unpack_once
+from tokenscale.launch.lock import held
 from tokenscale.settings.data import StoreSettings
 
 
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> None:
         progress.close()
         print(path if made else f"{path} (was there)")
         return
-    manifest = unpack(arguments.archive, store, arguments.output.parent, progress)
+    with held(arguments.output.parent, f"the store {store.directory}", wait=True):
+        manifest = unpack(arguments.archive, store, arguments.output.parent, progress)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "

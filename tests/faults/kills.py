@@ -1,0 +1,341 @@
+"""Kills at random moments of every rule and of Snakemake itself, and what the next call of the workflow makes of them.
+
+One trial: a project at some stage of a small workflow (three approaches, one of them on two ranks, a report) goes on,
+something of it is killed, it is called again, and what then lies there is compared with a build that nobody disturbed.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tests.workflow import forked
+from tests.workflow.conftest import RUNS, Project, copy_of, make_project
+
+CONFIG = {
+    "scale": "demo",
+    "experiments": ["ways"],
+    "unpack_from_archive": True,
+    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
+    "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
+}
+EXPERIMENTS = {
+    "ways": {
+        "question": "Does a killed workflow lose anything?",
+        "runs": RUNS | {"checkpoints": {"every": 1, "final": True}, "validation": {"rows": 4, "every": 2}},
+        "factors": {
+            "approach, layout.data": [["pretokenized-padded", 1], ["token-list", 1], ["packed", 2]],
+        },
+        "figures": ["loss_over_time"],
+    },
+}
+#: stage → what is built before it begins; the last call of all builds the report
+STAGES = {
+    "corpus": [],
+    "tokenizer": ["corpus"],
+    "tokens": ["results/tokenizers/bpe/manifest.json"],
+    "runs": ["tokens"],
+    "tables": ["runs"],
+    "report": ["tables"],
+}
+#: what is killed → the stage that it is part of, and the first of its arguments
+VICTIMS = {
+    "corpus": ("corpus", ("corpus",)),
+    "tokenizer": ("tokenizer", ("tokenizer",)),
+    "format padded": ("tokens", ("pretokenize", "padded")),
+    "format token-list": ("tokens", ("pretokenize", "token-list")),
+    "format archive": ("tokens", ("pretokenize", "archive")),
+    "format packed": ("tokens", ("unpack",)),
+    "launcher": ("runs", ("launch",)),
+    "one of the ranks": ("runs", ("rank",)),
+    "ingest": ("tables", ("ingest",)),
+    "claims": ("report", ("claims",)),
+    "figure": ("report", ("report", "figure")),
+    "page": ("report", ("report", "page")),
+    "PDF": ("report", ("report", "pdf")),
+    "bundle": ("report", ("report", "bundle")),
+}
+#: beside these: Snakemake alone, so that its jobs live on, and all processes at once, as where the power fails
+WHOLE = ("Snakemake", "everything")
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+END_S = 120.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What is killed how, and when: a share of the victim's usual time."""
+
+    number: int
+    victim: str
+    signal: str
+    stage: str
+    moment: float
+
+
+def drawn(number: int, seed: int) -> Kill:
+    """The kill of this number: victims and signals in turn, each pair equally often; the moment at random."""
+    victims = [*VICTIMS, *WHOLE]
+    pick = random.Random(f"{seed}-{number}")
+    victim = victims[number % len(victims)]
+    stage = VICTIMS[victim][0] if victim in VICTIMS else pick.choice(list(STAGES))
+    return Kill(number, victim, SIGNALS[number // len(victims) % len(SIGNALS)], stage, round(pick.random(), 4))
+
+
+def lies_in(root: Path) -> dict[str, Any]:
+    """What must be the same after any kills: name → digest or values.
+
+    Of stores, tokenizers and corpora every byte; of runs the final weights' bytes, and of each step what all ranks sum
+    to; of all else that the workflow makes, that it is there. How often a run was begun, and when, may differ.
+    """
+    found: dict[str, Any] = {}
+    results = root / "results"
+    for path in sorted(p for p in results.rglob("*") if p.is_file()):
+        name = str(path.relative_to(results))
+        if path.name == ".lock":
+            continue
+        if re.match(r"corpus/|tokenizers/|tokens/", name) and path.name not in TIMED:
+            found[name] = sha256(path.read_bytes()).hexdigest()
+        elif re.match(r"runs/[^/]+/checkpoints/.*\.safetensors$", name):
+            found[name] = sha256(path.read_bytes()).hexdigest()
+        elif not re.search(r"/attempt=|^logs/", name):
+            found[name] = "there"
+    for run in sorted(results.glob("runs/*")):
+        found[f"steps of {run.name}"] = series(run)
+    for path in sorted(results.glob("tables/*/*.parquet")):
+        if path.stem not in ("attempts", "events", "spans", "quarantine"):
+            found[f"table {path.stem}"] = table(path)
+    return found
+
+
+#: records of how long a build took, which stand beside what was built
+TIMED = ("build.json",)
+#: columns of the tables that tell of time, of the machine, or of how often a run was begun
+VARYING = re.compile(
+    r"_s$|_unix|_bytes$|attempt|seal|overlap|quarantined|seconds|mfu|rate$|per_second|flops|node_names|memory|job_ids"
+)
+
+
+def series(run: Path) -> dict[int, tuple]:
+    """Step → for each rank of the last attempt its loss, norm of the gradient, learning rate, digest of its samples."""
+    found: dict[int, dict[int, list]] = {}
+    for path in sorted(run.glob("attempt=*/rank=*/steps.jsonl")):
+        attempt = int(path.parts[-3].split("=")[1])
+        for text in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # the last line of one that was killed
+                line = json.loads(text)
+                found.setdefault(line["step"], {}).setdefault(attempt, []).append(line)
+    return {
+        step: tuple(
+            (line["loss_sum"], line["grad_norm"], line["learning_rate"], line["order_digest"])
+            for line in attempts[max(attempts)]
+        )
+        for step, attempts in sorted(found.items())
+    }
+
+
+def table(path: Path) -> list[tuple]:
+    """The rows of a table without the columns that may differ, in an order of their own."""
+    with duckdb.connect() as connection:
+        rows = connection.sql(f"SELECT * FROM '{path}'")
+        kept = [column for column in rows.columns if not VARYING.search(column)]
+        return sorted(repr(row) for row in rows.project(*[f'"{c}"' for c in kept]).fetchall())
+
+
+class Lab:
+    """The project at each of its stages, and what an undisturbed build of it holds; made when first asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def made(self) -> None:
+        """Build it stage by stage, a copy of each kept, and note how long each job took."""
+        if (self.folder / "made").exists():
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        first = self.folder / "building"
+        first.mkdir(parents=True)
+        project = make_project(first)
+        (project.root / "config/config.yaml").write_text(json.dumps(CONFIG))
+        (project.root / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
+        shutil.rmtree(project.root / "config/experiments")
+        for name, experiment in EXPERIMENTS.items():
+            path = project.root / f"config/experiments/{name}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(experiment))
+        durations: dict[str, float] = {}
+        for stage, targets in [*STAGES.items(), ("end", ["all"])]:
+            began = time.monotonic()
+            if targets:
+                with jobs_of(self.folder / "jobs" / stage) as jobs:
+                    code, text = forked.snakemake(call(*targets), project.root, environment(project, jobs))
+                    assert code == 0, text[-6000:] + project.logs()
+                    durations |= taken(jobs)
+            durations[f"before {stage}"] = time.monotonic() - began
+            copy_of(project, empty(self.folder / stage))
+        (self.folder / "durations.json").write_text(json.dumps(durations, indent=1))
+        (self.folder / "made").touch()
+
+    @cached_property
+    def durations(self) -> dict[str, float]:
+        """Seconds of each victim in the undisturbed build."""
+        return json.loads((self.folder / "durations.json").read_text())
+
+    @cached_property
+    def expected(self) -> dict[str, Any]:
+        """What an undisturbed build holds."""
+        return lies_in(self.folder / "end/project")
+
+    def usual_s(self, kill: Kill) -> float:
+        """How long what is killed takes: a job, or all that comes behind a stage."""
+        if kill.victim in VICTIMS:
+            return self.durations[kill.victim]
+        names = [*STAGES, "end"]
+        return sum(self.durations[f"before {name}"] for name in names[names.index(kill.stage) + 1 :])
+
+
+def call(*targets: str) -> list[str]:
+    """What Snakemake is asked, as `make run` asks it."""
+    return ["--profile", "profiles/local", "--cores", "2", *targets]
+
+
+def environment(project: Project, jobs: Path) -> dict[str, str]:
+    """That of the tests' projects, in which jobs tell of themselves."""
+    return project.environment | {"SERVED_JOBS": str(jobs)}
+
+
+def empty(folder: Path) -> Path:
+    """The folder, with nothing in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+@contextlib.contextmanager
+def jobs_of(folder: Path):
+    """A folder in which jobs tell of themselves (served.py); those that are left at the end are ended."""
+    yield empty(folder)
+    for job in left(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job, signal.SIGKILL)
+
+
+def arguments_of(jobs: Path) -> dict[int, list[str]]:
+    """Number of its process → a job's arguments."""
+    return {int(p.name): json.loads(p.read_text()) for p in jobs.iterdir() if p.name.isdigit()}
+
+
+def left(jobs: Path) -> list[int]:
+    """Jobs that have not ended."""
+    return [job for job in arguments_of(jobs) if not (jobs / f"{job}.ended").exists()]
+
+
+def victim_of(arguments: list[str]) -> str | None:
+    """The victim that a job is."""
+    for name, (_, words) in VICTIMS.items():
+        if arguments[0] == words[0] and (len(words) == 1 or any(a.startswith(words[1]) for a in arguments[1:])):
+            return name
+    return None
+
+
+def taken(jobs: Path) -> dict[str, float]:
+    """Victim → how long the longest of its jobs took."""
+    found: dict[str, float] = {}
+    for job, arguments in arguments_of(jobs).items():
+        name, ended = victim_of(arguments), jobs / f"{job}.ended"
+        if name and ended.exists():
+            seconds = ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime
+            found[name] = max(found.get(name, 0.0), seconds)
+    return found
+
+
+def until(ready: Callable[[], Any], alive: Callable[[], bool], limit_s: float = END_S) -> Any:
+    """What `ready` finds, asked again and again while the workflow lives; None where it found nothing."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if found := ready():
+            return found
+        if not alive():
+            return ready()
+        time.sleep(0.004)
+    return None
+
+
+def strike(kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick: random.Random) -> bool:
+    """Send the signal at its moment. False where what it was meant for had ended."""
+    number = getattr(signal, kill.signal)
+    if kill.victim in WHOLE:
+        time.sleep(kill.moment * usual_s)
+        if not running.alive:
+            return False
+        if kill.victim == "Snakemake":
+            os.kill(running.pid, number)
+            return True
+        others = left(jobs)
+        os.killpg(running.pid, number)
+        for job in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job, number)
+        return True
+
+    def meant() -> list[int]:
+        return [job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim]
+
+    if not until(meant, lambda: running.alive):
+        return False
+    time.sleep(kill.moment * usual_s)
+    if not (still := meant()):
+        return False
+    try:
+        os.kill(pick.choice(sorted(still)), number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
+    """Kill, call again, compare. The row of the campaign's log: what was injected, and all that was lost (nothing)."""
+    pick = random.Random(f"{seed}-{kill.number}-which")
+    lost: list[str] = []
+    began = time.monotonic()
+    project = copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
+    with jobs_of(folder / "jobs") as jobs:
+        running = forked.Started(call(), project.root, environment(project, jobs))
+        struck = strike(kill, lab.usual_s(kill), running, jobs, pick)
+        first, said = running.wait(END_S)
+        alive = len(left(jobs))
+        struck_s = time.monotonic() - began
+        second, again = forked.snakemake(call(), project.root, environment(project, jobs), END_S)
+        if second != 0:
+            lost.append(f"the next call ends with {second}: {again[-1500:]}{project.logs()}")
+        elif not until(lambda: not left(jobs), lambda: True, 10):
+            lost.append(f"processes are left: {[arguments_of(jobs)[j] for j in left(jobs)]}")
+    if second == 0:
+        found, expected = lies_in(project.root), lab.expected
+        lost += [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
+        lost += [f"left over: {name}" for name in sorted(found.keys() - expected.keys())]
+        lost += [f"differs: {name}" for name in sorted(expected) if name in found and found[name] != expected[name]]
+    return {
+        "number": kill.number,
+        "victim": kill.victim,
+        "signal": kill.signal,
+        "stage": kill.stage,
+        "moment": kill.moment,
+        "injected": struck,
+        "exit_code": first,
+        "jobs_alive": alive,
+        "seconds": round(time.monotonic() - began, 1),
+        "struck_s": round(struck_s, 1),
+        "lost": lost,
+    } | ({"said": said[-1500:]} if lost else {})
