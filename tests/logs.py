@@ -222,6 +222,35 @@ def write_storage_benchmark(path: Path, rounds=2) -> Path:
     return path
 
 
+def write_inference_benchmark(path: Path, rounds=2, differs=False, prompts=("Once <script>alert(1)</script>",)) -> Path:
+    """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at once. Without the cache
+    a token takes ten times as long, and a tenth longer in each further round. `differs`: the longer texts do."""
+    records = []
+    for r in range(rounds):
+        for new in (4, 12):
+            for cached in (True, False):
+                each_s = (0.01 if cached else 0.1) * (1 + 0.1 * r)
+                parts = [{"part": "prompt", "position": 0, "tokens": 8, "seconds": 0.5}]
+                parts += [{"part": "decode", "position": 9, "tokens": 3, "seconds": 3 * each_s}]
+                if new > 4:
+                    parts += [{"part": "decode", "position": 12, "tokens": 8, "seconds": 16 * each_s}]
+                wrong = differs and new == 12 and not cached
+                record = {"of_run": "packed-tiny", "round": r, "batch": 2, "prompt_tokens": 8, "new_tokens": new}
+                record |= {"cached": cached, "parts": parts, "rows_equal": 1 if wrong else 2, "peak_bytes": None}
+                record |= {"first_difference": 15 if wrong else None, "cache_bytes": 2048 * (8 + new) * cached}
+                records.append(record)
+    model = {"of_run": "packed-tiny", "model": "llama-tiny", "model_step": 7, "dtype": "float32", "number_bytes": 4}
+    shape = {"layers": 2, "key_value_heads": 4, "head_dimension": 16}
+    other = model | {"of_run": "packed-other", "model": "qwen-tiny"}
+    way = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "seed": 3}
+    answer = {"of_run": "packed-tiny", "prompt_tokens": 5, "text": "a\nb & c", "tokens": 4, "same_uncached": True}
+    answers = [{"number": n, "prompt": prompt, **answer, **way} for n, prompt in enumerate(prompts)]
+    head = {"schema": 1, "benchmark": "inference", "settings": {}, "models": [model | shape, other | shape]}
+    head |= {"left_out": {"packed-other": "no cache"}, "generations": answers, "records": records, "versions": {}}
+    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2, "device": "cpu", "threads": 1}})
+    return path
+
+
 def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields) -> Path:
     """`<folder>/{runs,runs.json,bench.json}`: an experiment whose runs are all there."""
     runs = [settings(a, w, r, steps=12) for r in range(repeats) for a in approaches for w in world_sizes]

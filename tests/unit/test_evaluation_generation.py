@@ -14,7 +14,7 @@ from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.cli import main
 from tokenscale.commands.generate import texts_of
 from tokenscale.errors import UserError
-from tokenscale.evaluation.generation import Sampling, generate, probabilities
+from tokenscale.evaluation.generation import Sampling, generate, generate_rows, probabilities
 from tokenscale.models.build import build, initialise
 from tokenscale.models.convert_hf import to_hf
 from tokenscale.settings.presets import PRESETS
@@ -58,6 +58,34 @@ def test_a_model_of_transformers_generates_without_a_cache():
     for _ in range(10):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     assert made(model, max_new_tokens=10) == tokens[5:]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
+    model = ours(SHAPES["llama"])
+    prompts = [PROMPT, [7, 8, 9, 10, 11], [1, 2, 1, 2, 1]]
+    options = dict(max_new_tokens=20, positions=LENGTH, vocabulary_size=96, device=CPU, cached=cached)
+    free = generate_rows(model, prompts, stop_id=None, sampling=Sampling(temperature, seed=4), **options)
+    stop, heard = free[1][3], []
+    assert free[0][19] != stop
+    found = generate_rows(
+        model, prompts, stop_id=stop, sampling=Sampling(temperature, seed=4), say=heard.append, **options
+    )
+    for n, prompt in enumerate(prompts):
+        assert free[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached)
+        assert found[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached, stop_id=stop)
+    assert len(found[1]) <= 4 < len(found[0]) and all(len(tokens) == 3 for tokens in heard)
+    assert {tokens[1] for tokens in heard[len(found[1]) :]} <= {stop}
+
+
+def test_prompts_of_a_batch_are_equally_long():
+    with pytest.raises(ValueError, match="equally long"):
+        generate_rows(
+            ours(SHAPES["llama"]),
+            [[1, 2], [3]],
+            **dict(max_new_tokens=2, positions=LENGTH, vocabulary_size=96, stop_id=None, sampling=GREEDY, device=CPU),
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- drawing
@@ -164,7 +192,7 @@ def checkpoint(tmp_path_factory):
 def stored(folder, shape, tokenizer, **options):
     checkpoint_of(folder, shape, tokenizer=tokenizer, **options)
     record = (folder / "checkpoint.json").read_text()
-    (folder / "checkpoint.json").write_text(record.replace('"kind"', '"step": 7, "kind"', 1))
+    (folder / "checkpoint.json").write_text(record.replace('"kind"', '"run_id": "a-run", "step": 7, "kind"', 1))
 
 
 def test_the_verb_streams_what_it_generates(checkpoint, capsys):
@@ -210,7 +238,11 @@ def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
-def test_a_masked_model_writes_no_text(tmp_path, checkpoint):
+def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
     stored(tmp_path / "final", SHAPES["llama"], checkpoint / "tokenizer", objective="masked")
     with pytest.raises(UserError, match="writes no text"):
         texts_of(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
+    assert main(["generate", "--checkpoint", str(tmp_path / "final"), "--prompt", "a"]) == 2
+    assert main(["generate", "--checkpoint", str(tmp_path / "none"), "--prompt", "a"]) == 2
+    said = capsys.readouterr().err
+    assert "writes no text" in said and "this is no checkpoint" in said and "Traceback" not in said

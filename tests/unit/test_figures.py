@@ -97,6 +97,15 @@ def stored(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """What a model wrote, of which the logs hold nothing."""
+    folder = tmp_path_factory.mktemp("written")
+    measured = [logs.write_inference_benchmark(folder / "bench.json")]
+    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables", measured)
+    return folder / "tables"
+
+
+@pytest.fixture(scope="module")
 def translated(tmp_path_factory):
     """Three repeats on one and two ranks, each with two sentences translated at the end."""
     folder = tmp_path_factory.mktemp("translated")
@@ -120,6 +129,8 @@ FITTING = {
     "pipeline_vs_model_parallel": "laid_out",
     "scaling_weak": "weak",
     "translation": "translated",
+    "inference_tokens_per_second": "written",
+    "inference_step_time": "written",
 }
 #: figures that show no spread of repeats: every run is a line
 CURVES = {
@@ -130,6 +141,7 @@ CURVES = {
     "ddp_verification_loss",
     "scaling_model",
     "storage_against_entropy",
+    "inference_step_time",
 }
 
 

@@ -377,7 +377,7 @@ def test_unreadable_inputs_are_the_users_to_mend(tmp_path):
     with pytest.raises(UserError, match="run table is missing"):
         ingest(tmp_path / "no.json", tmp_path, tmp_path / "tables")
     write_json(tmp_path / "b.json", {"records": []})
-    with pytest.raises(UserError, match="no benchmark of data or of storage"):
+    with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
         ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path, tmp_path / "tables", [tmp_path / "b.json"])
     assert not (tmp_path / "tables" / "runs.parquet").exists()
 

@@ -86,5 +86,5 @@ def test_each_kind_of_benchmark_goes_to_its_own_table(tables):
 def test_a_damaged_storage_benchmark_is_a_users_error(tmp_path, damage):
     path = logs.write_storage_benchmark(tmp_path / "storage.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-    with pytest.raises(UserError, match="no benchmark of data or of storage"):
+    with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
         ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])

@@ -31,6 +31,7 @@ from tokenscale.settings.registry import (
     DOWNLOADS,
     FIGURES,
     FORMATS,
+    MODELS,
     SOURCES,
     TOKENIZERS,
 )
@@ -76,6 +77,8 @@ TABLES = [
         "quarantine",
         "benchmarks",
         "storage_benchmarks",
+        "inference_benchmarks",
+        "generations",
         "stores",
     )
 ] + ["experiment.json"]
@@ -310,10 +313,19 @@ def storage_benchmark(w):
     return settings.experiment(w.experiment).storage_benchmark
 
 
+def inference_code(w):
+    """The code that opens and asks the models of an experiment's runs."""
+    runs = [run.settings for run in settings.runs(w.experiment)]
+    variants = {TOKENIZERS[run.tokenizer.kind] for run in runs}
+    if any(run.model.transformers is not None for run in runs):
+        variants.add(MODELS["transformers"])
+    return code_of("benchmark", "tokenscale.benchmark.inference", *sorted(variants))
+
+
 def benchmark_files(w):
     return there(
         [
             f"results/benchmarks/{kind}/{w.experiment}.json"
-            for kind in settings.experiment(w.experiment).benchmarks
+            for kind in settings.experiment(w.experiment).measured
         ]
     )

@@ -1,28 +1,34 @@
-"""Rows of the tables `benchmarks` and `storage_benchmarks`: what `tokenscale benchmark` measured, no training."""
+"""Rows of the tables that hold benchmarks: what `tokenscale benchmark` measured, no training."""
 
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis import inference
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
 
 Row = dict[str, Any]
 
+TABLES = ("benchmarks", "storage_benchmarks", "inference_benchmarks", "generations")
+
 
 def rows(paths: list[Path]) -> dict[str, list[Row]]:
-    """Table → rows, of `results/benchmarks/{data,storage}/<name>.json`, by file, arm or store, and round. Raises
-    UserError for a file that is no such benchmark."""
-    found: dict[str, list[Row]] = {"benchmarks": [], "storage_benchmarks": []}
+    """Table → rows, of `results/benchmarks/{data,storage,inference}/<name>.json`, in order.
+    Raises UserError for a file that is no such benchmark."""
+    found: dict[str, list[Row]] = {name: [] for name in TABLES}
     for path in sorted(paths, key=lambda p: p.name):
         content = read_json(path, "benchmark file", next=f"snakemake {path}")
         try:
             if content.get("benchmark") == "storage":
                 found["storage_benchmarks"] += _of_storage(path.stem, content)
+            elif content.get("benchmark") == "inference":
+                found["inference_benchmarks"] += inference.timed(path.stem, content)
+                found["generations"] += inference.texts(path.stem, content)
             else:
                 found["benchmarks"] += _of_data(path.stem, content)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "this is no benchmark of data or of storage.", path=path, missing=error, next="write it anew"
+                "this is no benchmark of data, storage or inference.", path=path, missing=error, next="write it anew"
             ) from None
     return found
 

@@ -193,6 +193,51 @@ TABLES: dict[str, dict[str, str]] = {
         "cpu": "VARCHAR",
         "cores": "INTEGER",
     },
+    "inference_benchmarks": {  # a row a stretch of positions: the prompt's, then those of new tokens
+        "benchmark": "VARCHAR",
+        "of_run": "VARCHAR",  # id of the run whose weights wrote; these rows are of a benchmark, not of that run's logs
+        "model": "VARCHAR",
+        "model_step": "BIGINT",  # steps that they were trained for
+        "dtype": "VARCHAR",  # of the weights
+        "batch": "INTEGER",  # prompts at once
+        "prompt_tokens": "INTEGER",  # of each
+        "new_tokens": "INTEGER",  # of each
+        "cached": "BOOLEAN",  # with a cache of keys and values
+        "round": "INTEGER",
+        "part": "VARCHAR",  # prompt: until the first new token is known; decode: those behind it
+        "position": "INTEGER",  # the first of the stretch
+        "tokens": "BIGINT",  # of each row: read for the prompt, written behind it
+        "seconds": "DOUBLE",
+        "rows_equal": "INTEGER",  # rows whose new tokens are those that the cache gave when nothing was timed
+        "first_difference": "INTEGER",  # position of the first token that is another, of all rows; null where none is
+        "cache_bytes": "BIGINT",  # of the cache's tensors; 0 without one
+        "layers": "INTEGER",
+        "key_value_heads": "INTEGER",
+        "head_dimension": "INTEGER",
+        "number_bytes": "INTEGER",  # of a number in the cache
+        "peak_bytes": "BIGINT",  # most that was allocated beside the weights; null where the device does not count
+        "left_out": "VARCHAR",  # why there is no such cell; null where there is one
+        "device": "VARCHAR",
+        "cpu": "VARCHAR",
+        "cores": "INTEGER",
+        "threads": "INTEGER",
+    },
+    "generations": {  # a row an answer to a prompt
+        "benchmark": "VARCHAR",
+        "of_run": "VARCHAR",
+        "model": "VARCHAR",
+        "model_step": "BIGINT",
+        "number": "INTEGER",  # of the prompt
+        "prompt": "VARCHAR",
+        "prompt_tokens": "INTEGER",
+        "temperature": "DOUBLE",
+        "top_k": "INTEGER",
+        "top_p": "DOUBLE",
+        "seed": "BIGINT",  # that this prompt was answered with
+        "text": "VARCHAR",
+        "tokens": "INTEGER",  # of the answer, EOS included
+        "same_uncached": "BOOLEAN",  # without the cache it is the same, token by token
+    },
     "stores": {  # token stores that the runs read, or that hold what others of them tokenize while training
         "corpus": "VARCHAR",
         "tokenizer": "VARCHAR",

@@ -40,6 +40,19 @@ def texts_of(
 
     Raises UserError for a masked model, and for a prompt that fills all positions.
     """
+    opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
+    if max_new_tokens < 1:
+        raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
+    engine = load(opened.tokenizer)
+    say = say or (lambda text: None)
+    return [
+        behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), say=say)[0]
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> Opened:
+    """A checkpoint that writes text. Raises UserError as `open_checkpoint` does, and for a masked model."""
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
         raise UserError(
@@ -47,24 +60,20 @@ def texts_of(
             checkpoint=opened.name,
             next="name the checkpoint of a causal run",
         )
-    if max_new_tokens < 1:
-        raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
-    engine = load(opened.tokenizer)
-    say = say or (lambda text: None)
-    return [
-        _behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), say)
-        for number, prompt in enumerate(prompts)
-    ]
+    return opened
 
 
-def _behind(
+def behind(
     prompt: str,
     opened: Opened,
     engine: Tokenizer,
     max_new_tokens: int,
     sampling: Sampling,
-    say: Callable[[str], None],
-) -> str:
+    *,
+    cached: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[str, list[int]]:
+    """(text, tokens) that a model writes behind one prompt. Raises UserError where the prompt fills all positions."""
     ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
     if len(ids) >= opened.positions:
         raise UserError(
@@ -98,8 +107,9 @@ def _behind(
         stop_id=engine.eos_id,
         sampling=sampling,
         device=opened.device,
+        cached=cached,
         say=heard,
     )
     text = text_behind()
     say(text[shown:] + "\n")
-    return text
+    return text, new

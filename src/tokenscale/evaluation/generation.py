@@ -1,7 +1,8 @@
 """Text from a causal model: one token after another, greedy or drawn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +48,18 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return torch.zeros_like(found).scatter_(0, tokens, ordered / ordered.sum())
 
 
-@torch.inference_mode()
 def generate(
+    model: nn.Module, prompt: Sequence[int], *, say: Callable[[int], None] | None = None, **options: Any
+) -> list[int]:
+    """The tokens behind one prompt; `options` are those of `generate_rows`, and `say` hears of each token."""
+    heard = None if say is None else lambda tokens: say(tokens[0])
+    return generate_rows(model, [prompt], say=heard, **options)[0]
+
+
+@torch.inference_mode()
+def generate_rows(
     model: nn.Module,
-    prompt: list[int],
+    prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     positions: int,
@@ -59,34 +68,45 @@ def generate(
     sampling: Sampling,
     device: torch.device,
     cached: bool = True,
-    say: Callable[[int], None] | None = None,
-) -> list[int]:
-    """The tokens behind a prompt of at least one: at most `max_new_tokens`, and none behind `positions` in all. The
-    last one is `stop_id` where that was generated. `say` hears of each as soon as it is known.
+    say: Callable[[list[int]], None] | None = None,
+) -> list[list[int]]:
+    """The tokens behind each of B prompts [B, T], all as long and of at least one token: at most `max_new_tokens`, and
+    none behind `positions` in all. The last one is `stop_id` where that was generated. `say` hears of a position's B
+    tokens as soon as they are known; a row that has ended goes on with its `stop_id`.
 
     Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never chosen. With `cached`,
-    a model that offers a cache of keys and values reads each token once. Equal seeds draw equal tokens; draws are made
-    on the CPU in fp64, whatever the device.
+    a model that offers a cache of keys and values reads each token once. Row n draws with seed + n, on the CPU in fp64,
+    so that equal seeds draw equal tokens on equal logits, whatever the device.
     """
-    generator = torch.Generator().manual_seed(sampling.seed)
-    count = min(max_new_tokens, positions - len(prompt))
+    rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
+    if any(len(row) != length for row in rows):
+        raise ValueError("the prompts of a batch are equally long")
+    generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
+    count = max(0, min(max_new_tokens, positions - length))
     cache = None
-    if cached and hasattr(model, "cache") and count > 0:
-        weight = model.head.weight
-        cache = model.cache(1, len(prompt) + count, weight.dtype, device)
-    tokens, read = list(prompt), 0
-    while len(tokens) < len(prompt) + count:
-        inputs = torch.tensor([tokens[read:]], device=device)
+    if cached and hasattr(model, "cache") and count:
+        cache = model.cache(len(rows), length + count, model.head.weight.dtype, device)
+    ended, read = [False] * len(rows), 0
+    for end in range(length, length + count):
+        inputs = torch.tensor([row[read:] for row in rows], device=device)
         hidden = model.hidden(inputs) if cache is None else model.hidden(inputs, cache=cache)
-        read = 0 if cache is None else len(tokens)
-        logits = model.head(hidden[0, -1])[:vocabulary_size].float().cpu()
-        if sampling.temperature == 0:
-            token = int(logits.argmax())
-        else:
-            token = int(torch.multinomial(probabilities(logits, sampling), 1, generator=generator))
-        tokens.append(token)
+        read = 0 if cache is None else end
+        logits = model.head(hidden[:, -1])[:, :vocabulary_size].float().cpu()
+        for n, row in enumerate(rows):
+            row.append(stop_id if ended[n] else _chosen(logits[n], sampling, generators[n]))
+            ended[n] = row[-1] == stop_id
         if say is not None:
-            say(token)
-        if token == stop_id:
+            say([row[-1] for row in rows])
+        if all(ended):
             break
-    return tokens[len(prompt) :]
+    return [_until(row[length:], stop_id) for row in rows]
+
+
+def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(probabilities(logits, sampling), 1, generator=generator))
+
+
+def _until(tokens: list[int], stop_id: int | None) -> list[int]:
+    return tokens[: tokens.index(stop_id) + 1] if stop_id in tokens else tokens

@@ -31,6 +31,7 @@ AFTER = {
     "throughput": "Throughput",
     "comparisons": "Offline against online",
     "validation": "Validation loss",
+    "generations": "Generated texts",
     "steadiness": "Quality of the measurements",
     "power": "How many runs it takes",
     "rules": "Twelve rules of scientific benchmarking (after Hoefler and Belli, SC 2015)",

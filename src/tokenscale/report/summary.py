@@ -9,14 +9,14 @@ import pandas as pd
 
 from tokenscale.analysis import campaign
 from tokenscale.files import read_json
-from tokenscale.report import checklist, inventory, original, pairs, passport, proof, quality, save
+from tokenscale.report import checklist, generations, inventory, original, pairs, passport, proof, quality, save
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
 from tokenscale.report.words import caution, kinds, left_out, spread
 
 #: all that is asked here
-QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy")
+QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -51,6 +51,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "comparisons": pairs.comparison_table(compared, refused),
             "power": pairs.power_table(compared),
             "validation": validation_table(rows("validation")),
+            "generations": generations.table(rows("generations")),
             "proof": proof.proof(order),
             "inventory": inventory.inventory_table(runs),
             "quarantine": inventory.quarantine_table(opened.connection),

@@ -12,7 +12,7 @@ import pydantic
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
-from tokenscale.settings import machine, validate
+from tokenscale.settings import inference, machine, validate
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -267,6 +267,8 @@ class Config:
                     run=repeated[0],
                     next="a factor's level must differ from the others",
                 )
+            if experiment.inference_benchmark is not None:
+                inference.check(experiment.inference_benchmark, [run.settings for run in table], file)
             self._tables[name] = table
         return self._tables[name]
 

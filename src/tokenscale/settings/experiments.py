@@ -11,6 +11,7 @@ from typing import Any
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json
 from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
+from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
 
@@ -122,15 +123,23 @@ class Experiment:
     )
     data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
     storage_benchmark: StorageBenchmark | None = option(None, "measure tokens at rest: bytes, writing and reading")
+    inference_benchmark: InferenceBenchmarkSettings | None = option(
+        None, "let the runs' models answer prompts: texts, and speed with a cache of keys and values and without"
+    )
     figures: tuple[str, ...] = option(tuple, "figures of its page")
     scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")
 
     @property
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
-        """Kind → the benchmark of that kind that it asks for. With one, and neither `runs` nor `factors`, it has no
-        runs."""
+        """Kind → the benchmark of that kind that it asks for, of a text. With one, and neither `runs` nor `factors`, it
+        has no runs."""
         found = {"data": self.data_benchmark, "storage": self.storage_benchmark}
         return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The kinds of its benchmarks, that of its models included: `results/benchmarks/<kind>/<experiment>.json`."""
+        return (*self.benchmarks, *(["inference"] if self.inference_benchmark is not None else []))
 
 
 @dataclass(frozen=True)

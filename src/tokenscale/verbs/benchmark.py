@@ -5,12 +5,14 @@ import importlib
 from pathlib import Path
 
 from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
+from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import from_json
 
 #: benchmark → the module that measures it, imported only when asked for
 BENCHMARKS = {
     "data": "tokenscale.benchmark.data",
     "storage": "tokenscale.benchmark.storage",
+    "inference": "tokenscale.benchmark.inference",
     "text": "tokenscale.benchmark.prose",
     "pretokenize": "tokenscale.benchmark.pretokenize",
     "training": "tokenscale.benchmark.training",
@@ -41,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
     )
     storage.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    inference = kinds.add_parser("inference", help="what trained models write, with a cache of keys and values or none")
+    inference.add_argument("--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …")
+    inference.add_argument("--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …")
+    inference.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
     text = kinds.add_parser("text", help="real English text without repeats, to measure tokenizers with")
     text.add_argument("--megabytes", type=_positive, default=100.0, metavar="X", help="how much (default 100)")
     text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
@@ -139,6 +145,11 @@ def run(arguments: argparse.Namespace) -> None:
         folders = arguments.corpus.parent, arguments.tokenizer.parent
         result = module.measure(settings, *folders, arguments.output)
         print(importlib.import_module("tokenscale.benchmark.storage_table").table(result))
+        return
+    if arguments.benchmark == "inference":
+        settings = from_json(InferenceBenchmarkSettings, arguments.settings)
+        result = module.measure(settings, arguments.run, arguments.output)
+        print(importlib.import_module("tokenscale.benchmark.inference_table").table(result))
         return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores

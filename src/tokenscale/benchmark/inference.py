@@ -1,0 +1,263 @@
+"""What do trained models write, and how fast: with a cache of keys and values and without, in turns.
+
+Each run's weights are opened once. They answer the prompts; then every combination of prompts at once, length of prompt
+and length of answer is written greedily in each round, with the cache and without it, in an order that changes from
+round to round. No EOS ends these texts, so that equal cells write equally many tokens. Before anything is timed each
+cell is written once with the cache: its tokens are what every round's are held against. Seconds are recorded by
+stretches of positions; rates, medians and speed-ups are left to the analysis.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenscale.commands.generate import behind, open_causal
+from tokenscale.commands.opened import Opened
+from tokenscale.errors import UserError
+from tokenscale.evaluation.generation import Sampling, generate_rows
+from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.order.permutation import permute
+from tokenscale.records import hardware
+from tokenscale.records.provenance import git_state, versions
+from tokenscale.settings.closure import closure_of
+from tokenscale.settings.inference import InferenceBenchmarkSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.tokenizer.base import Tokenizer
+from tokenscale.tokenizer.load import load
+from tokenscale.training.checkpoint import RECORD
+
+VERSION = 1
+#: positions of a stretch whose seconds are recorded together
+STRETCH = 32
+GREEDY = Sampling(temperature=0.0)
+Cell = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A run's model, the run's id, its tokenizer, and ids to make prompts of."""
+
+    opened: Opened
+    run_id: str
+    engine: Tokenizer
+    ids: list[int]
+
+    @property
+    def offers_cache(self) -> bool:
+        """Whether its model can keep keys and values; those of `transformers` are asked for none."""
+        return hasattr(self.opened.model, "cache")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of the cache."""
+        return self.opened.model.head.weight.dtype
+
+    def prompts(self, cell: Cell) -> list[list[int]]:
+        """As many prompts as the cell wants, as long as it wants them; each begins elsewhere in the text."""
+        batch, length, _ = cell
+        starts = [n * len(self.ids) // batch for n in range(batch)]
+        return [[self.engine.bos_id, *(self.ids[(s + i) % len(self.ids)] for i in range(length - 1))] for s in starts]
+
+    def write(self, cell: Cell, cached: bool, say=None) -> list[list[int]]:
+        """The new tokens of each row: exactly so many."""
+        return generate_rows(
+            self.opened.model,
+            self.prompts(cell),
+            max_new_tokens=cell[2],
+            positions=self.opened.positions,
+            vocabulary_size=self.engine.vocabulary_size,
+            stop_id=None,
+            sampling=GREEDY,
+            device=self.opened.device,
+            cached=cached,
+            say=say,
+        )
+
+    def cache_bytes(self, cell: Cell) -> int:
+        """What the tensors of its cache take, asked of the model itself: made without memory."""
+        batch, prompt, new = cell
+        cache = self.opened.model.cache(batch, prompt + new, self.dtype, torch.device("meta"))
+        return cache.keys.nbytes + cache.values.nbytes
+
+
+def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path) -> dict[str, Any]:
+    """Run the benchmark on the final weights in these runs' folders and write its one JSON file; returns what it wrote.
+
+    Raises UserError for weights that are not there, masked models, and prompts or texts that are longer than a row.
+    """
+    writers = [_opened(folder, settings) for folder in runs]
+    device = writers[0].opened.device
+    with _threads(device) as threads:
+        answers = [answer for writer in writers for answer in _answers(writer, settings)]
+        records = list(_timed(writers, settings))
+    described = hardware.describe() | {"threads": threads}
+    described["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    result = {
+        "schema": VERSION,
+        "benchmark": "inference",
+        "settings": to_dict(settings),
+        "models": [_model(writer) for writer in writers],
+        "left_out": {w.run_id: "models of transformers are asked for no cache" for w in writers if not w.offers_cache},
+        "code_sha256": _code(),
+        "git": git_state()[0],
+        "hardware": described,
+        "versions": versions(),
+        "finished_unix_s": time.time(),
+        "generations": answers,
+        "records": records,
+    }
+    write_json(output, result)
+    return result
+
+
+def _opened(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
+    weights, again = folder / "checkpoints" / "final", f"snakemake -f {folder}/done.json   trains it again"
+    if not (weights / RECORD).is_file():
+        raise UserError("the run's weights are not there.", checkpoint=weights, next=again)
+    record = read_json(weights / RECORD, "checkpoint's record", again)
+    opened = open_causal(weights, device=record["run"].get("device", "auto"))
+    if settings.bf16:
+        opened.model.to(torch.bfloat16)
+    engine = load(opened.tokenizer)
+    longest = max(prompt + new for _, prompt, new in settings.cells)
+    if longest > opened.positions:
+        raise UserError(
+            "prompt and new tokens are more than the model has positions.",
+            checkpoint=opened.name,
+            found=f"{longest:,} tokens",
+            expected=f"at most {opened.positions:,}",
+            next="shorten prompt_tokens or new_tokens",
+        )
+    ids = np.concatenate([*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]).tolist()
+    return Writer(opened, folder.name, engine, ids)
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[int]:
+    """One thread on a CPU: a token at a time gives several nothing to share, and their waiting would be timed."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+    """Each prompt, answered in each way; without the cache, too, to be compared."""
+    for way in settings.sampling:
+        for number, prompt in enumerate(settings.prompts):
+            sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
+            asked = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
+            text, tokens = behind(*asked)
+            yield {
+                "of_run": writer.run_id,
+                "number": number,
+                "prompt": prompt,
+                "prompt_tokens": 1 + len(writer.engine.encode_batch([prompt])[0]),
+                **asdict(sampling),
+                "text": text,
+                "tokens": len(tokens),
+                "same_uncached": behind(*asked, cached=False)[1] == tokens if writer.offers_cache else None,
+            }
+
+
+def _timed(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+    """A record a model, cell, cache or none, and round."""
+    able = [writer for writer in writers if writer.offers_cache]
+    turns = [(writer, cell, cached) for writer in able for cell in settings.cells for cached in (True, False)]
+    expected = {(w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in turns if cached}
+    for number in range(settings.rounds):
+        for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
+            writer, cell, cached = turns[i]
+            yield {"round": number, **_record(writer, cell, cached, expected[writer.run_id, cell])}
+
+
+def _record(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:
+    device = writer.opened.device
+    before = _settled(device)
+    times = [time.perf_counter()]
+    found = writer.write(cell, cached, say=lambda _: times.append(time.perf_counter()))
+    return {
+        "of_run": writer.run_id,
+        "batch": cell[0],
+        "prompt_tokens": cell[1],
+        "new_tokens": cell[2],
+        "cached": cached,
+        "parts": stretches(times, cell[1]),
+        **differences(found, expected, cell[1]),
+        "cache_bytes": writer.cache_bytes(cell) if cached else 0,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None,
+    }
+
+
+def stretches(times: list[float], prompt: int) -> list[dict[str, Any]]:
+    """Seconds by positions: until the first new token, then of `STRETCH` positions each. `times` are those of the call,
+    and when each token was known.
+
+    >>> [(p["position"], p["tokens"], p["seconds"]) for p in stretches([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
+    [(0, 30, 3.0), (31, 1, 1.0), (32, 2, 3.0)]
+    """
+    parts = [{"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}]
+    for number, (earlier, later) in enumerate(zip(times[1:-1], times[2:], strict=True), 1):
+        position = prompt + number
+        if len(parts) == 1 or position % STRETCH == 0:
+            parts.append({"part": "decode", "position": position, "tokens": 0, "seconds": 0.0})
+        parts[-1]["tokens"] += 1
+        parts[-1]["seconds"] += later - earlier
+    return parts
+
+
+def differences(found: list[list[int]], expected: list[list[int]], prompt: int) -> dict[str, int | None]:
+    """How many rows are what was expected, and the position of the first token that is not.
+
+    >>> differences([[1, 2], [3, 4]], [[1, 2], [3, 5]], prompt=10)
+    {'rows_equal': 1, 'first_difference': 11}
+    """
+    wrong = np.array(found) != np.array(expected)
+    places = np.flatnonzero(wrong.any(axis=0))
+    return {
+        "rows_equal": int((~wrong.any(axis=1)).sum()),
+        "first_difference": prompt + int(places[0]) if len(places) else None,
+    }
+
+
+def _settled(device: torch.device) -> int:
+    """Bytes that are allocated now; the device has done all that it was asked."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _model(writer: Writer) -> dict[str, Any]:
+    opened, shape = writer.opened, writer.opened.model.settings
+    weight: Tensor = opened.model.head.weight
+    return {
+        "of_run": writer.run_id,
+        "model": opened.run.model.name,
+        "model_step": opened.record["step"],
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "layers": shape.layers,
+        "key_value_heads": shape.key_value_heads,
+        "head_dimension": shape.head_dimension,
+        "number_bytes": weight.element_size(),
+        "vocabulary_size": shape.vocabulary_size,
+        "checkpoint_sha256": sha256_file(opened.folder / RECORD),
+        "run_digest": opened.record.get("digest"),
+    }
+
+
+def _code() -> str:
+    """Digest of the source files that were measured."""
+    paths = map(Path, closure_of("tokenscale.verbs.benchmark", __name__))
+    return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))

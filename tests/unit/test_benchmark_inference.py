@@ -1,0 +1,140 @@
+"""The inference benchmark: equal texts with a cache and without, what it records, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.corpora import make_corpus, make_tokenizer
+from tests.unit.test_evaluation_generation import stored
+from tests.unit.test_models_convert import LENGTH, SHAPES
+from tokenscale.benchmark import inference, inference_table
+from tokenscale.cli import main
+from tokenscale.errors import UserError
+from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
+from tokenscale.tokenizer.load import load
+
+SHORT = InferenceBenchmarkSettings(
+    prompts=("once upon a", "<script>"),
+    sampling=(SamplingSettings(), SamplingSettings(temperature=1.0, top_p=0.9, seed=5)),
+    sample_tokens=6,
+    prompt_tokens=(4,),
+    new_tokens=(3, 8),
+    batches=(1, 2),
+    rounds=2,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    texts = [f"once upon a time, {i} words stood in a row" for i in range(40)]
+    return make_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), make_corpus(tmp_path_factory.mktemp("corpus"), texts), 290
+    )
+
+
+def run_of(folder, tokenizer, name="llama", **options):
+    shape = replace(SHAPES[name], name=name, vocabulary_size=load(tokenizer).vocabulary_size)
+    stored(folder / "checkpoints/final", shape, tokenizer, **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tokenizer):
+    """Two models: of grouped queries, and GPT-2's."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [run_of(folder / name, tokenizer, name) for name in ("llama", "gpt2")]
+
+
+@pytest.fixture(scope="module")
+def result(runs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("bench") / "bench.json"
+    made = inference.measure(SHORT, runs, output)
+    assert json.loads(output.read_text()) == json.loads(json.dumps(made))
+    return made
+
+
+def test_every_cell_is_written_with_the_cache_and_without_in_every_round(result):
+    cells = [(r["of_run"], r["batch"], r["new_tokens"], r["cached"], r["round"]) for r in result["records"]]
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2 * 2
+    first, second = (cells[: len(cells) // 2], cells[len(cells) // 2 :])
+    assert {c[4] for c in first} == {0} and [c[:4] for c in first] != [c[:4] for c in second]
+    for record in result["records"]:
+        prompt, *decoded = record["parts"]
+        assert (prompt["part"], prompt["tokens"], prompt["position"]) == ("prompt", 4, 0)
+        assert sum(part["tokens"] for part in decoded) == record["new_tokens"] - 1
+        assert decoded[0]["position"] == 5 and all(part["seconds"] > 0 for part in record["parts"])
+        assert (record["rows_equal"], record["first_difference"]) == (record["batch"], None)
+
+
+def test_the_cache_takes_what_its_formula_says(result):
+    models = {model["of_run"]: model for model in result["models"]}
+    assert models["llama"]["key_value_heads"] < models["gpt2"]["key_value_heads"]
+    for record in result["records"]:
+        m = models[record["of_run"]]
+        numbers = 2 * m["layers"] * m["key_value_heads"] * m["head_dimension"] * (4 + record["new_tokens"])
+        assert record["cache_bytes"] == (record["batch"] * numbers * 4 if record["cached"] else 0)
+
+
+def test_answers_are_those_of_the_verb_and_say_how_they_were_chosen(result, runs, capsys):
+    assert len(result["generations"]) == 2 * 2 * 2
+    answer = next(a for a in result["generations"] if a["temperature"] == 1 and a["number"] == 1)
+    assert (answer["prompt"], answer["top_p"], answer["seed"]) == ("<script>", 0.9, 6)
+    argv = ["generate", "--checkpoint", str(runs[0] / "checkpoints/final"), "--prompt", "<script>", "--device", "cpu"]
+    assert main([*argv, "--max-new-tokens", "6", "--temperature", "1", "--top-p", "0.9", "--seed", "6"]) == 0
+    assert capsys.readouterr().out == f"<script>{answer['text']}\n"
+    assert all(a["same_uncached"] is True and a["model_step"] == 7 if "model_step" in a else True for a in [answer])
+    assert {a["same_uncached"] for a in result["generations"]} == {True}
+
+
+def test_what_was_measured_is_named(result):
+    assert len(result["code_sha256"]) == 64 and result["versions"]["torch"] and result["hardware"]["threads"] == 1
+    assert all(len(m["checkpoint_sha256"]) == 64 and m["model_step"] == 7 for m in result["models"])
+    text = inference_table.table(result)
+    assert "llama" in text and "equal" in text and "differ" not in text and "'<script>'" in text
+
+
+def test_a_text_that_differs_is_said_and_gives_no_speed_up(runs, tmp_path, monkeypatch):
+    right = inference.generate_rows
+
+    def wrong(*arguments, cached, **options):
+        found = right(*arguments, cached=cached, **options)
+        if not cached and options["max_new_tokens"] == 8:
+            found[-1][5] ^= 1
+        return found
+
+    monkeypatch.setattr(inference, "generate_rows", wrong)
+    made = inference.measure(replace(SHORT, batches=(2,), rounds=1), runs[:1], tmp_path / "out.json")
+    told = {(r["new_tokens"], r["cached"]): (r["rows_equal"], r["first_difference"]) for r in made["records"]}
+    assert told == {(3, True): (2, None), (3, False): (2, None), (8, True): (2, None), (8, False): (1, 9)}
+    lines = inference_table.table(made).splitlines()
+    assert [line.split()[-1] for line in lines[1:3]] == ["equal", "differ"] and " – " in lines[2]
+
+
+def test_half_the_bytes_in_bf16(runs, tmp_path):
+    made = inference.measure(replace(SHORT, bf16=True, rounds=1, batches=(1,)), runs[:1], tmp_path / "out.json")
+    (model,) = made["models"]
+    assert (model["dtype"], model["number_bytes"]) == ("bfloat16", 2)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"prompt_tokens": (LENGTH,)}, "more than the model has positions"),
+        ({"prompts": ("word " * 60,)}, "leaves no room"),
+    ],
+)
+def test_what_a_model_cannot_write_is_said(runs, tmp_path, changes, words):
+    with pytest.raises(UserError, match=words):
+        inference.measure(replace(SHORT, **changes), runs[:1], tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_masked_models_and_weights_that_are_gone_are_refused_by_the_verb(tmp_path, tokenizer, capsys):
+    masked = run_of(tmp_path / "masked", tokenizer, objective="masked")
+    argv = ["benchmark", "inference", "--output", str(tmp_path / "out.json"), "--run"]
+    assert main([*argv, str(masked)]) == 2
+    assert "writes no text" in capsys.readouterr().err
+    assert main([*argv, str(tmp_path / "gone")]) == 2
+    said = capsys.readouterr().err
+    assert "the run's weights are not there" in said and f"snakemake -f {tmp_path}/gone/done.json" in said
