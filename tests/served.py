@@ -1,6 +1,6 @@
 """`python -m tokenscale …` in a fork of a process that has imported its packages: of a short job imports are most.
 
-A folder with a `python` of its own stands first in PATH. What it is asked to run of tokenscale it hands, with its
+A folder with a `python` of its own stands first in PATH. What it is asked to run of these modules it hands, with its
 folder, environment and open files, to the server; anything else is the real Python's. The server is a fork of that of
 `forks.py`, which has imported packages only, so that each job runs the tokenscale of its own PYTHONPATH.
 
@@ -22,12 +22,13 @@ from pathlib import Path
 
 from tests.forks import context
 
+MODULES = ("tokenscale", "snakemake", "tests.slurm.polled")
 #: its first line makes the real Python start without its packages, which takes a hundredth of a second
 CLIENT = """#!{python} -IS
 import os, signal, socket, sys
 
 asked = sys.argv[2:] if sys.argv[1:2] == ["-u"] else sys.argv[1:]
-if asked[:2] != ["-m", "tokenscale"]:
+if asked[:1] != ["-m"] or asked[1] not in {modules!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 import json
 
@@ -59,7 +60,7 @@ def python() -> str:
         listener.listen(64)
         (folder / "bin").mkdir()
         client = folder / "bin/python"
-        client.write_text(CLIENT.format(python=sys.executable, address=address))
+        client.write_text(CLIENT.format(python=sys.executable, address=address, modules=MODULES))
         client.chmod(0o755)
         context.Process(target=_serve, args=(listener, str(client)), daemon=True).start()
         listener.close()
@@ -114,9 +115,9 @@ def _announced(asked: tuple[list[str], str, dict[str, str]], job: int) -> Path |
 
 
 def _follow(connection: socket.socket, job: int, ended: threading.Event) -> None:
-    """A job whose caller is gone ends with it."""
+    """A job whose caller is gone ends with it, and with all that is of its process group."""
     if not connection.recv(1) and not ended.is_set():
-        os.kill(job, signal.SIGKILL)
+        os.killpg(job, signal.SIGKILL)
 
 
 def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client: str) -> None:

@@ -5,16 +5,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import served
 from tests.slurm.cluster import Cluster
 from tests.workflow.conftest import RUNS, Project, make_project
 
-POLLED = Path(__file__).with_name("polled.py")
 PROFILE = "profiles/slurm-test"
 PACKED = RUNS | {"approach": "packed", "global_batch": 16, "micro_batch": 1}
 #: ten seconds of steps, on whatever machine, and a state now and then
@@ -69,7 +68,7 @@ class OnCluster:
     def start(self, *arguments: str) -> subprocess.Popen:
         """Snakemake with the profile of the test cluster, in a session of its own."""
         log = open(self.root / "snakemake.log", "w")
-        argv = [sys.executable, str(POLLED), "--profile", PROFILE, *arguments]
+        argv = [served.python(), "-m", "tests.slurm.polled", "--profile", PROFILE, *arguments]
         return subprocess.Popen(
             argv, cwd=self.root, env=self.environment, stdout=log, stderr=log, start_new_session=True
         )
@@ -97,7 +96,7 @@ class OnCluster:
 
     def tokenscale(self, *arguments: str) -> str:
         """What a verb prints."""
-        argv = (sys.executable, "-m", "tokenscale", *arguments)
+        argv = (served.python(), "-m", "tokenscale", *arguments)
         done = subprocess.run(argv, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -166,4 +165,4 @@ def make(folder: Path) -> None:
         (project.root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
     config = project.root / "config/config.yaml"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"experiments": [*EXPERIMENTS]}))
-    project.command("--cores", "2", "tokens")
+    project.snakemake("--cores", "2", "tokens")
