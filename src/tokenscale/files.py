@@ -131,10 +131,12 @@ def pretty_json(value: Any) -> str:
 
 
 def read_manifest_file(path: str | Path, what: str, newest: int, next: str, oldest: int = 0) -> dict[str, Any]:
-    """A manifest of a schema that this code reads. UserError where it is missing, broken, newer or too old; `next` is
-    the command that restores it."""
+    """A manifest of a schema that this code reads. UserError where it is missing, broken, newer or too old, and where
+    `build.json` beside it knows another hash of it; `next` is the command that restores it."""
     manifest = read_json(path, f"manifest of the {what}", next)
-    version = manifest.get("schema_version", 0)
+    version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise UserError(f"this is no manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
         newer = version > newest
         raise UserError(
@@ -144,7 +146,55 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
             expected=f"at most {newest}" if newer else f"at least {oldest}",
             next=("upgrade tokenscale, or rebuild: " if newer else "rebuild: ") + next,
         )
+    build = Path(path).with_name("build.json")
+    try:
+        stated = json.loads(build.read_text(encoding="utf-8"))["manifest_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):  # not copied with it, or of a store, which holds its own hash
+        return manifest
+    if stated != (found := sha256_text(canonical_json(manifest))):
+        raise UserError(
+            f"the manifest of the {what} has changed.",
+            manifest=path,
+            expected=f"sha256 {stated}  ({build.name})",
+            found=f"sha256 {found}",
+            next=next,
+        )
     return manifest
+
+
+@contextmanager
+def understood(path: str | Path, what: str, next: str) -> Iterator[None]:
+    """Around the first look at what a file of other hands holds: what is not there, or of another type, is a UserError
+    that names the file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.what, **{"file": path, **error.facts}) from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"the {what} does not hold what this version writes.",
+            file=path,
+            reason=f"{type(error).__name__}: {error}",
+            next=next,
+        ) from None
+
+
+def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Hold the values of an object of JSON against types, and inner objects against those of theirs. KeyError for one
+    that is not there, TypeError for another type; for `understood` to tell."""
+    for name, kind in fields.items():
+        value = found[name]
+        if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(value, bool):
+            raise TypeError(f"{name} is {type(value).__name__}")
+        if isinstance(kind, dict):
+            check_types(value, kind)
+
+
+def plain_name(name: Any) -> str:
+    """The name, where it is that of a file in the folder at hand. ValueError for `../x`, `/x` and the like."""
+    if not isinstance(name, str) or "\0" in name or Path(name).name != name or name in ("", "..", "."):
+        raise ValueError(f"{name!r} is no name of a file in this folder")
+    return name
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
@@ -153,7 +203,7 @@ def read_json(path: str | Path, what: str = "file", next: str | None = None) -> 
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # also nested without end, and a folder in its place
         raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
 
 

@@ -65,7 +65,14 @@ def checkpoint_of(folder, shape, *, tokenizer=None, objective="causal", dtype=to
     if tokenizer is not None:
         shutil.copytree(tokenizer, folder.with_name(folder.name + ".partial") / "tokenizer")
     run = RunSettings(model=shape, sequence_length=LENGTH, objective=objective)
-    facts = {"kind": "model", "run": to_dict(run), "model": to_dict(model.settings), "objective": objective}
+    facts = {
+        "kind": "model",
+        "run_id": run.identity,
+        "step": 0,
+        "run": to_dict(run),
+        "model": to_dict(model.settings),
+        "objective": objective,
+    }
     commit(folder, 2, facts)
     return model
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.errors import UserError
-from tokenscale.files import read_manifest_file, sha256_file
+from tokenscale.files import check_types, plain_name, read_manifest_file, sha256_file, understood
 
 #: the newest manifest this code reads
 VERSION = 1
@@ -27,13 +27,24 @@ def restore(directory: Path) -> str:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a corpus. UserError where it is missing, broken, or newer than this code."""
-    return read_manifest_file(Path(directory) / "manifest.json", "corpus", VERSION, restore(directory))
+    path = Path(directory) / "manifest.json"
+    manifest = read_manifest_file(path, "corpus", VERSION, restore(directory))
+    with understood(path, "manifest of the corpus", restore(directory)):
+        check_types(manifest, {"name": str, "source_date": str, "splits": dict})
+        for split in manifest["splits"].values():
+            check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
+            for file in split["files"]:
+                check_types(file, {"name": str, "bytes": int, "sha256": str})
+                plain_name(file["name"])
+    return manifest
 
 
 def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
     """Raise UserError where a file is missing or is not what its manifest says; sizes always, hashes if `content`."""
     try:
         found = path.stat().st_size
+        if not path.is_file():
+            raise FileNotFoundError
     except FileNotFoundError:
         raise UserError(f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next) from None
     if found != size:

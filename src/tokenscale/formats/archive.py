@@ -24,7 +24,7 @@ from tokenscale.files import HashedFile
 from tokenscale.formats import ranked
 from tokenscale.formats.documents import Chunk, Documents, Origin
 from tokenscale.formats.flat import FlatPart, dtype_of, ids_in, lengths_in
-from tokenscale.formats.manifest import changed, located, open_store, read_store_manifest, restore
+from tokenscale.formats.manifest import changed, located, open_store, outside, read_store_manifest, restore
 from tokenscale.formats.writing import writing
 from tokenscale.formats.xxh3 import xxh3_64_intdigest
 from tokenscale.settings.data import StoreSettings
@@ -126,6 +126,8 @@ class ArchiveStore:
         self._bytes, self._ids = (np.concatenate(([0], np.cumsum(blocks[:, i].astype(np.int64)))) for i in (0, 1))
         differences = _numbers_in(folder / "ranking.bin", manifest["different_ids"])
         self._ids_by_rank = np.cumsum(differences, dtype=np.uint32)
+        if (largest := int(self._ids_by_rank.max(initial=0))) >= manifest["vocabulary_size"]:
+            raise outside(where, folder / "ranking.bin", largest, manifest["vocabulary_size"])
         #: tokens of each document, int64 [documents]
         self.lengths = _numbers_in(folder / "lengths.bin", manifest["documents"]).astype(np.int64)
         self._ends = np.cumsum(self.lengths)

@@ -12,7 +12,16 @@ from typing import Any
 
 from tokenscale.corpus.reader import check_file
 from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, pretty_json, read_manifest_file, sha256_text, write_json
+from tokenscale.files import (
+    canonical_json,
+    check_types,
+    plain_name,
+    pretty_json,
+    read_manifest_file,
+    sha256_text,
+    understood,
+    write_json,
+)
 from tokenscale.settings.data import StoreSettings
 
 VERSION = 2
@@ -73,6 +82,10 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
             found=f"sha256 {found}",
             next=restore(where),
         )
+    with understood(path, "manifest of the token store", restore(where)):
+        for file in manifest["files"]:
+            check_types(file, {"name": str, "bytes": int, "sha256": str})
+            plain_name(file["name"])
     return manifest
 
 
@@ -126,6 +139,17 @@ def changed(
         **{what: f"{number:,} of {count:,}, byte {byte:,} on"},
         expected=f"XXH3 {right:016x}  ({checks})",
         found=f"XXH3 {found:016x}",
+        next=restore(where),
+    )
+
+
+def outside(where: Path, file: Path, found: int, vocabulary_size: int) -> UserError:
+    """For an id that no tokenizer of the manifest's makes: whatever wrote it put its hash right, too."""
+    return UserError(
+        "the token store holds ids outside of its vocabulary.",
+        file=file,
+        expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
+        found=f"{found:,}",
         next=restore(where),
     )
 

@@ -26,7 +26,7 @@ from tokenscale.files import HashedFile
 from tokenscale.formats.documents import Chunk, Documents
 from tokenscale.formats.flat import Flat, FlatPart, dtype_of, ids_in, lengths_in
 from tokenscale.formats.labels import IGNORED
-from tokenscale.formats.manifest import changed, located, restore
+from tokenscale.formats.manifest import changed, located, outside, restore
 from tokenscale.formats.writing import writing
 from tokenscale.formats.xxh3 import xxh3_64_intdigest
 from tokenscale.order.packing import concatenate, cut, pack
@@ -202,6 +202,8 @@ class PackedStore:
         if plan.checksums is not None:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
                 raise self._changed(indices, into, plan.checksums[i])
+            if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
+                raise outside(self.where, self._path, largest, self.manifest["vocabulary_size"])
             self._unseen[indices] = False
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets

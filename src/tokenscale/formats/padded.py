@@ -79,7 +79,7 @@ class PaddedStore:
     def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
         self.sequence_length: int = manifest["sequence_length"]
-        self._columns = ListColumns(where, manifest["files"], ["input_ids", "attention_mask"], cache_bytes)
+        self._columns = ListColumns(where, manifest, ["input_ids", "attention_mask"], cache_bytes)
 
     def __len__(self) -> int:
         """Rows, which are documents."""

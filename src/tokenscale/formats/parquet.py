@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.formats.manifest import SingleFile, located
+from tokenscale.formats.manifest import SingleFile, located, outside
 from tokenscale.settings.data import StoreSettings
 
 #: decoded ids kept by one reader
@@ -95,21 +95,26 @@ def _part(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tup
 
 
 class ListColumns:
-    """List columns of all shards of a store, read by row number through a cache of decoded row groups.
+    """List columns of all shards of a store, read by row number through a cache of decoded row groups; the first one
+    holds ids, and a group with an id outside of the manifest's vocabulary is a UserError.
 
     The cache holds `cache_bytes` at most (`CACHE_BYTES` by default; one group at least) and drops the group that was
     read longest ago. A store that fits into it is decoded here, so that the first batches cost what all others cost.
     """
 
-    def __init__(self, where: Path, files: list[dict[str, Any]], columns: list[str], cache_bytes: int | None = None):
+    def __init__(self, where: Path, manifest: dict[str, Any], columns: list[str], cache_bytes: int | None = None):
         self.columns = columns
+        self._where, self._vocabulary_size = where, manifest["vocabulary_size"]
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
-        self._files = [pq.ParquetFile(located(where)[0] / file["name"], pre_buffer=False) for file in files]
+        self._paths = [located(where)[0] / file["name"] for file in manifest["files"]]
+        self._files = [pq.ParquetFile(path, pre_buffer=False) for path in self._paths]
+        self._unseen: set[int] = set()
         self._groups: list[tuple[int, int]] = []
         self.first_rows: list[int] = []
         self.rows = 0
         for number, parquet in enumerate(self._files):
             for group in range(parquet.num_row_groups):
+                self._unseen.add(len(self._groups))
                 self._groups.append((number, group))
                 self.first_rows.append(self.rows)
                 self.rows += parquet.metadata.row_group(group).num_rows
@@ -165,6 +170,12 @@ class ListColumns:
             lists = table.column(name).combine_chunks()
             lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
             found[name] = (lists.offsets.to_numpy(), lists.values.to_numpy())
+        if number in self._unseen and self.columns[0] in found:
+            ids = found[self.columns[0]][1]
+            if ids.size and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
+                wrong = ids.min() if ids.min() < 0 else ids.max()
+                raise outside(self._where, self._paths[file], int(wrong), self._vocabulary_size)
+            self._unseen.discard(number)
         return found
 
 

@@ -58,7 +58,7 @@ class TokenListStore:
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
-        self._columns = ListColumns(where, manifest["files"], ["tokens"], cache_bytes)
+        self._columns = ListColumns(where, manifest, ["tokens"], cache_bytes)
 
     def __len__(self) -> int:
         """Documents."""

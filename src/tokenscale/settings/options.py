@@ -80,8 +80,8 @@ def _plain(value: Any) -> Any:
 def from_json(cls: type, text: str) -> Any:
     """A settings object from the JSON that a rule or a person passes on the command line.
 
-    Raises UserError for text that is no JSON object and for keys that do not exist. Values are not checked here: the
-    host has validated them with pydantic, which the trainer does not need.
+    Raises UserError for text that is no JSON object, keys that do not exist and values of another type. Their bounds
+    are not checked here: the host has validated them with pydantic, which the trainer does not need.
     """
     try:
         values = json.loads(text)
@@ -117,5 +117,12 @@ def _build(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)
     if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r} is no list")
         return tuple(_build(typing.get_args(hint)[0], v) for v in value)
+    if origin is typing.Literal and value not in typing.get_args(hint):
+        raise TypeError(f"{value!r} is none of {', '.join(map(repr, typing.get_args(hint)))}")
+    kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
+    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool)):
+        raise TypeError(f"{value!r} is no {hint.__name__}")
     return value

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.errors import UserError, unknown
-from tokenscale.files import sha256_file, write_json
+from tokenscale.files import canonical_json, sha256_file, sha256_text, write_json
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY
@@ -50,6 +50,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
     write_json(
         directory / "build.json",
         {
+            "manifest_sha256": sha256_text(canonical_json(manifest)),
             "built_unix_s": started,
             "duration_s": time.time() - started,
             "tokenscale": __version__,

@@ -22,7 +22,7 @@ def load(directory: Path, engine: str = "auto") -> Tokenizer:
         raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
     for file in [manifest["file"], *manifest.get("derived", [])]:
         path = directory / file["name"]
-        if not path.exists():
+        if not path.is_file():
             raise UserError("the tokenizer's file is missing.", file=path, next=restore(directory))
         if (found := sha256_file(path)) != file["sha256"]:
             raise UserError(

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.errors import UserError
-from tokenscale.files import atomic, read_json, write_json
+from tokenscale.files import atomic, check_types, read_json, understood, write_json
 from tokenscale.formats.xxh3 import xxh3_128
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
@@ -31,6 +31,16 @@ from tokenscale.settings.options import from_dict
 VERSION = 1
 RECORD = "checkpoint.json"
 PARTIAL = ".partial"
+NEXT = "take an older checkpoint, or train again"
+NUMBER = (int, float)
+#: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's resume state
+WEIGHTS = {"ranks": dict, "run_id": str, "run": dict, "model": dict, "step": int}
+RESUME = WEIGHTS | {
+    **{"begins_at": int, "begins_at_useful_tokens": int, "best_validation_loss": (*NUMBER, type(None))},
+    **{"budget": {"useful_tokens": NUMBER, "seconds": NUMBER, "warm": NUMBER}, "loss_scale": dict},
+}
+RANK = {"file": str, "index": dict, "state": dict}
+RANK_RESUME = {"data": {"step": int}, "random": {"cpu": str}}
 #: how long rank 0 waits for the files of the others
 PATIENCE_S = 1800.0
 
@@ -120,24 +130,40 @@ class Checkpoint:
     def __init__(self, folder: str | Path, *, verify: bool = True):
         self.folder = Path(folder)
         self.record: dict[str, Any] = self._json(RECORD)
-        if not isinstance(self.record, dict) or not 1 <= self.record.get("schema", 0) <= VERSION:
+        version = self.record.get("schema") if isinstance(self.record, dict) else None
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise self._error(
-                "the checkpoint was written by another version of tokenscale.", expected=f"schema {VERSION}"
+                "the checkpoint was written by another version of tokenscale.",
+                found=f"schema {version}",
+                expected=f"schema {VERSION}",
             )
         self.ranks: list[dict[str, Any]] = []
         self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
-        try:
+        with understood(self.folder / RECORD, "checkpoint's record", NEXT):
+            check_types(self.record, RESUME if self.record["kind"] == "resume" else WEIGHTS)
             for name, stated in self.record["ranks"].items():
                 self._check(name, stated, verify)
-                rank = self._json(name)
-                self._check(rank["file"], rank, verify)
-                self.ranks.append(rank["state"])
-                for key, part in rank["index"].items():
-                    self._parts.setdefault(key, []).append((rank["file"], part["offsets"]))
-                    self.shapes[key] = part["whole"]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._error("a file of the checkpoint is not what this version writes.", missing=error) from None
+        for name in self.record["ranks"]:
+            with understood(self.folder / name, "checkpoint's record of a rank", NEXT):
+                self._add(self._json(name), verify)
+
+    def _add(self, rank: dict[str, Any], verify: bool) -> None:
+        """Take in what one rank's JSON says."""
+        check_types(rank, RANK)
+        self._check(rank["file"], rank, verify)
+        if self.record["kind"] == "resume":
+            check_types(rank["state"], RANK_RESUME)
+            for state in rank["state"]["random"].values():
+                bytes.fromhex(state)
+        self.ranks.append(rank["state"])
+        for key, part in rank["index"].items():
+            offsets, whole = ([int(n) for n in part[name]] for name in ("offsets", "whole"))
+            if len(offsets) != len(whole) or min(offsets + whole, default=0) < 0:
+                raise ValueError(f"{key} at {offsets} of {whole}")
+            if self.shapes.setdefault(key, whole) != whole:
+                raise ValueError(f"{key} is {whole} and {self.shapes[key]}")
+            self._parts.setdefault(key, []).append((rank["file"], offsets))
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of tensors that begin with `prefix`, without it."""
@@ -178,23 +204,24 @@ class Checkpoint:
     def _json(self, name: str) -> Any:
         if name == RECORD and not (self.folder / name).is_file():
             raise self._error("this is no checkpoint.", expected=f"a folder with {RECORD}")
-        return read_json(self.folder / name, "checkpoint's record", "take an older checkpoint, or train again")
+        return read_json(self.folder / name, "checkpoint's record", NEXT)
 
     def _check(self, name: str, stated: dict[str, Any], verify: bool) -> None:
         path = self.folder / name
-        if Path(name).name != name or not path.is_file():
+        if not isinstance(name, str) or Path(name).name != name or not path.is_file():
             raise self._error("a file of the checkpoint is missing.", file=name)
         if path.stat().st_size != stated["bytes"] or (verify and not _matches(path, stated)):
             raise self._error("a file of the checkpoint is not the one that was written.", file=name)
 
     def _error(self, what: str, **facts: object) -> UserError:
-        return UserError(what, checkpoint=self.folder, **facts, next="take an older checkpoint, or train again")
+        return UserError(what, checkpoint=self.folder, **facts, next=NEXT)
 
 
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     """(shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
     checkpoint = Checkpoint(folder)
-    shape = from_dict(ModelSettings, checkpoint.record["model"])
+    with understood(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
+        shape = from_dict(ModelSettings, checkpoint.record["model"])
     return shape, {name: checkpoint.tensor("model." + name) for name in checkpoint.names("model.")}
 
 

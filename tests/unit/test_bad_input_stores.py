@@ -1,0 +1,291 @@
+"""Damaged corpora, tokenizers, stores and checkpoints: refused, or read as if nothing were; never another content."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.corpora import HOSTILE, Lab, texts_around
+from tests.harm import edited, harmed
+from tests.unit.test_formats import read_all
+from tokenscale.corpus.reader import RawText, read_manifest
+from tokenscale.errors import UserError
+from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.formats.manifest import open_store, read_store_manifest, seal
+from tokenscale.settings.data import StoreSettings, TokenizerSettings
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.tokenizer.build import build
+from tokenscale.tokenizer.load import load
+from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer_manifest
+from tokenscale.training.checkpoint import Checkpoint, Piece, State, _fingerprint, commit, read_model, write_rank
+
+T = 16
+STORES = [
+    StoreSettings("padded", sequence_length=T),
+    StoreSettings("padded", sequence_length=T, codec="none", dtype="int64"),
+    StoreSettings("token-list"),
+    StoreSettings("packed", sequence_length=T),
+    StoreSettings("packed", sequence_length=T, packing="concatenate"),
+    StoreSettings("archive"),
+]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A resume state of two ranks that share a tensor."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "step=00000001"
+    for rank in range(2):
+        pieces = {"model.a": Piece(torch.arange(12.0).reshape(3, 4), (3 * rank, 0), (6, 4))}
+        pieces[f"model.b{rank}"] = Piece.of(torch.full((5,), float(rank)))
+        write_rank(folder, rank, State(pieces, {"data": {"step": 1}, "random": {"cpu": "00ff"}}))
+    facts = {"kind": "resume", "run_id": "tiny", "run": to_dict(RunSettings()), "model": to_dict(ModelSettings())}
+    counts = {"step": 1, "begins_at": 0, "begins_at_useful_tokens": 0, "best_validation_loss": None, "loss_scale": {}}
+    commit(folder, 2, facts | counts | {"budget": {"useful_tokens": 9, "seconds": 0.5, "warm": 0.1}})
+    return folder
+
+
+def texts_of(folder):
+    text = RawText(folder)
+    return [text.text(i) for i in range(len(text))]
+
+
+def all_of(folder):
+    """What a checkpoint holds, whole tensors and parts."""
+    shape, weights = read_model(folder)
+    found = Checkpoint(folder)
+    part = found.part("model.a", (2, 1), (2, 2))
+    return shape, {name: tensor.tolist() for name, tensor in weights.items()}, found.ranks, part.tolist()
+
+
+def tried(source, target, read, harms, draw, same=None) -> tuple[int, int]:
+    """(refused, read as it was) of so many damaged copies. Fails for any that is read as something else."""
+    good, refused, equal = read(source), 0, 0
+    for _ in range(harms):
+        what = harmed(source, target, draw)
+        try:
+            found = read(target)
+        except UserError as error:
+            assert str(target) in str(error) and "next" in error.facts, what
+            refused += 1
+        else:
+            assert found == good, what
+            equal += 1
+    return refused, equal
+
+
+@pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
+def test_of_a_thousand_damaged_stores_none_is_read_as_something_else(lab, tmp_path, store):
+    harms = 1000 // len(STORES) + 1
+    refused, equal = tried(
+        lab.store(store),
+        tmp_path / store.directory,
+        lambda folder: read_all(folder, store),
+        harms,
+        random.Random(store.directory),
+    )
+    # what is read as it was: damage to build.json, which no reader needs, and none at all
+    assert refused + equal == harms and refused > harms // 2
+
+
+def test_damaged_corpora_are_never_read_as_other_text(lab, tmp_path):
+    refused, equal = tried(lab.corpus, tmp_path / "corpus", texts_of, 150, random.Random(1))
+    assert refused > 70
+
+
+def test_damaged_tokenizers_never_make_other_ids(lab, tmp_path):
+    def ids(folder):
+        tokenizer = load(folder, "tokenizers")
+        return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
+
+    refused, equal = tried(lab.tokenizer, tmp_path / "tokenizer", ids, 100, random.Random(2))
+    assert refused > 50
+
+
+def test_damaged_checkpoints_never_give_other_weights(checkpoint, tmp_path):
+    refused, equal = tried(checkpoint, tmp_path / "step=00000001", all_of, 200, random.Random(3))
+    assert refused > 150
+
+
+# --- what a hand has made, with hashes that fit
+
+
+def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_read(checkpoint, tmp_path):
+    draw, refused = random.Random(4), 0
+    for _ in range(250):
+        folder = tmp_path / "step=00000001"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(checkpoint, folder)
+        name = draw.choice(["checkpoint.json", "rank=00000.json"])
+        write_json(folder / name, edited(read_json(folder / name), draw))
+        if name != "checkpoint.json":
+            record = read_json(folder / "checkpoint.json")
+            record["ranks"][name] = _fingerprint(folder / name)
+            write_json(folder / "checkpoint.json", record)
+        try:
+            all_of(folder)
+        except UserError as error:
+            assert str(folder) in str(error) and "next" in error.facts
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("whose", ["corpus", "tokenizer"])
+def test_a_manifest_that_is_edited_and_hashed_anew_is_refused_or_read(lab, tmp_path, whose):
+    draw, source = random.Random(5), getattr(lab, whose)
+    read = read_manifest if whose == "corpus" else read_tokenizer_manifest
+    open_it = texts_of if whose == "corpus" else (lambda folder: load(folder, "tokenizers"))
+    folder = tmp_path / whose
+    shutil.copytree(source, folder)
+    good = read(folder)
+    for _ in range(60):
+        manifest = edited(good, draw)
+        write_json(folder / "manifest.json", manifest)
+        build = read_json(folder / "build.json") | {"manifest_sha256": sha256_text(canonical_json(manifest))}
+        write_json(folder / "build.json", build)
+        try:
+            open_it(folder)
+        except UserError as error:
+            assert "next" in error.facts
+    with pytest.raises(UserError, match="has changed"):  # and one that is not hashed anew
+        write_json(folder / "manifest.json", good | {"note": "x"})
+        read(folder)
+
+
+def outside(folder, path, content: bytes) -> None:
+    """Put content into a store as whoever made it would: with its hashes."""
+    (folder / path).write_bytes(content)
+    manifest = read_store_manifest(folder)
+    for file in manifest["files"]:
+        file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
+    seal(folder / "manifest.json", manifest)
+
+
+@pytest.mark.parametrize("wrong", [262, 5000, -1])
+@pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
+def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, tmp_path, store, wrong):
+    folder = tmp_path / store.directory
+    shutil.copytree(lab.store(store), folder)
+    if store.format in ("padded", "token-list"):
+        path, column = "shard-00000.parquet", "tokens" if store.format == "token-list" else "input_ids"
+        table = pq.read_table(folder / path)
+        lists = table.column(column).combine_chunks()
+        values = lists.values.to_numpy().copy()
+        values[-1] = wrong
+        lists = pa.ListArray.from_arrays(lists.offsets, pa.array(values), type=lists.type)
+        table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), lists)
+        pq.write_table(table, tmp_path / "made.parquet")
+        outside(folder, path, (tmp_path / "made.parquet").read_bytes())
+    elif store.format == "packed":
+        from tokenscale.formats.xxh3 import xxh3_64_intdigest
+
+        rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
+        rows[3, 5] = np.array(wrong).astype("<u2")
+        checksums = np.load(folder / "checksums.npy")
+        checksums[3] = xxh3_64_intdigest(rows[3])
+        np.save(folder / "checksums.npy", checksums)
+        outside(folder, "tokens.bin", rows.tobytes())
+    else:
+        from tokenscale.formats.archive import _numbers
+
+        manifest = read_store_manifest(folder)
+        count = manifest["different_ids"]
+        ids = np.arange(count, dtype=np.int64)
+        ids[-1] = wrong
+        content = _numbers(np.diff(ids.astype("<u4"), prepend=np.uint32(0)))
+        outside(folder, "ranking.bin", content)
+    with pytest.raises(UserError, match="outside of its vocabulary") as error:
+        read_all(folder, store)
+    assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]
+
+
+TRICKS = ["../outside", "/etc/passwd", "..", "", "a\0b", None, 5]
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
+    store = StoreSettings("packed", sequence_length=T)
+    shutil.copytree(lab.store(store), tmp_path / store.directory)
+    manifest = read_store_manifest(tmp_path / store.directory)
+    manifest["files"][0]["name"] = name
+    seal(tmp_path / store.directory / "manifest.json", manifest)
+    with pytest.raises(UserError, match="does not hold"):
+        open_store(tmp_path / store.directory, store)
+    for source, read, file_of in (
+        (lab.corpus, read_manifest, lambda m: m["splits"]["train"]["files"][0]),
+        (lab.tokenizer, read_tokenizer_manifest, lambda m: m["file"]),
+    ):
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        (folder / "build.json").unlink()
+        manifest = read_json(folder / "manifest.json")
+        file_of(manifest)["name"] = name
+        write_json(folder / "manifest.json", manifest)
+        with pytest.raises(UserError, match="does not hold") as error:
+            read(folder)
+        assert str(folder / "manifest.json") == error.value.facts["file"]
+
+
+@pytest.mark.parametrize("version", [99, 10**30, "2", None, -1, 1.5, [2]])
+def test_whatever_has_another_version_is_refused(lab, checkpoint, tmp_path, version):
+    store = StoreSettings("token-list")
+    for source, name, key, read in (
+        (lab.corpus, "manifest.json", "schema_version", read_manifest),
+        (lab.tokenizer, "manifest.json", "schema_version", read_tokenizer_manifest),
+        (lab.store(store), "manifest.json", "schema_version", lambda folder: open_store(folder, store)),
+        (checkpoint, "checkpoint.json", "schema", Checkpoint),
+    ):
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        (folder / "build.json").unlink(missing_ok=True)
+        write_json(folder / name, read_json(folder / name) | {key: version})
+        with pytest.raises(UserError) as error:
+            read(folder)
+        assert str(folder) in str(error.value) and "next" in error.value.facts
+
+
+TOKENIZERS = {
+    "nothing": b"",
+    "half": b'{"version": "1.0", "model": {',
+    "a list": b"[1, 2]",
+    "no model": b'{"version": "1.0"}',
+    "not UTF-8": b'{"version": "\xff"}',
+    "nested": b"[" * 100_000,
+    "of no kind": b'{"version": "1.0", "model": {"type": "None"}}',
+}
+
+
+@pytest.mark.parametrize("content", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
+    source = tmp_path / "theirs"
+    source.mkdir()
+    (source / "tokenizer.json").write_bytes(content)
+    settings = TokenizerSettings(name="x", kind="huggingface", source=str(source), bos="<s>")
+    with pytest.raises(UserError) as error:
+        build(settings, tmp_path / "mine")
+    assert str(source) in str(error.value) and not (tmp_path / "mine/manifest.json").exists()
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused_by_the_store_and_by_its_own_manifest(lab, tmp_path):
+    store = StoreSettings("token-list")
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(lab.tokenizer, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = dict(list(tokenizer["model"]["vocab"].items())[:-1])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="has changed"):
+        load(folder)
+    other = sha256_file(folder / "tokenizer.json")
+    with pytest.raises(UserError, match="does not match"):
+        open_store(lab.store(store), store, tokenizer_sha256=other)
