@@ -45,6 +45,8 @@ ROOMS_OF = {
     "unit/test_bad_input_stores.py": ["formats", "tokenizer", "corpus"],
     "unit/test_closure.py": ["settings"],
     "unit/test_config.py": ["settings"],
+    "unit/test_docs_concepts.py": ["costs", "parallel"],
+    "unit/test_docs_extend.py": ["formats", "parallel", "models", "settings"],
     "unit/test_doctor_": ["diagnosis"],
     "unit/test_download.py": ["corpus"],
     "unit/test_figures.py": ["report"],

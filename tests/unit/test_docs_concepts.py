@@ -1,0 +1,182 @@
+"""docs/concepts.md against the code: its numbers, the experiments, figures and keys that it names, and its diagrams."""
+
+import dataclasses
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tokenscale.costs.communication import bus_factor
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
+from tokenscale.costs.memory import largest
+from tokenscale.costs.schedules import bubble, in_flight, schedule
+from tokenscale.order.shares import micro_steps
+from tokenscale.settings.config import Config
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.options import from_dict
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.run import RunSettings
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/concepts.md").read_text()
+GIB = 2**30
+DIAGRAMS = re.findall(r"^```mermaid\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+#: where each part says which experiment shows it
+SEEN = re.findall(
+    r"\*\*See it\.\*\* `snakemake --cores \d (\w+)` · figures: ([`\w, ]+) · keys: ([`\w., ]+)", " ".join(TEXT.split())
+)
+
+
+@pytest.fixture(scope="module")
+def example() -> RunSettings:
+    stated = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)[1])
+    return replace(from_dict(RunSettings, stated | {"model": {}}), model=PRESETS[stated["model"]])
+
+
+def rows(*heads: str) -> list[list[str]]:
+    """Cells of the table whose first heads are these."""
+    (table,) = re.findall(rf"^\| {re.escape(' | '.join(heads))}.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+
+
+def with_cell(run: RunSettings, cell: str) -> RunSettings:
+    """The run with a cell's layout, and what else it says in a second pair of braces."""
+    layout, *more = (yaml.safe_load(part) for part in re.findall(r"`(\{.*?\})`", cell))
+    run = replace(run, layout=from_dict(LayoutSettings, layout), **(more[0] if more else {}))
+    assert run.problems() == []
+    return run
+
+
+def test_what_ranks_hold_is_what_is_predicted(example):
+    table = rows("layout", "parameters")
+    assert len(table) == 8
+    for cell, *numbers in table:
+        held = largest(with_cell(example, cell), "cuda")
+        parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.total)
+        assert numbers == [f"{part / GIB:.2f}" for part in parts], cell
+
+
+def product(factors: str, values: dict[str, int]) -> int:
+    return math.prod(int(f) if f.isdigit() else values[f] for f in factors.split("·") if f)
+
+
+def test_what_is_sent_follows_from_the_formulas(example):
+    table = rows("layout", "$M$")
+    assert len(table) == 7
+    count = weights(example.model)
+    for cell, micro, formula, gib in table:
+        run = with_cell(example, cell)
+        values = {"P": count.total, "K": count.blocks, "R": count.total - count.blocks, "L": run.model.layers}
+        values["M"] = micro_steps(run.global_batch, run.layout.readers, run.micro_batch)
+        values["X"] = run.micro_batch * run.sequence_length * run.model.dimension
+        sent = 0.0
+        for term in formula.strip("`").split(" + "):
+            times, operation, size = re.fullmatch(
+                r"([\w·]*?)(all_reduce|all_gather|reduce_scatter|send)\((.+)\)", term
+            ).groups()
+            factor = 1 if operation == "send" else bus_factor(operation, run.layout.world_size)
+            sent += product(times, values) * factor * product(size, values)
+        assert (micro, gib) == (str(values["M"]), f"{sent / GIB:.2f}"), cell
+
+
+def test_bubbles_are_those_of_the_schedules():
+    table = rows("`schedule`", "stages a rank")
+    assert [row[0].strip("`") for row in table] == ["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"]
+    for name, chunks, *numbers in table:
+        name, chunks = name.strip("`"), int(chunks)
+        kept = [in_flight(schedule(name, rank, 4, 32, chunks)) for rank in (0, 3)]
+        assert numbers == [f"{bubble(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(map(str, kept)), name
+
+
+def test_what_checkpointing_saves_and_costs(example):
+    for mode, gib, times in rows("`activation_checkpointing`", "activations"):
+        run = replace(example, activation_checkpointing=mode.strip("`"))
+        trained = flops_per_token(run.model, run.sequence_length, Convention.FULL)
+        computed = hardware_flops_per_token(
+            run.model, run.sequence_length, Convention.FULL, run.activation_checkpointing
+        )
+        assert (gib, times) == (f"{largest(run, 'cuda').activations / GIB:.2f}", f"{computed / trained:.2f}")
+
+
+def test_numbers_in_sentences_stand_in_a_table():
+    tables = {cell for line in TEXT.splitlines() if line.startswith("|") for cell in re.findall(r"\d+\.\d\d", line)}
+    sentences = "\n".join(line for line in TEXT.splitlines() if not line.startswith("|"))
+    assert set(re.findall(r"\b\d+\.\d\d\b", sentences)) - {"1.41"} <= tables
+    assert f"{weights(PRESETS['llama-1.4b-nemo']).total / 1e9:.2f}" == "1.41"
+
+
+def test_every_part_names_an_experiment_that_shows_it():
+    assert TEXT.count("**See it.**") == len(SEEN) == 6
+    config = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
+    for experiment, figures, keys in SEEN:
+        assert set(re.findall(r"`(\w+)`", figures)) <= set(config.experiment(experiment).figures), experiment
+        for key in re.findall(r"`([\w.]+)`", keys):
+            found = RunSettings()
+            for part in key.split("."):
+                assert part in {field.name for field in dataclasses.fields(found)}, key
+                found = getattr(found, part)
+
+
+def test_each_part_has_what_it_promises():
+    parts = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:7]
+    assert [int(part[0]) for part in parts] == [1, 2, 3, 4, 5, 6]
+    for part in parts:
+        assert part.count("```mermaid") == part.count("**Pitfall.**") == part.count("**What is where.**") == 1
+        assert "**What is sent.**" in part or part.startswith("1.")
+
+
+ID = r"[A-Za-z]\w*"
+LABEL = r'\["[^"\[\]]+"\]'
+SAID = r'"[^"]+"'
+ARROW = rf"(?:-->|<-->|-\.->|<?-- {SAID} -->|-\. {SAID} \.->)"
+
+
+def problem_of(diagram: str) -> str | None:
+    """What is wrong with a flowchart: every line is a node, an arrow between nodes that are declared, or a group."""
+    head, *lines = (line.strip() for line in diagram.strip().splitlines())
+    if not re.fullmatch(r"flowchart (LR|TB)", head):
+        return head
+    declared, used, depth = [], [], 0
+    for line in lines:
+        if found := re.fullmatch(rf"(subgraph )?({ID}){LABEL}", line):
+            declared.append(found[2])
+            depth += bool(found[1])
+        elif line == "end":
+            depth -= 1
+        elif found := re.fullmatch(rf"({ID}) {ARROW} ({ID})", line):
+            used += found.groups()
+        else:
+            return line
+        if depth < 0:
+            return "a group ends that none began"
+    if depth:
+        return "a group has no end"
+    if len(set(declared)) < len(declared) or "end" in declared:
+        return "a node is declared twice, or called end"
+    return next((f"{name} is not declared" for name in used if name not in declared), None)
+
+
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=range(len(DIAGRAMS)))
+def test_diagrams_are_well_formed(diagram):
+    assert problem_of(diagram) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        'graph LR\na["A"]',
+        'flowchart LR\na["A"]\na --> b',
+        'flowchart LR\na["A"]\na -> a',
+        'flowchart LR\nsubgraph s["S"]\na["A"]',
+        'flowchart LR\na["A"]\nend',
+        'flowchart LR\na["A "quoted" name"]',
+        "flowchart LR\na[A (unquoted)]",
+        'flowchart LR\na["A"]\na["B"]',
+    ],
+)
+def test_a_diagram_that_would_not_be_drawn_is_found(broken):
+    assert problem_of(broken) is not None
