@@ -37,6 +37,8 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
                 f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
             )
+        if experiment.inference_benchmark is not None:
+            yield f"  {experiment.inference_benchmark.said(len(runs))}"
         yield from memory([run.settings for run in runs])
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:

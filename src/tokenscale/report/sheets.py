@@ -5,6 +5,7 @@ from functools import cache
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 
 from tokenscale.report.style import GRID, TEXT
@@ -16,6 +17,8 @@ MARGIN = 0.7
 #: points: of letters in a table, between its columns, and the narrowest that a column is squeezed to
 SIZE, GAP, LEAST = 6.5, 7.0, 18.0
 LINE = 1.35
+#: what stands for a letter that the fonts lack
+LACKING = "\ufffd"
 
 
 class Sheets:
@@ -85,6 +88,7 @@ class Sheets:
 
     def _write(self, x: float, text: str, size: float, weight: str, align: str = "left") -> None:
         at = (72 * MARGIN + x) / (72 * WIDTH), self.y / (72 * HEIGHT)
+        text = "".join(c if _drawn(c, weight) else LACKING for c in text)
         self.figures[-1].text(*at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False)
 
     def _rule(self, width: float) -> None:
@@ -145,9 +149,21 @@ def length(text: str, size: float, weight: str = "normal") -> float:
 @cache
 def _advance(character: str, weight: str) -> float:
     """Width of a letter in ems."""
-    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
+    if not _drawn(character, weight):
+        return _advance(LACKING, weight)
+    font = _font(weight)
     font.set_size(100, 72)
     return font.load_char(ord(character)).linearHoriAdvance / 65536 / 100
+
+
+@cache
+def _drawn(character: str, weight: str) -> bool:
+    """Whether the fonts have the letter; of texts that models write, they lack many."""
+    return ord(character) in _font(weight).get_charmap()
+
+
+def _font(weight: str) -> FT2Font:
+    return get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
 
 
 def tables(place: str, sections: Iterable[tuple[str, Table]]) -> list[Figure]:

@@ -80,8 +80,8 @@ def _dotted(*parts: Any) -> str:
 def _fields_at(cls: type, location: tuple) -> list[str]:
     """Names of the fields at a location inside nested settings."""
     for part in location:
-        if typing.get_origin(cls) is dict:
-            cls = typing.get_args(cls)[1]
+        if (origin := typing.get_origin(cls)) in (dict, tuple):
+            cls = typing.get_args(cls)[origin is dict]
             continue
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         if typing.get_origin(hint) in (typing.Union, types.UnionType):

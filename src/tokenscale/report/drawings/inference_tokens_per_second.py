@@ -165,7 +165,8 @@ def alt(inference: pd.DataFrame) -> str:
     """The medians, read aloud."""
     shown = _timed(inference)
     called = names(shown)
-    middle = shown[shown["same_text"]].groupby([*_CELL, "cached"])["tokens_per_s"].median()
+    longest = shown["new_tokens"] == shown.groupby("run_id")["new_tokens"].transform("max")
+    middle = shown[shown["same_text"] & longest].groupby([*_CELL, "cached"])["tokens_per_s"].median()
     said = [
         f"{called[run]}, {batch} at once, {prompt} + {new} tokens, {'cache' if cached else 'no cache'} {number(value)}"
         for (_, run, batch, prompt, new, cached), value in middle.items()
