@@ -77,11 +77,11 @@ def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch
 
 def test_a_query_is_asked_once_for_all_figures(tables, monkeypatch):
     with save.Tables(tables / "demo") as opened:
-        rows = opened.rows("stalls")
+        rows = opened.asked("stalls")
     monkeypatch.setattr(save, "query", lambda *_: pytest.fail("asked again"))
     with save.known({tables / "demo": {"stalls": rows}}):
         with save.Tables(tables / "demo") as opened:
-            assert opened.rows("stalls") is rows
+            assert opened.rows("stalls") is rows.frame
         with save.Tables(tables / "second") as other, pytest.raises(pytest.fail.Exception, match="asked again"):
             other.rows("stalls")
     with save.Tables(tables / "demo") as opened, pytest.raises(pytest.fail.Exception, match="asked again"):

@@ -15,8 +15,8 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pandas as pd
+import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import sql
 from tokenscale.analysis.tables import TABLES
@@ -38,14 +38,14 @@ PNG_KEY = "tokenscale"
 def of_figure(
     name: str,
     tables: Path,
-    connection: duckdb.DuckDBPyConnection,
-    frames: dict[str, pd.DataFrame],
+    digests: dict[str, str],
     data: str,
     *modules: str,
 ) -> Passport:
     """The passport of a figure of the experiment whose tables are in the folder.
 
-    `frames` are the rows of its queries by name, `data` is its CSV, `modules` are the roots of the code that draws it.
+    `digests` are those of the rows of its queries by name (`rows`), `data` is its CSV, `modules` are the roots of the
+    code that draws it.
     """
     head = read_json(tables / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
     return {
@@ -53,10 +53,10 @@ def of_figure(
         "figure": name,
         "experiment": head.get("experiment") or tables.name,
         "data": sha256_text(data),
-        "queries": {query: {"sql": sha256_text(sql(query)), "rows": rows(frame)} for query, frame in frames.items()},
+        "queries": {query: {"sql": sha256_text(sql(query)), "rows": digest} for query, digest in digests.items()},
         "code": code(*modules),
         "libraries": libraries(),
-        "runs": runs(connection),
+        "runs": runs(tables),
         "tables": digest(tables),
     }
 
@@ -89,10 +89,11 @@ def rows(frame: pd.DataFrame) -> str:
     return hashlib.sha256(canonical_json(list(frame.columns)).encode() + hashed).hexdigest()[:16]
 
 
-def runs(connection: duckdb.DuckDBPyConnection) -> dict[str, str | None]:
+def runs(tables: Path) -> dict[str, str | None]:
     """Run id → the first 16 digits of its record's seal (None where it is not sealed), of all runs with a record."""
-    found = connection.execute("SELECT run_id, seal FROM runs WHERE status <> 'missing' ORDER BY run_id").fetchall()
-    return {run_id: seal and seal[:16] for run_id, seal in found}
+    found = pq.read_table(tables / "runs.parquet", columns=["run_id", "status", "seal"], use_threads=False).to_pylist()
+    known = sorted((run["run_id"], run["seal"]) for run in found if run["status"] not in (None, "missing"))
+    return {run_id: seal and seal[:16] for run_id, seal in known}
 
 
 def code(*modules: str) -> str:
@@ -102,13 +103,15 @@ def code(*modules: str) -> str:
 
 def files(*modules: str) -> dict[str, str]:
     """Source file → SHA-256, of all that these modules import or name."""
-    found = ((Path.cwd() / path).resolve() for path in closure_of(*modules))
-    return {path.relative_to(PACKAGE.parent).as_posix(): _sha256(path) for path in sorted(found)}
+    found = (_source(Path.cwd() / path) for path in closure_of(*modules))
+    return dict(sorted(found))
 
 
 @cache
-def _sha256(path: Path) -> str:
-    return sha256_file(path)
+def _source(path: Path) -> tuple[str, str]:
+    """(name, SHA-256) of a source file: every figure asks for those of nearly all."""
+    path = path.resolve()
+    return path.relative_to(PACKAGE.parent).as_posix(), sha256_file(path)
 
 
 @cache

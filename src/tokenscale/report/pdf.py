@@ -40,7 +40,9 @@ AFTER = {
 }
 #: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
 _FONTS = {"pdf.fonttype": 3}
-#: folder of tables, figure → its page, inside `known`
+#: names of what is made of an experiment beside its figures: pages before and after them
+FRONT, BACK = "front", "back"
+#: folder of tables, figure (or one of these two) → its pages, inside `known`
 _PAGES: dict[tuple[Path, str], bytes] = {}
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
 
@@ -110,20 +112,30 @@ def documents(name: str, tables: Path, view: str | None = None) -> Iterator[tupl
     shown = [figure for figure in part["figures"] if view is None or figure in VIEWS[view].figures]
     if view is not None and not shown:
         return
-    yield "", document([cover(part), *(sheets.tables(name, _sections(part, BEFORE)) if view is None else [])])
+    kept = {key: _PAGES[tables / name, key] for key in (FRONT, BACK) if (tables / name, key) in _PAGES}
+    around = kept if kept and view is None else pages_around(part, view)
+    yield "", around[FRONT]
     with save.Tables(tables / name) as opened:
         for figure in shown:
             kept = _PAGES.get((tables / name, figure))
             made = kept or figure_document(save.made(figure, opened, *roots(figure)))
             yield registry.module(figure).TITLE, made
-    listed = sheets.tables(name, _sections(part, AFTER)) if view is None else []
-    if listed:
-        yield "Tables", document(listed)
+    if around[BACK]:
+        yield "Tables", around[BACK]
+
+
+def pages_around(part: dict[str, Any], view: str | None = None) -> dict[str, bytes]:
+    """Pages before and after the figures of an experiment (`summary.experiment`); no bytes where there are none."""
+    name, whole = part["name"], view is None
+    before = sheets.tables(name, _sections(part, BEFORE)) if whole else []
+    after = sheets.tables(name, _sections(part, AFTER)) if whole else []
+    return {FRONT: document([cover(part), *before]), BACK: document(after) if after else b""}
 
 
 @contextmanager
 def known(pages: Mapping[tuple[Path, str], bytes]) -> Iterator[None]:
-    """Inside it, these pages are taken as they are: of (folder of tables, figure), as `save_figure` returns them."""
+    """Inside it, these pages are taken as they are: of (folder of tables, figure), as `save_figure` returns them, and
+    those of `pages_around` by its names."""
     _PAGES.update(pages)
     try:
         yield

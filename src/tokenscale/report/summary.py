@@ -1,6 +1,8 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,25 @@ from tokenscale.report.words import caution, kinds, left_out, spread
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")
 VALIDITY = ("valid", "suspect", "invalid", "missing")
+#: folder of tables → what is said about it, inside `known`
+_KNOWN: dict[Path, dict[str, Any]] = {}
+
+
+@contextmanager
+def known(parts: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
+    """Inside it, this is what `experiment` says of these folders."""
+    _KNOWN.update(parts)
+    try:
+        yield
+    finally:
+        _KNOWN.clear()
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
+    if folder in _KNOWN:
+        return dict(_KNOWN[folder])
     head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
     with save.Tables(folder) as opened:
         rows = opened.rows

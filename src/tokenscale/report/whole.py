@@ -4,6 +4,7 @@ The same bytes as those of the verbs that the rules of `workflow/rules/report.sm
 who has tables and no Snakemake. Queries are asked once; all that draws is forked from a process that has their rows.
 """
 
+import functools
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +12,16 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, Self
 
-import pandas as pd
-
 from tokenscale.errors import UserError
 from tokenscale.files import read_json
-from tokenscale.report import bundle, cells, page, pdf, registry, save, summary
+from tokenscale.report import bundle, cells, page, pdf, registry, save, summary, typeface
 from tokenscale.settings.registry import FIGURES
 
 #: queries that hold the steps of all runs beside those of their references: never two of them at once, of 200 logs x
 #: 10,000 steps one takes 0.4 GB
 _HOLDING = ("parallelism", "order", "loss_difference", "pipeline")
+#: what matplotlib imports when it first writes a file of a kind, or letters into it
+_LATE = ("fontTools.subset", *(f"matplotlib.backends.backend_{kind}" for kind in ("agg", "pdf", "svg")))
 
 
 def write(
@@ -50,11 +51,12 @@ def write(
         importlib.import_module(module)  # once, before processes are forked
     claims = [output / f"claims.{kind}" for kind in ("json", "tex") if ledger is not None]
     judged = claims[0] if claims else None
+    _prepare()
     rows = _asked(shown, tables, threads, (ledger, tables, experiments, output) if ledger else None)
     home, own, document = output / page.HOME, {}, output / "report.pdf"
     with save.known(rows):
-        pages = _drawn(shown, tables, figures, threads)
-        with pdf.known(pages), _Processes(threads) as processes:
+        pages, said = _drawn(shown, tables, figures, threads)
+        with pdf.known(pages), summary.known(said), _Processes(threads) as processes:
             made = [processes.begin(document.name, pdf.write, experiments, tables, document, claims=judged)]
             made.append(processes.begin(home.name, page.write, experiments, tables, figures, home, claims=judged))
             if len(experiments) > 1:
@@ -63,13 +65,25 @@ def write(
                 made.append(processes.begin(path.name, page.write_experiment, name, tables, figures, path))
             processes.finish(made)
         also = (*own.values(), *claims)
-        bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=also)
+        with summary.known(said):
+            bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=also)
     return [home, *also, document, output / bundle.SUMS]
 
 
-def _drawn(shown: dict[str, list[str]], tables: Path, figures: Path, threads: int) -> dict[tuple[Path, str], bytes]:
-    """Draw all figures; returns the page of each by the folder of its tables and its name."""
+def _prepare() -> None:
+    """Load once what every process would load when it first draws."""
+    for module in _LATE:
+        importlib.import_module(module)
+    typeface.register()
+
+
+def _drawn(
+    shown: dict[str, list[str]], tables: Path, figures: Path, threads: int
+) -> tuple[dict[tuple[Path, str], bytes], dict[Path, dict[str, Any]]]:
+    """Draw all figures; returns the page of each by the folder of its tables and its name, with the pages around them,
+    and what is said of each experiment by its folder."""
     with _Processes(threads) as processes:
+        around = {tables / name: processes.begin(f"tables of {name}", _around, name, tables) for name in shown}
         begun = {
             (tables / name, figure): processes.begin(
                 f"figure {figure} of {name}", pdf.save_figure, figure, tables / name, figures / name / figure
@@ -77,8 +91,16 @@ def _drawn(shown: dict[str, list[str]], tables: Path, figures: Path, threads: in
             for name, found in shown.items()
             for figure in found
         }
-        processes.finish(begun.values())
-        return {key: future.result() for key, future in begun.items()}
+        processes.finish([*around.values(), *begun.values()])
+        pages = {key: future.result() for key, future in begun.items()}
+        for folder, future in around.items():
+            pages |= {(folder, key): document for key, document in future.result()[1].items()}
+        return pages, {folder: future.result()[0] for folder, future in around.items()}
+
+
+def _around(name: str, tables: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    part = summary.experiment(name, tables)
+    return part, pdf.pages_around(part)
 
 
 def _figures_of(folder: Path) -> list[str]:
@@ -89,7 +111,7 @@ def _figures_of(folder: Path) -> list[str]:
 
 def _asked(
     shown: dict[str, list[str]], tables: Path, threads: int, judging: tuple | None
-) -> dict[Path, dict[str, pd.DataFrame]]:
+) -> dict[Path, dict[str, save.Rows]]:
     """Folder → query → its rows, of all that figures, pages and cells are made of; claims are judged beside."""
     wanted = [
         (tables / name, query)
@@ -105,19 +127,21 @@ def _asked(
         claims = [processes.begin("claims", _judge, *judging)] if judging else []
         begun = [processes.begin(f"query {', '.join(q for _, q in part)}", _rows, part) for part in parts]
         processes.finish([*claims, *begun])
-    rows: dict[Path, dict[str, pd.DataFrame]] = {folder: {} for folder, _ in wanted}
+    rows: dict[Path, dict[str, save.Rows]] = {folder: {} for folder, _ in wanted}
     for part, future in zip(parts, begun, strict=True):
         for (folder, query), found in zip(part, future.result(), strict=True):
             rows[folder][query] = found
     return rows
 
 
-def _rows(part: list[tuple[Path, str]]) -> list[pd.DataFrame]:
-    found = []
-    for folder, query in part:
-        with save.Tables(folder) as opened:
-            found.append(opened.rows(query))
-    return found
+def _rows(part: list[tuple[Path, str]]) -> list[save.Rows]:
+    return [_opened(folder).asked(query) for folder, query in part]
+
+
+@functools.cache
+def _opened(folder: Path) -> save.Tables:
+    """Tables of a process, closed as it ends: to open them takes as long as to answer a short query."""
+    return save.Tables(folder)
 
 
 def _judge(ledger: Path, tables: Path, experiments: list[str], output: Path) -> None:

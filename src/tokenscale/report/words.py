@@ -39,8 +39,7 @@ def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.
 
 def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
     """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
-    content = pd.util.hash_pandas_object(inventory, index=False).to_numpy().tobytes()
-    key = (factor, tuple(inventory.columns), content)
+    key = (factor, inventory.to_json(orient="split", index=False, double_precision=15))
     if key not in _ASKED:
         if len(_ASKED) >= _MOST_ASKED:
             _ASKED.pop(next(iter(_ASKED)))
