@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from tokenscale.files import sha256_text
 from tokenscale.records import provenance
 from tokenscale.records.events import Writer
 from tokenscale.records.schema import VERSION
@@ -75,3 +76,36 @@ def test_an_attempt_is_logged_once(tmp_path):
     Writer(tmp_path).close()
     with pytest.raises(UserError, match="logged already"):
         Writer(tmp_path)
+
+
+def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path, monkeypatch):
+    """What the commit of a record lacks is beside it: `git apply dirty.diff` makes the tree that was run."""
+    import subprocess
+
+    def git(*arguments):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    package = tmp_path / "package/records"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    git("init", "--quiet")
+    (package / "old.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "x")
+    assert provenance.git_state() == (
+        {"commit": git("rev-parse", "HEAD").strip(), "dirty": False, "diff_sha256": None},
+        "",
+    )
+    (package / "old.py").write_bytes("a = 'é'\n".encode("latin-1"))
+    (package / "new module.py").write_text("b = 2\n")
+    state, diff = provenance.git_state()
+    assert state["dirty"] and state["diff_sha256"] == sha256_text(diff)
+    assert "new file mode" in diff and "+b = 2" in diff and "-a = 1" in diff
+    git("checkout", "--quiet", "package/records/old.py")
+    (package / "new module.py").unlink()
+    (tmp_path / "dirty.diff").write_text(diff)
+    git("apply", "--include=*new module.py", "dirty.diff")
+    assert (package / "new module.py").read_text() == "b = 2\n"

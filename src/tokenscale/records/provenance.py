@@ -46,22 +46,27 @@ def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def git_state() -> tuple[dict[str, Any], str]:
-    """(commit and dirty flag, diff of tracked files) of the working tree this package lies in; or ({}, "")."""
+    """(commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree this package
+    lies in; or ({}, "")."""
 
-    def git(*arguments: str) -> str:
+    def git(*arguments: str, fails: bool = False) -> str:
         here = Path(__file__).resolve().parent.parent
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout
+        how = {"cwd": here, "capture_output": True, "encoding": "utf-8", "errors": "replace", "timeout": 20}
+        return subprocess.run(["git", *arguments], check=not fails, **how).stdout
 
     try:
         commit = git("rev-parse", "HEAD").strip()
         diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
-        changed = git("status", "--porcelain", "--", ".")  # new files, too, which no diff shows
+        top = git("rev-parse", "--show-toplevel").removesuffix("\n")
+        for name in git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ".").split("\0"):
+            if name:  # it ends with 1 where files differ, which these do
+                asked = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
+                diff += git(*asked, fails=True)
     except (OSError, subprocess.SubprocessError):
         return {}, ""
     return {
         "commit": commit,
-        "dirty": bool(diff.strip() or changed.strip()),
+        "dirty": bool(diff.strip()),
         "diff_sha256": sha256_text(diff) if diff else None,
     }, diff
 
@@ -101,5 +106,10 @@ def sealed(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     record = read_json(path, "run record")
+    if not isinstance(record, dict):
+        return None
     body = {k: v for k, v in record.items() if k != "seal"}
-    return record if record.get("seal") == sha256_text(canonical_json(body)) else None
+    try:
+        return record if record.get("seal") == sha256_text(canonical_json(body)) else None
+    except ValueError:  # NaN, which no record of ours holds
+        return None

@@ -137,6 +137,8 @@ class Checkpoint:
                 found=f"schema {version}",
                 expected=f"schema {VERSION}",
             )
+        #: names of its files, but for the tokenizer's
+        self.files = {RECORD}
         self.ranks: list[dict[str, Any]] = []
         self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
@@ -212,6 +214,7 @@ class Checkpoint:
             raise self._error("a file of the checkpoint is missing.", file=name)
         if path.stat().st_size != stated["bytes"] or (verify and not _matches(path, stated)):
             raise self._error("a file of the checkpoint is not the one that was written.", file=name)
+        self.files.add(name)
 
     def _error(self, what: str, **facts: object) -> UserError:
         return UserError(what, checkpoint=self.folder, **facts, next=NEXT)

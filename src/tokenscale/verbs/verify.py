@@ -1,4 +1,7 @@
-"""Is a figure, a page or a report what its data and code draw? Says identical, data changed, code changed, not ours."""
+"""Is a figure, a page or a report what its data and code draw? Are results what was written, every byte of them?
+
+Of reports it says identical, data changed, code changed or not ours; of results, each file that is not as it was.
+"""
 
 import argparse
 from pathlib import Path
@@ -11,15 +14,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a figure (SVG, PDF, PNG), report.pdf or pages cut out of it, a report's folder or its SHA256SUMS",
+        help="a figure (SVG, PDF, PNG), report.pdf or pages cut out of it, a report's folder or its SHA256SUMS; or a "
+        "folder of results, whose stores, weights and logs are read",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is found; 0 where everything is identical, else 1."""
-    from tokenscale.report.verification import IDENTICAL, text, verify
+    """Print what is found; 0 where everything is as it was, else 1."""
+    from tokenscale.commands import verify_results as results
 
-    found = [finding for path in arguments.files for finding in verify(path, arguments.results)]
-    print(text(found))
-    return int(any(finding.verdict != IDENTICAL for finding in found))
+    wrong = False
+    reports = [path for path in arguments.files if not results.is_results(path)]
+    for path in arguments.files:
+        if path not in reports:
+            found, counts = results.verify_results(path)
+            print(results.text(path, found, counts))
+            wrong |= any(not finding.note for finding in found)
+    if reports:
+        from tokenscale.report.verification import IDENTICAL, text, verify
+
+        drawn = [finding for path in reports for finding in verify(path, arguments.results)]
+        print(text(drawn))
+        wrong |= any(finding.verdict != IDENTICAL for finding in drawn)
+    return int(wrong)

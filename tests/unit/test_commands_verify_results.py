@@ -1,0 +1,160 @@
+"""`verify results/`: every byte that was written is read again, and what is wrong is named."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.corpora import HOSTILE, Lab, make_run
+from tokenscale import cli
+from tokenscale.commands.verify_results import verify_results
+from tokenscale.files import read_json, write_json
+from tokenscale.records import provenance
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.training.checkpoint import Piece, State, commit, write_rank
+from tokenscale.training.record import log_hashes
+
+STORES = {
+    "packed": StoreSettings("packed"),
+    "token-list": StoreSettings("token-list"),
+    "archive": StoreSettings("archive"),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder of results with one of everything, without a training: its logs are two lines."""
+    results = tmp_path_factory.mktemp("project") / "results"
+    lab = Lab(tmp_path_factory.mktemp("lab"), HOSTILE, vocabulary_size=262)
+    shutil.copytree(lab.corpus, results / "corpus/tiny")
+    shutil.copytree(lab.tokenizer, results / "tokenizers/bpe")
+    for store in STORES.values():
+        shutil.copytree(lab.store(store), results / "tokens/tiny/bpe" / store.directory)
+    run = results / "runs/packed-tiny-single-w1-0123456789"
+    log = run / "attempt=00/rank=00000"
+    log.mkdir(parents=True)
+    (log / "steps.jsonl").write_text('{"schema":2,"step":0}\n{"schema":2,"step":1}\n')
+    folder = run / "checkpoints/final"
+    write_rank(folder, 0, State({"model.a": Piece.of(torch.arange(40.0))}))
+    facts = {"kind": "model", "run_id": run.name, "step": 2}
+    commit(folder, 1, facts | {"run": to_dict(make_run("packed", 16)), "model": to_dict(ModelSettings())})
+    record = provenance.start(run, {"run_id": run.name, "attempt": 0})
+    provenance.seal(run, record, {"status": "complete", "steps": 2, "logs": log_hashes(run)})
+    write_json(run / "done.json", {"seal": read_json(run / "run.json")["seal"]})
+    return results
+
+
+@pytest.fixture
+def results(made, tmp_path):
+    shutil.copytree(made, tmp_path / "results")
+    return tmp_path / "results"
+
+
+def verified(results, capsys) -> tuple[int, str]:
+    code = cli.main(["verify", str(results)])
+    return code, capsys.readouterr().out
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_was_written_is_read_and_nothing_is_found(results, capsys):
+    code, told = verified(results, capsys)
+    assert code == 0, told
+    assert "corpus 1, tokenizers 1, tokens 3, runs 1; no faults" in told
+
+
+BYTES = [
+    *("corpus/*/train-00000.parquet", "corpus/*/manifest.json", "tokenizers/*/tokenizer.json"),
+    *("tokenizers/*/manifest.json", "tokens/*/*/packed/tokens.bin", "tokens/*/*/packed/pieces.npy"),
+    *("tokens/*/*/token-list/shard-00000.parquet", "tokens/*/*/archive/blocks.bin", "tokens/*/*/archive/manifest.json"),
+    *("runs/*/checkpoints/final/rank=00000.safetensors", "runs/*/checkpoints/final/rank=00000.json"),
+    *("runs/*/attempt=00/rank=00000/steps.jsonl", "runs/*/run.json", "runs/*/done.json"),
+]
+
+
+@pytest.mark.parametrize("pattern", BYTES)
+def test_one_flipped_bit_is_found_and_its_file_is_named(results, capsys, pattern):
+    (path,) = results.glob(pattern)
+    flip(path)
+    code, told = verified(results, capsys)
+    assert code == 1 and str(path.parent) in told and path.name in told, told
+    assert "1 fault\n" in told + "\n"
+
+
+@pytest.mark.parametrize("pattern", [p for p in BYTES if not p.endswith(("manifest.json", "run.json", "done.json"))])
+def test_a_missing_file_is_named(results, capsys, pattern):
+    (path,) = results.glob(pattern)
+    path.unlink()
+    code, told = verified(results, capsys)
+    assert code == 1 and path.name in told and "missing" in told, told
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("corpus/tiny/train-00001.parquet", "tokens/tiny/bpe/packed/other.bin", "tokenizers/bpe/vocab.json"),
+        *("runs/packed-tiny-single-w1-0123456789/x.txt", "runs/packed-tiny-single-w1-0123456789/checkpoints/final/x"),
+        "runs/packed-tiny-single-w1-0123456789/attempt=00/rank=00001/steps.jsonl",
+        *("corpus/stray.txt", "tokens/tiny/bpe/purged/tokens.bin"),
+    ],
+)
+def test_what_belongs_to_nothing_is_said(results, capsys, name):
+    (results / name).parent.mkdir(exist_ok=True)
+    (results / name).write_text("x")
+    code, told = verified(results, capsys)
+    assert code == 1 and ((results / name).name in told or "holds no manifest.json" in told), told
+
+
+def test_a_record_that_was_edited_is_found_also_where_it_still_is_json(results, capsys):
+    (path,) = results.glob("runs/*/run.json")
+    record = read_json(path)
+    write_json(path, record | {"versions": {"torch": "9.9"}})
+    code, told = verified(results, capsys)
+    assert code == 1 and "edited after it was sealed" in told
+
+
+def test_a_run_that_goes_on_and_what_a_writer_left_are_notes(results, capsys):
+    (path,) = results.glob("runs/*/run.json")
+    write_json(path, {k: v for k, v in read_json(path).items() if k != "seal"})
+    (path.parent / "checkpoints/step=00000003.partial").mkdir()
+    code, told = verified(results, capsys)
+    assert code == 0 and "has not ended" in told and "left over" in told
+
+
+def test_everything_is_told_at_once(results, capsys):
+    for pattern in ("corpus/*/train-00000.parquet", "tokens/*/*/packed/tokens.bin", "runs/*/attempt=00/*/steps.jsonl"):
+        flip(next(results.glob(pattern)))
+    code, told = verified(results, capsys)
+    assert (
+        code == 1 and "3 faults" in told and all(name in told for name in ("train-00000", "tokens.bin", "steps.jsonl"))
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '"x"', "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999]
+)
+def test_a_record_that_is_none_is_a_finding_and_no_stack_trace(results, text):
+    (path,) = results.glob("runs/*/run.json")
+    path.write_text(text, encoding="latin-1")
+    found, _ = verify_results(results)
+    assert any(path.parent.name in finding.what for finding in found)
+
+
+def test_the_diff_of_a_dirty_tree_is_held_against_the_record(results, capsys):
+    (path,) = results.glob("runs/*/run.json")
+    record = read_json(path)
+    record["git"] = {"commit": "0" * 40, "dirty": True, "diff_sha256": "0" * 64}
+    provenance.seal(path.parent, record, record["outcome"])
+    write_json(path.parent / "done.json", {"seal": read_json(path)["seal"]})
+    (path.parent / "dirty.diff").unlink(missing_ok=True)
+    assert "dirty.diff: missing" in verified(results, capsys)[1]
+    (path.parent / "dirty.diff").write_text("edited")
+    code, told = verified(results, capsys)
+    assert code == 1 and "dirty.diff: changed" in told and json.dumps(told)
