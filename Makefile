@@ -33,7 +33,7 @@ experiments-test: $(READY)
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)
-	$(VENV)/bin/python -m pytest --quiet tests/faults
+	$(PYTEST) tests/faults
 
 # jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
 slurm-test: $(READY)

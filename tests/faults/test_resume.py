@@ -175,7 +175,7 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
     assert first["step"] == 0
 
 
-def launch(lab, run: RunSettings, directory: Path) -> subprocess.Popen:
+def launch(lab, run: RunSettings, directory: Path, site: Path | str = "") -> subprocess.Popen:
     """The run in processes of its own, as the workflow starts it."""
     argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
     argv += ["--store", str(lab.store(run.store) / "manifest.json"), "--output", str(directory / "done.json")]
@@ -183,6 +183,7 @@ def launch(lab, run: RunSettings, directory: Path) -> subprocess.Popen:
         argv += ["--tokenizer", str(lab.tokenizer / "manifest.json")]
     if run.validation.rows:
         argv += ["--validation-store", str(lab.store(run.validation_store) / "manifest.json")]
+    argv += ["--site", str(site)]
     return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

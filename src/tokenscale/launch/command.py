@@ -81,7 +81,11 @@ class Launch:
 
     def outputs(self, attempt: int) -> Path:
         """Where srun puts each rank's output."""
-        return self.directory / f"attempt={attempt:02d}" / "output"
+        return self.attempt_directory(attempt) / "output"
+
+    def attempt_directory(self, attempt: int) -> Path:
+        """Where an attempt's ranks write."""
+        return self.directory / f"attempt={attempt:02d}"
 
     def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
         """Start the ranks and wait for them; they keep the files `keep` open. Returns their exit code."""

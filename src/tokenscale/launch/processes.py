@@ -20,7 +20,7 @@ def rank_argv(
     # in a container Python is the container's, whatever this one is
     python = machine.python or ("python" if machine.container else sys.executable)
     argv = [python, "-m", "tokenscale", "rank", "--settings", run]
-    argv += ["--directory", str(directory), "--attempt", str(attempt)]
+    argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]
     if machine.starter == "srun":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError
-from tokenscale.launch import failure, lock
+from tokenscale.launch import failure, lock, standing
 from tokenscale.launch.attempts import AGAIN, Identity, drop_states, finish, identity_of, interrupted, prepare
 from tokenscale.launch.command import Launch, job_of
 from tokenscale.settings.closure import layout_code, training_code
@@ -77,6 +77,8 @@ def start(
         if step is not None:
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
             return AGAIN
+        if stood := standing.told(launched.attempt_directory(attempt), run.layout.world_size):
+            print(stood, file=sys.stderr, flush=True)
         if machine.starter == "srun":
             print(failure.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
         return exit_code or 1

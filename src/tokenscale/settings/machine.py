@@ -27,6 +27,9 @@ class Machine:
     signal_s: int = option(
         300, "before its time limit a job's ranks are told to write a state to go on from; 0: never", ge=0
     )
+    hang_s: int = option(
+        1800, "a rank that has made no step for so long writes where it stands, and the run ends; 0: never", ge=0
+    )
     cpu_bind: str = option("cores", "srun's --cpu-bind: ranks keep to cores of their own")
     mem_bind: str | None = option(None, "srun's --mem-bind, such as local: memory of the NUMA node that a rank is on")
     container: str | None = option(None, "environment definition file that only the inner srun enters")

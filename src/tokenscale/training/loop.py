@@ -36,6 +36,7 @@ from tokenscale.training.log import StepLog
 from tokenscale.training.profiling import Garbage, Trace
 from tokenscale.training.progress import Progress
 from tokenscale.training.schedule import learning_rate
+from tokenscale.training.standing import Watch
 from tokenscale.training.stopping import Interrupted, Signals
 from tokenscale.training.timing import timer_of
 
@@ -57,15 +58,16 @@ def train(
     world: World,
     attempt: int = 0,
     signals: Signals | None = None,
+    hang_s: float = 0,
 ) -> torch.nn.Module:
     """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
 
     Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
     Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
     sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`stopping.py`), with a
-    resume state on disk and the record not sealed.
+    resume state on disk and the record not sealed. `hang_s` seconds without a step end the process (`standing.py`).
     """
-    return Training(run, inputs, directory, world, attempt, signals=signals).run()
+    return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
 
 
 class Training:
@@ -80,12 +82,14 @@ class Training:
         attempt: int = 0,
         batches: Batches | None = None,
         signals: Signals | None = None,
+        hang_s: float = 0,
     ):
         started = time.monotonic()
         self.settings, self.world, self.directory = run, world, directory
         self.signals = signals or Signals()
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
+        self.watch = Watch(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size)
         self.place = run.layout.place(world.rank)
         self.batches = batches or _batches(run, inputs, self.place.reader)
@@ -143,8 +147,11 @@ class Training:
 
     def run(self) -> torch.nn.Module:
         """The loop, and the end."""
-        with self.signals:
-            return self._run()
+        try:
+            with self.signals:
+                return self._run()
+        finally:
+            self.watch.close()
 
     def _run(self) -> torch.nn.Module:
         run, joules = self.settings, self.energy.joules()
@@ -172,6 +179,7 @@ class Training:
     def step(self) -> bool:
         """One optimizer step and what is due after it. Returns whether it was the last."""
         run, step = self.settings, self.done
+        self.watch.beat()
         self.trace.before(step)
         began = time.monotonic()
         batch = self.batches.next()
@@ -235,6 +243,7 @@ class Training:
         reported(self.writer.event, self.checkpoints)
 
     def _validate(self) -> float:
+        self.watch.beat()
         began = time.monotonic()
         found = validation.loss(
             self.engine.objective,
@@ -260,6 +269,7 @@ class Training:
         """This rank's share of the held-out pairs; who reads the logs scores them."""
         positions, device = self.settings.sequence_length, self.world.device
         for found in translate(self.engine.model, pairs, tokenizer, positions, device):
+            self.watch.beat()
             self.writer.event(
                 "translation",
                 step=self.done,
@@ -285,6 +295,7 @@ class Training:
 
     def _save(self, name: str, kind: str) -> None:
         resume = kind == "resume"
+        self.watch.beat()
         self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
         state = State(self.engine.pieces(resume=resume))
         if resume:

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
     parser.add_argument("--srun", action="store_true", help="started by srun: ranks are numbered as its tasks are")
+    parser.add_argument("--hang-s", type=float, default=0, help="seconds without a step after which it ends; 0: never")
     parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
     parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
     parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by place on the node, as JSON")
@@ -59,7 +60,7 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F82
     world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
     with heard_last(world):
         try:
-            train(settings, inputs, arguments.directory, world, arguments.attempt, signals)
+            train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
         except Interrupted:
             pass  # not a failure, for which the others would be killed; the launcher reads it from the log
     part(world)

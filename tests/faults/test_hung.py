@@ -1,0 +1,80 @@
+"""A rank that stands still: the run ends, and says which rank it was and where it stood."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+from tests.faults.test_resume import lab, launch, run_of  # noqa: F401
+from tokenscale.launch import standing
+from tokenscale.settings.run import BudgetSettings, CheckpointSettings
+from tokenscale.training.loop import Training
+from tokenscale.training.standing import CODE
+
+
+def reading_for_ever():
+    """What hangs: a read that never comes back."""
+    time.sleep(999)
+
+
+def one_rank(world, run, inputs, directory):
+    training = Training(run, inputs, directory, world, hang_s=2)
+    if world.rank == 1:
+        training.batches.next = reading_for_ever
+    training.run()
+
+
+def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(lab, tmp_path):  # noqa: F811
+    run = run_of(world_size=2)
+    with pytest.raises(AssertionError, match=f"exit code {CODE}"):
+        run_ranks(one_rank, 2, run, lab.inputs(run), tmp_path)
+    said = standing.told(tmp_path / "attempt=00", 2)
+    assert "  rank 1  is here\n    | File" in said and "in reading_for_ever" in said
+    assert "  waiting for it: rank 0\n" in said
+
+
+def children(process: int) -> list[int]:
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def rank_of(process: int) -> str:
+    found = dict(pair.split("=", 1) for pair in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in pair)
+    return found["RANK"]
+
+
+def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):  # noqa: F811
+    """As where a node's disk does not answer: such a rank can say nothing itself."""
+    site = tmp_path / "machine.toml"
+    site.write_text('name = "small"\nhang_s = 12\n')
+    keep = CheckpointSettings(every=10)
+    run = run_of(world_size=2, budget=BudgetSettings(steps=4000), checkpoints=keep, device="cpu")
+    process = launch(lab, run, tmp_path / "run", site)
+    try:
+        end = time.monotonic() + 100
+        while not list((tmp_path / "run/checkpoints").glob("step=*[0-9]")):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.01)
+        (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
+        os.kill(stopped, signal.SIGSTOP)
+        _, said = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == CODE
+    assert "  rank 1  says nothing: stopped, waiting for a disk, or its node is gone\n" in said
+    assert "  waiting for it: rank 0\n" in said and "Traceback" not in said
+    assert not Path(f"/proc/{stopped}").exists(), "it was ended, too"
+    again = launch(lab, run, tmp_path / "run")
+    try:
+        steps = tmp_path / "run/attempt=01/rank=00000/steps.jsonl"
+        while not steps.exists() or not steps.read_text().count("\n"):
+            assert again.poll() is None
+            time.sleep(0.01)
+        assert json.loads(steps.read_text().splitlines()[0])["step"] >= 10, "it goes on from a state"
+    finally:
+        os.killpg(again.pid, signal.SIGKILL)
+        again.wait()
