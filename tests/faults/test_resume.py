@@ -136,6 +136,10 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds)
     for step, (loss, _, rate, digest) in rest.items():
         assert (rate, digest) == whole[step][2:]
         assert loss == pytest.approx(whole[step][0], rel=1e-5)
+    outcome = sealed(tmp_path / "after/run.json")["outcome"]
+    lines = [path.read_text().splitlines()[:4] for path in tmp_path.glob("before/attempt=00/rank=*/steps.jsonl")]
+    tokens = sum(json.loads(line)["useful_tokens"] for rank in lines for line in rank)
+    assert (outcome["begins_at"], outcome["begins_at_useful_tokens"]) == (4, tokens)
 
 
 def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, tmp_path):

@@ -52,6 +52,17 @@ def test_validation_costs_a_forward_pass():
     assert seconds(on(1, validation=validation)) - seconds(on(1)) == pytest.approx(6.757, rel=1e-3)
 
 
+def test_of_a_run_that_goes_on_from_another_the_steps_that_are_left_are_priced():
+    """Of 500 steps 350; validation before the first step was the other run's, and so was that after step 100."""
+    validation = ValidationSettings(rows=64, every=100)
+    rest = {"resume_from": "results/runs/other/checkpoints/step=00000150"}
+    assert price(on(1, **rest), CLUSTER).steps == 350
+    assert seconds(on(1, **rest)) - 120 == pytest.approx(0.7 * ONE_GPU_S, rel=1e-3)
+    passes = seconds(on(1, validation=validation, **rest)) - seconds(on(1, **rest))
+    assert passes == pytest.approx(4 / 6 * 6.757, rel=1e-3)
+    assert price(on(1, budget=BudgetSettings(steps=100), **rest), CLUSTER).steps == 0
+
+
 def test_the_peak_is_that_of_the_number_format():
     def training(**changes):
         return seconds(on(1, **changes)) - 120

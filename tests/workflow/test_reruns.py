@@ -148,6 +148,8 @@ ROOMS = [
     ("settings/options.py", CORPUS),
     ("settings/run.py", BENCHMARK | RUNS),
     ("settings/config.py", {}),
+    ("settings/continuing.py", RUNS),
+    ("settings/resuming.py", {}),
     ("settings/presets.py", {}),
     ("settings/registry.py", {}),
     ("costs/flops.py", RUNS),

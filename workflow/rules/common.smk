@@ -14,6 +14,7 @@ from tokenscale.launch.path import use_this_python
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import ALL, Config, benchmark_stores
+from tokenscale.settings.continuing import writer_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.manifests import (
@@ -275,9 +276,9 @@ def resumed_from(run):
     """What writes the state that a run goes on from: the run of that name where it is one of ours."""
     if run.resume_from is None:
         return []
-    parts = os.path.normpath(run.resume_from).split(os.sep)
-    if parts[:2] == ["results", "runs"] and len(parts) > 2 and parts[2] in RUNS:
-        return [done(parts[2])]
+    writer = writer_of(run.resume_from)
+    if writer in RUNS:
+        return [done(writer)]
     return [os.path.join(run.resume_from, "checkpoint.json")]
 
 

@@ -10,6 +10,7 @@ from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_forma
 from tokenscale.errors import UserError
 from tokenscale.launch.before import larger
 from tokenscale.settings.config import Config
+from tokenscale.settings.continuing import begins_at
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
@@ -30,8 +31,8 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
             shape = geometry(size, config.machine.gpus_per_node)
             counted = [run for run in of_size if run.budget.kind == "steps"]
-            steps = sum(run.budget.steps for run in counted)
-            tokens = sum(run.budget.steps * run.global_batch * run.sequence_length for run in counted)
+            steps = sum(_steps(run) for run in counted)
+            tokens = sum(_steps(run) * run.global_batch * run.sequence_length for run in counted)
             others = f", and {len(of_size) - len(counted)} whose budget is no number of steps"
             yield (
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
@@ -45,6 +46,11 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
     yield from takes(config, names, Priced(config))
+
+
+def _steps(run: RunSettings) -> int:
+    """Of a budget in steps, those that the run takes itself."""
+    return max(0, run.budget.steps - begins_at(run))
 
 
 def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:

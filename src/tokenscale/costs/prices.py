@@ -15,6 +15,7 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.schedules import bubble
 from tokenscale.errors import UserError
 from tokenscale.order.shares import micro_steps
+from tokenscale.settings.continuing import begins_at
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.machine import Machine
@@ -138,7 +139,13 @@ def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None
 
 
 def _steps(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
-    """(optimizer steps, None), or (None, what they depend on); as `training.budget` counts them."""
+    """(optimizer steps that this run takes itself, None), or (None, what they depend on)."""
+    steps, unknown = _last_step(run, model, rows)
+    return (None if steps is None else max(0, steps - begins_at(run))), unknown
+
+
+def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
+    """(optimizer steps of the whole budget, None), or (None, what they depend on); as `training.budget` counts them."""
     budget = run.budget
     if budget.kind == "steps":
         return budget.steps, None
@@ -184,9 +191,10 @@ def _seconds(
     elif steps is None:
         return None, None
     else:
-        training = steps * run.global_batch * row / speed
-        between = (steps - 1) // run.validation.every if run.validation.every else 0
-    passes = run.validation.at_start + run.validation.at_end + between
+        training, before = steps * run.global_batch * row / speed, begins_at(run)
+        every = run.validation.every
+        between = (before + steps - 1) // every - before // every if every else 0
+    passes = (run.validation.at_start and not begins_at(run)) + run.validation.at_end + between
     return STARTING_S + training + passes * run.validation.rows * row / 3 / speed, None
 
 

@@ -26,10 +26,17 @@ class Identity:
     code: dict[str, str]
     inputs: dict[str, str]
     layout: dict[str, str] = field(default_factory=dict)  # the part of the code that is the layout's alone
+    state: str | None = None  # of another run, that this one goes on from
 
     @property
     def digest(self) -> str:
-        """Over all code and inputs."""
+        """Over all code and inputs, and the state of another run where there is one."""
+        made = self.code_and_inputs
+        return made if self.state is None else sha256_text(f"{made} {self.state}")
+
+    @property
+    def code_and_inputs(self) -> str:
+        """Over these alone: repeats of a cell share them, each of which has a state of its own to go on from."""
         return sha256_text(canonical_json({"code": sorted(self.code.items()), "inputs": sorted(self.inputs.items())}))
 
     @property
@@ -45,14 +52,19 @@ class Identity:
     def record(self) -> dict[str, Any]:
         """As an attempt keeps it."""
         digests = {name: getattr(self, name) for name in ("digest", "science_code", "layout_digest")}
-        return {**digests, "code": self.code, "inputs": self.inputs}
+        resumed = {"code_and_inputs": self.code_and_inputs, "state": self.state} if self.state else {}
+        return {**digests, "code": self.code, "inputs": self.inputs, **resumed}
 
 
-def identity_of(code: list[Path], inputs: dict[str, Path], layout: list[Path] = ()) -> Identity:
-    """Hash the code files (by their path below the package) and the manifests (by their role)."""
+def identity_of(
+    code: list[Path], inputs: dict[str, Path], layout: list[Path] = (), state: Path | None = None
+) -> Identity:
+    """Hash the code files (by their path below the package), the manifests (by their role), and the record of the state
+    of another run, which names the content of its files."""
     hashes = _hashes(code)
     roles = {role: sha256_file(path) for role, path in inputs.items()}
-    return Identity(hashes, roles, {name: hashes[name] for name in _hashes(layout)})
+    layout = {name: hashes[name] for name in _hashes(layout)}
+    return Identity(hashes, roles, layout, sha256_file(state) if state else None)
 
 
 def _hashes(code: list[Path]) -> dict[str, str]:

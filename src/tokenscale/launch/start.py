@@ -11,7 +11,9 @@ from tokenscale.launch import failure, lock, standing
 from tokenscale.launch.attempts import AGAIN, Identity, drop_states, finish, identity_of, interrupted, prepare
 from tokenscale.launch.command import Launch, job_of
 from tokenscale.settings.closure import layout_code, training_code
+from tokenscale.settings.continuing import writer_of
 from tokenscale.settings.machine import Machine
+from tokenscale.settings.manifests import done
 from tokenscale.settings.run import RunSettings
 
 
@@ -34,10 +36,11 @@ def opened(
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
+    state = _state(run)
     directory = output.parent
     with lock.held(directory, run.identity, wait=wait) as held:
         # read once the folder is ours: waiting may have taken hours
-        identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)))
+        identity = identity_of(_paths(training_code(run)), manifests, _paths(layout_code(run)), state)
         attempt = prepare(directory, run, identity, launch)
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
@@ -82,6 +85,22 @@ def start(
         if machine.starter == "srun":
             print(failure.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
         return exit_code or 1
+
+
+def _state(run: RunSettings) -> Path | None:
+    """The record of the state that a run goes on from. Raises UserError where it is missing."""
+    if run.resume_from is None:
+        return None
+    record, writer = Path(run.resume_from) / "checkpoint.json", writer_of(run.resume_from)
+    if not record.is_file():
+        raise UserError(
+            "the state that this run goes on from is missing.",
+            path=record,
+            next=f"rm -r results/runs/{writer}, and snakemake {done(writer)} trains it again"
+            if writer
+            else "name one that is there in resume_from",
+        )
+    return record
 
 
 def _paths(files: list[str]) -> list[Path]:

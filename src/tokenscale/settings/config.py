@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import pydantic
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
-from tokenscale.settings import inference, machine, validate
+from tokenscale.settings import continuing, inference, machine, resuming, validate
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -30,7 +31,6 @@ from tokenscale.settings.experiments import (
     merge,
     order,
     problem_of,
-    set_dotted,
     varied,
 )
 from tokenscale.settings.geometry import geometry
@@ -254,10 +254,8 @@ class Config:
             experiment, file = self.experiment(name), str(self.available[name])
             table = []
             for position, (cell, repeat) in enumerate(order(experiment)):
-                values = merge(experiment.runs, {})
-                for key, level in cell.items():
-                    set_dotted(values, key, level)
-                table.append(Run(self.run_settings(values, repeat=repeat, file=file), cell, repeat, position))
+                build = partial(self.run_settings, repeat=repeat, file=file)
+                table.append(Run(resuming.settings_of(experiment, cell, build, file), cell, repeat, position))
             repeated = [run_id for run_id, times in Counter(run.run_id for run in table).items() if times > 1]
             if repeated:
                 raise UserError(
@@ -267,10 +265,24 @@ class Config:
                     run=repeated[0],
                     next="a factor's level must differ from the others",
                 )
+            self._check_resumed(table, file)
             if experiment.inference_benchmark is not None:
                 inference.check(experiment.inference_benchmark, [run.settings for run in table], file)
             self._tables[name] = table
         return self._tables[name]
+
+    def _check_resumed(self, table: list[Run], file: str) -> None:
+        """What a run goes on from, by its levels, is in the table, too: for a canary's repeats it may not be."""
+        ids = {run.run_id for run in table}
+        for run in table:
+            named = isinstance(run.cell.get(resuming.KEY), dict)
+            if named and continuing.writer_of(run.settings.resume_from) not in ids:
+                raise UserError(
+                    "the canary's cell goes on from another, which has no such repeat.",
+                    file=file,
+                    key="canary.cell",
+                    next="name a cell whose runs begin by themselves",
+                )
 
     def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
         """One run from the words of an experiment file: names of corpus, tokenizer and preset become their settings."""
@@ -439,6 +451,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         },
     }
     run["properties"].pop("repeat")  # experiments say `repeats`
+    run["properties"][resuming.KEY]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
+    definitions["ResumeFrom"] = pydantic.TypeAdapter(resuming.ResumeFrom).json_schema()
     experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
     # a name with a comma: keys that move together

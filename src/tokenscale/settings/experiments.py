@@ -261,16 +261,31 @@ def cells(experiment: Experiment) -> list[dict[str, Any]]:
     return [cell for cell in product if not any(matches(cell, left.cells) for left in experiment.left_out)]
 
 
+def stated(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a cell's runs, in the words of the file."""
+    values = merge(experiment.runs, {})
+    for key, level in cell.items():
+        set_dotted(values, key, level)
+    return values
+
+
+def factor_of(experiment: Experiment, key: str) -> list[str]:
+    """The keys that move together with one; none where it is no factor."""
+    return next((keys for keys in map(settings_of, experiment.factors) if key in keys), [])
+
+
 def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     """(cell, repeat) in the order of starting: blocks of one repeat, shuffled inside a block from `order_seed`.
 
-    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors. Runs of the canary
-    stand between them; their repeats follow those of the cells, `experiment.repeats` and up.
+    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors. In a block, runs that
+    go on from others' states come after these. Runs of the canary stand between them; their repeats follow those of
+    the cells, `experiment.repeats` and up.
     """
     result = []
     for repeat in range(experiment.repeats):
         block = cells(experiment)
         random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
+        block.sort(key=lambda cell: _runs_before(cell.get("resume_from")))
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
@@ -280,6 +295,17 @@ def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     for number, part in enumerate(parts, 1):
         mixed += [*part, (cell, experiment.repeats + number)]
     return mixed
+
+
+def _runs_before(level: Any) -> int:
+    """How many runs there must be before one with this `resume_from`, each of which goes on from the one before.
+
+    >>> _runs_before({"run": {"layout.data": 4, "resume_from": {"step": 8}}, "step": 16})
+    2
+    """
+    named = level.get("run") if isinstance(level, dict) else None
+    earlier = named.get("resume_from") if isinstance(named, dict) else None
+    return isinstance(level, dict) + (_runs_before(earlier) if earlier is not None else 0)
 
 
 def canary_cell(experiment: Experiment) -> dict[str, Any]:

@@ -183,7 +183,9 @@ class RunSettings:
     validation: ValidationSettings = option(ValidationSettings, "the held-out slice")
     checkpoints: CheckpointSettings = option(CheckpointSettings, "weights and resume states on disk")
     resume_from: str | None = option(
-        None, "a resume state of another run, whose layout, budget or evaluation may differ from this one's"
+        None,
+        "a resume state of another run, whose layout, budget or evaluation may differ from this one's: its folder; "
+        "or, in an experiment's file, `run` and `step` of a run of the same table",
     )
     log_every: int = option(
         10, "steps between readings of the device; each step is logged all the same", ge=1, strict=True

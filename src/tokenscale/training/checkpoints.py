@@ -15,18 +15,12 @@ from safetensors import SafetensorError
 from tokenscale.batches.batch import merge_states
 from tokenscale.errors import UserError
 from tokenscale.parallel.world import World
-from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.continuing import apart
+from tokenscale.settings.options import from_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.training.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
 
 FOLDER, DAMAGED = "checkpoints", ".damaged"
-#: settings of two runs that may differ where one goes on from the other's checkpoint; all others decide the data, the
-#: model or what a step computes
-MAY_DIFFER = {
-    *("layout", "micro_batch", "device", "engine", "prefetch", "budget", "schedule", "validation"),
-    *("checkpoints", "resume_from", "log_every", "garbage_every", "profile", "attention", "loss_chunk"),
-    *("activation_checkpointing", "compile"),
-}
 
 
 class Checkpoints:
@@ -75,17 +69,11 @@ class Checkpoints:
                 checkpoint=where,
                 next="run the other one with checkpoints.keep_resume_state",
             )
-        theirs = to_dict(from_dict(RunSettings, found.record["run"]), science_only=True)
-        mine = to_dict(self._run, science_only=True)
-        for key in sorted((theirs.keys() | mine.keys()) - MAY_DIFFER):
-            if theirs.get(key) != mine.get(key):
-                raise UserError(
-                    "the checkpoint is of another run.",
-                    checkpoint=where,
-                    setting=key,
-                    found=theirs.get(key, "the default"),
-                    expected=mine.get(key, "the default"),
-                )
+        if (other := apart(from_dict(RunSettings, found.record["run"]), self._run)) is not None:
+            setting, there, here = other
+            raise UserError(
+                "the checkpoint is of another run.", checkpoint=where, setting=setting, found=there, expected=here
+            )
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not trained on
         other = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]

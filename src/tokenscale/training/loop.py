@@ -140,7 +140,8 @@ class Training:
         self.progress.say(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
-        self.begins_at = 0  # steps that another run did for this one
+        self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
+        self.begins_at_useful_tokens = 0
         self._state_after: int | None = None  # the step of the newest state to go on from
         self._resume()
         self.writer.event("init_done", duration_s=time.monotonic() - started)
@@ -304,6 +305,7 @@ class Training:
         facts = {
             "step": self.done,
             "begins_at": self.begins_at,
+            "begins_at_useful_tokens": self.begins_at_useful_tokens,
             "budget": self.budget.state(),
             "loss_scale": self.engine.loss_scale.state(),
         }
@@ -314,9 +316,11 @@ class Training:
         found = self.checkpoints.newest()
         if found is not None:
             self.begins_at = found.record["begins_at"]
+            self.begins_at_useful_tokens = found.record["begins_at_useful_tokens"]
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
             self.begins_at = found.record["step"]
+            self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
         if found is None:
             return
         self.engine.load(found)
@@ -373,7 +377,8 @@ class Training:
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
-            outcome |= {"begins_at": self.begins_at, "energy_j": energy if energy is not None else "not measured"}
+            outcome |= {"begins_at": self.begins_at, "begins_at_useful_tokens": self.begins_at_useful_tokens}
+            outcome |= {"energy_j": energy if energy is not None else "not measured"}
             if stopped is not None:
                 outcome["stopped_at"] = stopped
             provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
