@@ -91,6 +91,7 @@ EXPERIMENTS = {
     "workflow/test_links.py",
     "workflow/test_objectives.py",
     "workflow/test_report.py",
+    "workflow/test_reruns_resumed.py",
     "workflow/test_reruns_carried_out.py",
     "workflow/test_submission.py",
 }

@@ -11,6 +11,7 @@ from tests.once import once
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT, Project, copy_of, make_project
 from tokenscale.analysis.claims import VERDICTS
+from tokenscale.analysis.queries import query
 from tokenscale.settings import config as configuration
 from tokenscale.settings import validate
 from tokenscale.settings.config import ALL
@@ -19,9 +20,9 @@ from tokenscale.settings.reading import read_yaml
 
 pytestmark = pytest.mark.workflow
 
-#: cells of an experiment that are run, one repeat each; of this one so many that one reads a store
+#: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is sharded
 MOST = 3
-MORE = {"data_path": 4}
+MORE = {"data_path": 4, "elastic_resume": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
 GRAMMAR = {"kind": "grammar", "documents": 200, "held_out": 20}
 BENCHMARKS = {
@@ -46,6 +47,8 @@ def small(key, value):
         "budget.useful_tokens": lambda v: v // 10,
         "budget.epochs": lambda v: v / 20,
         "schedule.warmup_steps": lambda v: 1,
+        "checkpoints.every": lambda v: v // 4,
+        "resume_from.step": lambda v: v // 4,
         "validation.rows": lambda v: min(v, 4),
         "validation.every": lambda v: min(v, 2),
         "validation.bleu": lambda v: min(v, 2),
@@ -151,6 +154,19 @@ def test_runs_that_experiments_share_ran_once(everything, config):
     for run_id in set(listed):
         attempts = sorted(path.name for path in everything.root.glob(f"results/runs/{run_id}/attempt=*"))
         assert attempts == ["attempt=00"], run_id
+
+
+def test_runs_that_go_on_in_other_layouts_have_the_samples_and_losses_of_what_was_not_interrupted(everything, config):
+    resumed = [run for run in config.runs("elastic_resume") if run.settings.resume_from]
+    assert {run.settings.layout.method for run in resumed} == {"single", "fsdp"}
+    pairs = query("order", everything.root / "results/tables/elastic_resume")
+    pairs = pairs[pairs["kind"] == "resumed and uninterrupted"]
+    assert sorted(pairs["compared"]) == sorted(run.run_id for run in resumed)
+    assert pairs["same_data"].all() and pairs["same_useful_tokens"].all() and set(pairs["steps_compared"]) == {4}
+    assert (pairs["largest_loss_difference"] < 1e-5).all()
+    judged = json.loads((everything.root / "results/report/claims.json").read_text())["claims"]
+    verdicts = {claim["id"]: claim["verdict"] for claim in judged if claim["id"].startswith("resumed-")}
+    assert verdicts == {"resumed-same-samples": "supported", "resumed-same-losses": "supported"}
 
 
 def test_a_level_that_is_added_runs_alone_and_renews_what_shows_it(everything, tmp_path):

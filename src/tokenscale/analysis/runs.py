@@ -11,6 +11,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.costs.memory import largest
 from tokenscale.errors import UserError
 from tokenscale.files import canonical_json, sha256_text
+from tokenscale.settings.continuing import begins_at, writer_of
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import dotted
 from tokenscale.settings.layout import DEGREES, LayoutSettings
@@ -49,7 +50,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "cores": hardware.get("cores"),
         "threads_per_rank": _threads(record),
         "parameters": record.get("parameters", outcome.get("parameters")),
-        "code_digest": record.get("digest"),
+        "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
@@ -61,6 +62,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     run = _run(record.get("run"))
     shape = _shape(run, row["parameters"])
     row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
+    row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
         row["steps_asked"] = _steps_asked(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
@@ -195,15 +197,18 @@ def _settings(run: RunSettings | None) -> Row:
         "labels": run.labels,
         "eos": run.eos,
         "science": science(run),
-        "science_per_rank": science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
+        "science_per_rank": _science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
         "steps_asked": run.budget.steps,
+        "resumed_from": None if run.resume_from is None else writer_of(run.resume_from) or run.resume_from,
+        "resumed_at": None if run.resume_from is None else begins_at(run),
     }
 
 
 def grouping(approach: str | None, cell: Row) -> Row:
     """What runs are grouped by beside world size and repeat: the approach and the other factors of their cell.
 
-    Factors of the Parquet store belong to approaches that read one; all other approaches have no `storage`.
+    Factors of the Parquet store belong to approaches that read one; all other approaches have no `storage`. A run that
+    goes on from another one says so in words, and one that does not has no such factor.
 
     >>> cell = {"approach": "token-list", "layout.data": 2, "storage.dtype": "int64", "sequence_length": 512}
     >>> grouping("token-list", cell)["series"]
@@ -212,7 +217,9 @@ def grouping(approach: str | None, cell: Row) -> Row:
     {'series': 'padding-free, sequence_length=512', 'factors': 'sequence_length=512', 'storage': '', 'layout': ''}
     """
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
-    for key, value in dotted(cell).items():
+    if cell.get("resume_from"):
+        parts["factors"].append(f"resumed ({_before(cell['resume_from'])})")
+    for key, value in dotted({key: level for key, level in cell.items() if key != "resume_from"}).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
             parts[part].append(f"{key}={_text(value)}")
@@ -222,11 +229,30 @@ def grouping(approach: str | None, cell: Row) -> Row:
     return {"series": ", ".join([approach or "(unknown)", *filter(None, named.values())]), **named}
 
 
+def _before(level: Any) -> str:
+    """What was there before a run of a cell with this `resume_from`.
+
+    >>> _before({"run": {"layout": {"data": 4}, "resume_from": {"run": {"layout.data": 1}, "step": 8}}, "step": 16})
+    'data=1 to step 8; data=4 to step 16'
+    """
+    if not isinstance(level, dict):
+        return str(level)
+    named = dict(level.get("run") or {})
+    earlier = named.pop("resume_from", None)
+    words = [f"{key.removeprefix('layout.')}={_text(value)}" for key, value in dotted(named).items()]
+    return f"{_before(earlier)}; " * bool(earlier) + " ".join([*words, f"to step {level.get('step')}"])
+
+
 def science(run: RunSettings) -> str:
     """Digest of what two runs must share to be compared across approaches and world sizes.
 
-    Approach, storage, layout and micro-batch are left out: they may change the speed, never the data of a pair.
+    Approach, storage, layout and micro-batch are left out: they may change the speed, never the data of a pair. So is
+    the state that a run goes on from: it is to compute what a run that was never interrupted computes.
     """
+    return _science(replace(run, resume_from=None))
+
+
+def _science(run: RunSettings) -> str:
     shared = replace(run, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1)
     return sha256_text(canonical_json(to_dict(shared, science_only=True)))[:16]
 

@@ -58,9 +58,12 @@ TABLES: dict[str, dict[str, str]] = {
         "objective": "VARCHAR",
         "labels": "VARCHAR",
         "eos": "BOOLEAN",
-        "science": "VARCHAR",  # digest of all settings but approach, storage, layout and micro-batch
+        "science": "VARCHAR",  # digest of all settings but approach, storage, layout, micro-batch and resume_from
         "science_per_rank": "VARCHAR",  # the same without global batch, budget and repeat, for weak scaling
         "steps_asked": "BIGINT",
+        "resumed_from": "VARCHAR",  # id of the run (or path of the state) that it goes on from; null: of none
+        "resumed_at": "BIGINT",  # steps that were done by then
+        "tokens_before": "BIGINT",  # useful tokens of these
         "status": "VARCHAR",  # of run.json; missing: listed, never started
         "validity": "VARCHAR",  # valid, suspect, invalid, missing
         "reasons": "VARCHAR",  # in words, parted by "; "

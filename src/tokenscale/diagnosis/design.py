@@ -20,7 +20,7 @@ Cell = dict[str, Any]
 #: approaches whose rows are one document each, padded
 PADDED = ("padded", "pretokenized-padded", "length-bucketed")
 #: sections that are one choice, whatever settings it takes to make it
-ONE_CHOICE = ("layout", "model")
+ONE_CHOICE = ("layout", "model", "resume_from")
 #: budgets that say, with the tokens at hand, how often a text is read
 COUNTED = ("steps", "epochs")
 SCALING_FIGURES = ("scaling_throughput", "parallel_methods")

@@ -21,7 +21,8 @@ SELECT
     r.status = 'nonfinite' AS stopped,
     g.step,
     g.useful_tokens,
-    sum(g.useful_tokens) OVER (PARTITION BY g.run_id ORDER BY g.step)::BIGINT AS useful_tokens_seen,
+    sum(g.useful_tokens) OVER (PARTITION BY g.run_id ORDER BY g.step)::BIGINT + coalesce(r.tokens_before, 0)
+        AS useful_tokens_seen,                         -- those of a run that it goes on from included
     g.loss_sum / nullif(g.useful_tokens, 0) AS loss
 FROM shown AS g
 JOIN runs AS r USING (run_id)

@@ -2,8 +2,8 @@
 -- $points equal parts; a point is the steps that end in one of them, and stands at the last of these. `loss` is the sum
 -- of losses over the sum of useful tokens of these steps (never a mean of their losses), `loss_lowest` and
 -- `loss_highest` the extremes of theirs, `total_tokens_per_s` positions computed on over time. `useful_tokens_seen` and
--- `training_s` are what the run has trained on at the point, and how long its steps took. A run of no more than $points
--- steps has a point a step. Losses, and which steps of which runs count, are those of loss.sql; steps before the stop of
+-- `training_s` are what the run has trained on at the point, with what another run did that it goes on from, and how long
+-- its own steps took. A run of no more than $points steps has a point a step. Losses, and which steps of which runs count, are those of loss.sql; steps before the stop of
 -- a training whose loss was not finite are marked `stopped`.
 WITH shown AS (
     SELECT run_id, step, useful_tokens, total_tokens, loss_sum, step_s FROM steps_global
@@ -55,7 +55,7 @@ SELECT
     p.step,
     p.steps,
     p.useful_tokens::BIGINT AS useful_tokens,
-    sum(p.useful_tokens) OVER so_far::BIGINT AS useful_tokens_seen,
+    sum(p.useful_tokens) OVER so_far::BIGINT + coalesce(r.tokens_before, 0) AS useful_tokens_seen,
     sum(p.seconds) OVER so_far AS training_s,
     p.loss_sum / nullif(p.useful_tokens, 0) AS loss,
     p.lowest AS loss_lowest,

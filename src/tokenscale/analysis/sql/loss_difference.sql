@@ -1,22 +1,37 @@
--- Loss of a run against that of the run at the smallest world size of the same series, settings and repeat, step by step,
--- in at most $points points: of the steps that a point stands for, the largest difference of training losses (absolute,
+-- Loss of a run against that of the run at the smallest world size of the same series, settings and repeat, step by step;
+-- of a run that goes on from another one's state, against the run that the state came from in the end, which was never
+-- interrupted; in at most $points points: of the steps that a point stands for, the largest difference of training losses (absolute,
 -- nats a useful token), with the reference's loss there. At one global batch both train on the same samples at every
 -- step (`same_data`: the digests of all steps of the point are equal), so that nothing but rounding should differ: sums
 -- in another order, which training then carries on. Runs of weak scaling have other batches, and no pair here.
-WITH comparable AS (
-    SELECT run_id, approach, series, science, repeat, world_size
+WITH RECURSIVE comparable AS (
+    SELECT run_id, approach, series, science, repeat, world_size, resumed_from, resumed_at
     FROM runs
     WHERE validity IN ('valid', 'suspect')
 ),
+begun AS (
+    SELECT * FROM comparable WHERE resumed_from IS NULL
+),
 smallest AS (
-    SELECT series, science, repeat, min(world_size) AS world_size FROM comparable GROUP BY ALL
+    SELECT series, science, repeat, min(world_size) AS world_size FROM begun GROUP BY ALL
+),
+back AS (                                              -- from a resumed run to the one before it, and so on
+    SELECT run_id, resumed_from AS earlier FROM comparable WHERE resumed_from IS NOT NULL
+    UNION
+    SELECT b.run_id, c.resumed_from FROM back AS b JOIN comparable AS c ON c.run_id = b.earlier
+    WHERE c.resumed_from IS NOT NULL
 ),
 pairs AS (
     SELECT b.*, a.run_id AS reference, a.world_size AS reference_world_size
-    FROM comparable AS a
+    FROM begun AS a
     JOIN smallest USING (series, science, repeat, world_size)
-    JOIN comparable AS b ON b.series = a.series AND b.science = a.science AND b.repeat = a.repeat
+    JOIN begun AS b ON b.series = a.series AND b.science = a.science AND b.repeat = a.repeat
         AND b.world_size > a.world_size
+    UNION ALL
+    SELECT b.*, a.run_id, a.world_size
+    FROM back
+    JOIN begun AS a ON a.run_id = back.earlier
+    JOIN comparable AS b ON b.run_id = back.run_id AND b.science = a.science AND b.repeat = a.repeat
 ),
 referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
     SELECT p.run_id, g.step, g.loss_sum / nullif(g.useful_tokens, 0) AS loss, g.order_digest
@@ -43,6 +58,8 @@ SELECT
     p.repeat,
     p.reference,
     p.reference_world_size,
+    p.resumed_from,
+    p.resumed_at,
     max(c.step) AS step,
     count(*) AS steps,
     arg_max(c.reference_loss, c.difference) AS reference_loss,
@@ -51,6 +68,7 @@ SELECT
 FROM compared AS c
 JOIN pairs AS p USING (run_id)
 GROUP BY p.run_id, p.approach, p.series, p.world_size, p.repeat, p.reference, p.reference_world_size,
+    p.resumed_from, p.resumed_at,
     CASE WHEN c.steps <= $points THEN c.place ELSE c.place * $points // c.steps END
 HAVING max(c.difference) IS NOT NULL
 ORDER BY p.series, p.world_size, p.repeat, p.run_id, step;

@@ -2,24 +2,39 @@
 -- step, the row's place, and the number of the row or document that it holds. It names the samples, not their content:
 -- equal digests at every step mean the same samples in the same order. Pairs: one approach at two world sizes, which read
 -- the same text or store, so that equal digests and equal useful tokens prove the same data (their losses differ by
--- rounding); and an online approach with its offline twin at one world size, where the store's content could still differ,
--- so that the losses must be bit-identical, too. All other factors, settings and the repeat of a pair are equal. Compared
--- are the steps that both have.
-WITH twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
+-- rounding); a run that goes on from another one's state, with the run that the state came from in the end, which was never
+-- interrupted, in whatever layouts they are; and an online approach with its offline twin at one world size, where the
+-- store's content could still differ, so that the losses must be bit-identical, too. All other factors, settings and the
+-- repeat of a pair are equal. Compared are the steps that both have.
+WITH RECURSIVE twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
 comparable AS (
-    SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat
+    SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat, resumed_from
     FROM runs
     WHERE validity IN ('valid', 'suspect')
 ),
+begun AS (
+    SELECT * FROM comparable WHERE resumed_from IS NULL
+),
 smallest AS (
-    SELECT series, science, repeat, min(world_size) AS world_size FROM comparable GROUP BY series, science, repeat
+    SELECT series, science, repeat, min(world_size) AS world_size FROM begun GROUP BY series, science, repeat
+),
+back AS (                                              -- from a resumed run to the one before it, and so on
+    SELECT run_id, resumed_from AS earlier FROM comparable WHERE resumed_from IS NOT NULL
+    UNION
+    SELECT b.run_id, c.resumed_from FROM back AS b JOIN comparable AS c ON c.run_id = b.earlier
+    WHERE c.resumed_from IS NOT NULL
 ),
 pairs AS (
     SELECT 'world sizes' AS kind, a.run_id AS reference, b.run_id AS compared
-    FROM comparable AS a
+    FROM begun AS a
     JOIN smallest USING (series, science, repeat, world_size)
-    JOIN comparable AS b ON a.series = b.series AND a.science = b.science AND a.repeat = b.repeat
+    JOIN begun AS b ON a.series = b.series AND a.science = b.science AND a.repeat = b.repeat
         AND a.world_size < b.world_size
+    UNION ALL
+    SELECT 'resumed and uninterrupted', a.run_id, b.run_id
+    FROM back
+    JOIN begun AS a ON a.run_id = back.earlier
+    JOIN comparable AS b ON b.run_id = back.run_id AND a.science = b.science AND a.repeat = b.repeat
     UNION ALL
     SELECT 'online and offline', a.run_id, b.run_id
     FROM comparable AS a

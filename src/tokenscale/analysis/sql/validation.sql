@@ -1,6 +1,6 @@
 -- Validation loss in nats a useful token on the fixed held-out slice, the same rows for every approach. `step` counts the
--- optimizer steps done before, `useful_tokens_seen` and `training_s` what they trained on and how long they took
--- (validation itself left out). Perplexity is exp(loss). `bits_per_byte` is the loss in bits times the useful tokens of
+-- optimizer steps done before, `useful_tokens_seen` and `training_s` what they trained on (steps of another run that this
+-- one goes on from included) and how long the run's own took (validation itself left out). Perplexity is exp(loss). `bits_per_byte` is the loss in bits times the useful tokens of
 -- the validation store over the UTF-8 bytes of its text (Gao et al. 2020, section 3.1): comparable between tokenizers,
 -- exact where the slice is the whole store, of causal models; null where no such store and corpus are at hand. Where
 -- several ranks or attempts report a step, the latest attempt's lowest rank counts. `accuracy` is the share of useful labels
@@ -47,7 +47,7 @@ SELECT
     r.world_size,
     r.repeat,
     v.step,
-    coalesce(g.useful_tokens, 0)::BIGINT AS useful_tokens_seen,
+    coalesce(g.useful_tokens, 0)::BIGINT + coalesce(r.tokens_before, 0) AS useful_tokens_seen,
     coalesce(g.seconds, 0) AS training_s,
     v.useful_tokens AS validation_tokens,
     v.loss_sum / v.useful_tokens AS loss,

@@ -1,4 +1,4 @@
-"""Do several ranks compute what the fewest compute? The difference of their losses, step by step."""
+"""Do several ranks compute what the fewest compute, and a resumed run what was never interrupted? Losses by step."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -77,7 +77,8 @@ def caption(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """What was expected, and what is there."""
     kept, refused = _alike(loss_difference, inventory)
     pairs = kept["run_id"].nunique()
-    asked = inventory[inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")]
+    more = inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")
+    asked = inventory[more | inventory["resumed_from"].notna()]
     text = (
         "Training loss of a run against the run at the smallest world size of the same series, settings and repeat, "
         "the largest absolute difference of any step so far (at most 100 points a run); "
@@ -85,6 +86,11 @@ def caption(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> str:
         "every step and sum in another order; it grows as training carries it on, and a wrong sum of gradients shows "
         "at once. "
     )
+    if resumed := kept.loc[kept["resumed_from"].notna(), "run_id"].nunique():
+        text += (
+            f"Of these, {resumed} went on from another run's state, in another layout, and are held against the run "
+            "that the state came from, which was never interrupted; their lines begin there. "
+        )
     if pairs:
         same = kept.groupby("run_id")["same_data"].all()
         formats = words.listing(sorted(inventory["precision"].dropna().unique()))

@@ -1,0 +1,181 @@
+"""Runs that go on from another's state, held against the run that was never interrupted: pairs, claims, words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import logs, tables
+from tokenscale.analysis import claims
+from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
+from tokenscale.analysis.queries import query
+from tokenscale.analysis.runs import grouping, run_row, science
+from tokenscale.files import write_json
+from tokenscale.report import proof
+from tokenscale.report.drawings import ddp_verification_loss
+from tokenscale.settings.continuing import state
+from tokenscale.settings.ledger import read
+from tokenscale.settings.options import to_dict
+
+LEDGER = Path(__file__).parents[2] / "config/claims.yaml"
+KIND = "resumed and uninterrupted"
+
+
+def made(folder, rows, steps):
+    """Tables of runs of 8 steps of the experiment elastic_resume."""
+    folder = tables.write(folder / "elastic_resume", runs=rows, steps=steps)
+    write_json(folder / "experiment.json", {"scale": "demo", "figures": ["ddp_verification_loss"]})
+    return folder
+
+
+def resumed(run_id: str, source: str, at: int, world_size=2, **fields):
+    words = {
+        "series": f"packed, resumed (from {source})",
+        "factors": f"resumed (from {source})",
+        "world_size": world_size,
+    }
+    row = tables.run(run_id, **words, resumed_from=source, resumed_at=at, tokens_before=30 * at)
+    return row | {"steps_asked": 8 - at} | fields
+
+
+def rest(run_id: str, at: int, world_size=2, **fields):
+    """The steps of a run that begins at one: of two ranks, each has half of the tokens and of the loss."""
+    halves = {"useful_tokens": 30 // world_size, "loss_sum": 60.0 / world_size, "order_digest": whole(world_size)}
+    return [row for row in tables.steps(run_id, 8, world_size, **halves | fields) if row["step"] >= at]
+
+
+def whole(ranks: int, wrong: int | None = None):
+    """Digests of `ranks` ranks whose sum is that of a step's samples; of step `wrong` another one."""
+    return lambda step, rank: (1000 + step - (ranks - 1) if rank == 0 else 1) + (step == wrong and rank == 0)
+
+
+def chain(folder, wrong=None, loss_sum=30.0):
+    """One run to the end on 1 rank; from its step 2 on 2 ranks; from step 5 of that one on 1 rank again."""
+    runs = [
+        tables.run("a"),
+        resumed("b", "a", 2),
+        resumed("c", "b", 5, world_size=1),
+    ]
+    steps = tables.steps("a", 8, order_digest=whole(1))
+    steps += rest("b", 2, order_digest=whole(2, wrong), loss_sum=loss_sum) + rest("c", 5, 1)
+    return made(folder, runs, steps)
+
+
+def verdicts(folder):
+    ledger = read(LEDGER)
+    ledger = replace(ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")})
+    return {one.id: one for one in claims.judge(ledger, folder, ["elastic_resume"])}
+
+
+def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(tmp_path):
+    folder = chain(tmp_path)
+    order = query("order", folder)
+    assert order[["kind", "reference", "compared", "steps_compared", "steps_equal"]].values.tolist() == [
+        [KIND, "a", "b", 6, 6],
+        [KIND, "a", "c", 3, 3],
+    ]
+    found = query("loss_difference", folder)
+    assert found.groupby("run_id")["step"].agg(["min", "max"]).loc[["b", "c"]].values.tolist() == [[2, 7], [5, 7]]
+    assert set(found["reference"]) == {"a"} and set(found["largest_difference"]) == {0.0}
+
+
+def test_runs_at_several_world_sizes_are_paired_as_before(tmp_path):
+    two = tables.run("a2", world_size=2)
+    folder = made(
+        tmp_path,
+        # one of them not told from the others by its cell
+        [tables.run("a"), two, resumed("b", "a", 2, series="packed"), resumed("d", "a", 2, world_size=4)],
+        tables.steps("a", 8) + rest("a2", 0) + rest("b", 2) + rest("d", 2, 4),
+    )
+    order = query("order", folder)
+    assert order[order["kind"] == "world sizes"][["reference", "compared"]].values.tolist() == [["a", "a2"]]
+    assert sorted(order[order["kind"] == KIND]["compared"]) == ["b", "d"]
+    found = query("loss_difference", folder)
+    assert set(found["reference"]) == {"a"}
+    assert found.groupby("run_id")["steps"].sum().to_dict() == {"a2": 8, "b": 6, "d": 6}, "each is held against one"
+
+
+@pytest.mark.parametrize("change", [{"science": "other"}, {"repeat": 1}, {"resumed_from": "elsewhere"}])
+def test_runs_of_other_settings_or_repeats_or_from_elsewhere_are_no_pair(tmp_path, change):
+    folder = made(tmp_path, [tables.run("a"), resumed("b", "a", 2, **change)], tables.steps("a", 8) + rest("b", 2))
+    assert query("order", folder).empty and query("loss_difference", folder).empty
+
+
+def test_a_source_that_does_not_count_leaves_no_pair(tmp_path):
+    rows = [tables.run("a", validity="invalid"), resumed("b", "a", 2)]
+    assert query("order", made(tmp_path, rows, tables.steps("a", 8) + rest("b", 2))).empty
+
+
+def test_tokens_seen_count_those_before_the_state(tmp_path):
+    folder = chain(tmp_path)
+    for name in ("loss", "loss_curves"):
+        seen = query(name, folder).groupby("run_id")["useful_tokens_seen"].agg(["min", "max"])
+        assert seen.loc[["a", "b", "c"]].values.tolist() == [[30, 240], [90, 240], [180, 240]], name
+
+
+def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_one_step(tmp_path):
+    chain(tmp_path / "good")
+    judged = verdicts(tmp_path / "good")
+    assert {name: one.verdict for name, one in judged.items()} == dict.fromkeys(judged, SUPPORTED) and len(judged) == 2
+    assert "in 0 of their steps (9 steps in all)" in judged["resumed-same-samples"].sentence
+    chain(tmp_path / "order", wrong=6)
+    judged = verdicts(tmp_path / "order")
+    assert judged["resumed-same-samples"].verdict == CONTRADICTED
+    assert judged["resumed-same-losses"].verdict == SUPPORTED
+    chain(tmp_path / "loss", loss_sum=lambda step, rank: 30.0 + 0.1 * (step == 4))
+    judged = verdicts(tmp_path / "loss")
+    assert judged["resumed-same-losses"].verdict == CONTRADICTED
+    assert judged["resumed-same-samples"].verdict == SUPPORTED
+
+
+def test_claims_are_not_tested_where_nothing_was_resumed(tmp_path):
+    made(tmp_path, [tables.run("a"), tables.run("b", world_size=2)], tables.steps("a", 8) + rest("b", 0))
+    judged = verdicts(tmp_path)
+    assert {one.verdict for one in judged.values()} == {NOT_TESTED}
+    assert "go on from another run's state" in judged["resumed-same-samples"].sentence
+
+
+def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path):
+    kinds = {part["kind"]: part for part in proof.proof(query("order", chain(tmp_path / "good")))["parts"]}
+    assert kinds[KIND]["state"] == "proven" and "All 2 pairs have the same samples" in kinds[KIND]["text"]
+    kinds = {part["kind"]: part for part in proof.proof(query("order", chain(tmp_path / "bad", wrong=3)))["parts"]}
+    assert kinds[KIND]["state"] == "broken" and "1 pair: other samples" in kinds[KIND]["text"]
+    nobody = made(tmp_path / "none", [tables.run("a")], tables.steps("a", 8))
+    assert KIND not in [part["kind"] for part in proof.proof(query("order", nobody))["parts"]]
+
+
+def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
+    folder = chain(tmp_path)
+    rows = [query(name, folder) for name in ddp_verification_loss.QUERIES]
+    assert sorted(ddp_verification_loss.data(*rows)["run_id"].unique()) == ["b", "c"]
+    text = ddp_verification_loss.caption(*rows)
+    assert "2 of 2 runs" in text and "2 went on from another run's state" in text
+    ddp_verification_loss.draw(*rows)
+
+
+def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
+    source = logs.settings(steps=12)
+    run = replace(logs.settings(world_size=2, steps=12), resume_from=state(source.identity, 4))
+    assert science(run) == science(source), "it is to compute the same"
+    cell = {"layout.data": 2, "resume_from": {"run": {"layout.data": 1}, "step": 4}}
+    entry = {"run_id": run.identity, "cell": cell, "repeat": 0, "position": 1, "run": to_dict(run)}
+    made = {"run": to_dict(run), "digest": "with-state", "code_and_inputs": "alone"}
+    outcome = {"status": "complete", "steps": 12, "begins_at": 4, "begins_at_useful_tokens": 99}
+    row = run_row(entry, "e", made | {"outcome": outcome})
+    assert (row["resumed_from"], row["resumed_at"], row["tokens_before"]) == (source.identity, 4, 99)
+    assert row["steps_asked"] == 8 and row["code_digest"] == "alone", "repeats share it, each with its own state"
+    assert row["science_per_rank"] != run_row(entry | {"run": to_dict(source)}, "e", None)["science_per_rank"]
+    missing = run_row(entry, "e", None)
+    assert (missing["resumed_from"], missing["resumed_at"]) == (source.identity, 4)
+    begun = run_row({"run_id": source.identity, "cell": {"resume_from": None}, "run": to_dict(source)}, "e", None)
+    assert begun["resumed_from"] is None and begun["resumed_at"] is None
+
+
+def test_series_name_what_was_before_in_words():
+    level = {"run": {"layout.data": 1}, "step": 4}
+    found = grouping("packed", {"approach": "packed", "layout": {"data": 2}, "resume_from": level})
+    assert found["series"] == "packed, resumed (data=1 to step 4)" and found["layout"] == ""
+    assert grouping("packed", {"approach": "packed", "layout": {"data": 2}, "resume_from": None})["series"] == "packed"
+    chain = {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6}
+    found = grouping("packed", {"layout": {"shard": 2, "data": 1}, "resume_from": chain})
+    assert found["series"] == "packed, resumed (to step 4; data=2 to step 6), layout.shard=2"
