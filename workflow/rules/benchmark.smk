@@ -73,7 +73,17 @@ rule benchmark_inference:
     threads: ALL_CORES
     resources:
         machine=1,
-        mem_mb=8000,
+        # as a training on one rank: on a cluster an srun of ours starts it on a GPU
+        mpi="srun",
+        nodes=1,
+        tasks_per_node=geometry(1, settings.machine.gpus_per_node).tasks_per_node,
+        cpus_per_task=geometry(1, settings.machine.gpus_per_node).cores_per_task(
+            settings.machine.cores_per_rank
+        ),
+        mem_mb=settings.machine.memory_mb,
+        runtime=settings.machine.minutes,
+        gres="gpu:1",
+        site=settings.settings.machine or "",
     params:
         settings=lambda w: canonical_json(
             to_dict(settings.experiment(w.experiment).inference_benchmark)
@@ -83,4 +93,4 @@ rule benchmark_inference:
         "benchmark of text from the models of {wildcards.experiment}"
     shell:
         "python -m tokenscale benchmark inference --settings {params.settings:q} --run {params.runs:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        " --site {resources.site:q} --output {output:q} > {log:q} 2>&1"

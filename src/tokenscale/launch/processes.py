@@ -44,11 +44,12 @@ def torchrun_argv(rank: list[str], shape: Geometry, port: int | str) -> list[str
 
 
 def srun_argv(
-    rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path, root: Path, share: int = 1
+    rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path | None, root: Path, share: int = 1
 ) -> list[str]:
     """One task a rank, one GPU a task, nodes filled one after the other; nothing is left to what the job was asked for.
 
-    Each rank's output goes to a file of its own. With `share`, other runs have a step in this job at the same time.
+    Each rank's output goes to a file of its own; without `outputs`, to that of srun. With `share`, other runs have a step
+    in this job at the same time.
     """
     argv = [
         *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
@@ -59,7 +60,9 @@ def srun_argv(
         argv += [f"--mem-bind={machine.mem_bind}"]
     if share > 1:  # without these a step takes all of the job, and the next one waits for it
         argv += ["--exact", "--mem=0"]
-    argv += ["--kill-on-bad-exit=1", f"--output={outputs / 'rank=%5t.log'}"]
+    argv += ["--kill-on-bad-exit=1"]
+    if outputs is not None:
+        argv += [f"--output={outputs / 'rank=%5t.log'}"]
     if machine.container is not None:
         argv += [f"--environment={(root / machine.container).resolve()}"]
     return [*argv, *machine.srun_options, *rank]

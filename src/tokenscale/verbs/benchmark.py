@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inference.add_argument("--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …")
     inference.add_argument("--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …")
     inference.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    inference.add_argument("--site", nargs="?", metavar="FILE", help="the machine's file; where it says srun, on a GPU")
     text = kinds.add_parser("text", help="real English text without repeats, to measure tokenizers with")
     text.add_argument("--megabytes", type=_positive, default=100.0, metavar="X", help="how much (default 100)")
     text.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
@@ -102,8 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workflow.add_argument("--profiles", nargs="+", default=["none"], metavar="P", help="as Snakemake's; each is timed")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure and print the table."""
+def run(arguments: argparse.Namespace) -> int | None:
+    """Measure and print the table. Returns the exit code of a process that was started for it elsewhere."""
+    if arguments.benchmark == "inference" and arguments.site:
+        machine = importlib.import_module("tokenscale.settings.machine").load(arguments.site)
+        if machine.starter == "srun":
+            words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
+            alone = importlib.import_module("tokenscale.launch.alone")
+            return alone.run(machine, [*words, "--run", *map(str, arguments.run)])
     module = importlib.import_module(BENCHMARKS[arguments.benchmark])
     if arguments.benchmark == "workflow":
         print(module.table(module.measure(arguments.runs, arguments.rounds, arguments.states, arguments.profiles)))
