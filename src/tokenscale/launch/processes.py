@@ -48,8 +48,8 @@ def srun_argv(
 ) -> list[str]:
     """One task a rank, one GPU a task, nodes filled one after the other; nothing is left to what the job was asked for.
 
-    Each rank's output goes to a file of its own; without `outputs`, to that of srun. With `share`, other runs have a step
-    in this job at the same time.
+    Each rank's output goes to a file of its own; without `outputs`, to srun's. With `share`, other runs have a step in
+    this job at the same time.
     """
     argv = [
         *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
