@@ -248,7 +248,7 @@ def test_masks_never_compare_ids():
 def read_all(path, store):
     """Everything a store holds, through its reader."""
     reader = reader_of(store.format)(path, open_store(path, store))
-    if store.format == "token-list":
+    if FORMATS[store.format].streamed:
         return [reader.document(i).tolist() for i in range(len(reader))]
     if store.format == "archive":
         return [document.tolist() for chunk in reader.chunks(0, len(reader)) for document in chunk.documents()]

@@ -116,6 +116,22 @@ def test_no_file_names_a_path_of_this_machine():
             assert f"{ROOT}/" not in text and f"{Path.home()}/" not in text, name
 
 
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "config/README.md", "docs/concepts.md", "docs/extend.md"]
+)
+def test_links_lead_somewhere(name):
+    """Files of the project that a text links to are there, and of headings those that a link names."""
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text):
+        file, _, heading = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert heading in anchors, target
+
+
 # -- what others read: the workflow catalog, a citation, GitHub
 
 
