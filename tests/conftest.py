@@ -56,6 +56,7 @@ ROOMS_OF = {
     "unit/test_packaging.py": ["verbs"],
     "unit/test_packing.py": ["order"],
     "unit/test_prose.py": ["benchmark"],
+    "unit/test_security.py": ["files", "workflow", "records", "analysis"],
     "unit/test_sources.py": ["corpus"],
     "unit/test_sql": ["analysis"],
     "unit/test_stale.py": ["diagnosis"],

@@ -1,7 +1,10 @@
 """Errors that are for people: what is wrong, where, what was expected, what to do next."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 
 
 class UserError(Exception):
@@ -28,12 +31,22 @@ class UserError(Exception):
 
 
 def _shown(text: str) -> str:
-    """Text of other hands, such as a file's name, as a terminal may show it: nothing that steers one.
+    """Text of other hands, such as a file's name, as a terminal may show it: nothing that steers one, no passwords.
 
     >>> print(_shown("red \\x1b[31m"))
     red \\x1b[31m
     """
+    text = without_password(text)
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_password(text: str) -> str:
+    """The text with the user's name and password taken out of each web address in it.
+
+    >>> without_password("no answer from http://me:secret@proxy:3128/")
+    'no answer from http://…@proxy:3128/'
+    """
+    return _PASSWORD.sub("//…@", text)
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -132,10 +132,22 @@ def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Ite
 
 
 def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
-    """All rows of one run, by table."""
+    """All rows of one run, by table. A record of other hands may hold anything: what no row can be made of counts as
+    one that cannot be read, and says why."""
+    record, sealed, trouble = _record(runs / entry["run_id"] / "run.json")
+    try:
+        return _rows(entry, experiment, runs, record, sealed, trouble)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError) as error:
+        if record is None:
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        trouble = f"run.json does not hold what this version writes ({type(error).__name__}: {reason})"
+    return _rows(entry, experiment, runs, None, False, trouble)
+
+
+def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: bool, trouble: str | None) -> Tables:
     run_id = entry["run_id"]
     folder = runs / run_id
-    record, sealed, trouble = _record(folder / "run.json")
     row = run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
     if row["external"]:

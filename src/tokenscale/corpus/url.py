@@ -9,9 +9,9 @@ import requests
 import urllib3
 
 from tokenscale.corpus.progress import Progress
-from tokenscale.errors import UserError
+from tokenscale.errors import UserError, without_password
 from tokenscale.files import read_json, write_json
-from tokenscale.settings.data import SourceSettings, without_password
+from tokenscale.settings.data import SourceSettings
 
 TRIES = 6
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two pieces

@@ -7,6 +7,7 @@ import time
 
 from tokenscale.diagnosis import machine
 from tokenscale.diagnosis.finding import Asked, Finding
+from tokenscale.errors import without_password
 
 
 def loopback(asked: Asked) -> Finding:
@@ -38,16 +39,18 @@ def hub(asked: Asked) -> Finding:
     import urllib.request
 
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if not address.lower().startswith(("http://", "https://")):
+        return Finding("no", f"HF_ENDPOINT is no web address: {address}", "unset HF_ENDPOINT", {"reached": False})
     start = time.monotonic()
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
     except urllib.error.HTTPError:
         pass  # it answered
     except Exception as error:
-        fact = f"{address} cannot be reached: {getattr(error, 'reason', None) or error}"
+        fact = without_password(f"{address} cannot be reached: {getattr(error, 'reason', None) or error}")
         cure = "needed only for tokenizers and texts by a name on the hub: fetch them elsewhere, name their folder"
         return Finding("no", fact, cure, {"reached": False})
-    fact = f"{address} answers in {time.monotonic() - start:.1f} s"
+    fact = f"{without_password(address)} answers in {time.monotonic() - start:.1f} s"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return Finding("note", f"{fact}; HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE to use it", {"reached": True})
     return Finding("ok", fact, values={"reached": True})

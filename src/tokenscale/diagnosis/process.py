@@ -6,15 +6,17 @@ import sys
 import time
 
 from tokenscale.diagnosis.finding import Asked, Finding
+from tokenscale.errors import without_password
+from tokenscale.records.provenance import SECRET
 
 
 def environment(asked: Asked) -> Finding:
     """Variables of the environment that change what processes do."""
     ranks = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
     names = "CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|MASTER_(ADDR|PORT)|PYTHON(PATH|OPTIMIZE)"
-    families = r"(NCCL|GLOO|FI|TORCH|PYTORCH|HF)_(?!.*(TOKEN|KEY))\w+"  # never a secret
+    families = rf"(NCCL|GLOO|FI|TORCH|PYTORCH|HF)_(?!.*({SECRET.pattern}))\w+"
     others = {n: value for n, value in sorted(os.environ.items()) if re.fullmatch(f"{names}|{families}", n)}
-    values = {"variables": ranks | others}
+    values = {"variables": {name: without_password(value) for name, value in (ranks | others).items()}}
     fact = ", ".join(f"{n}={value}" for n, value in values["variables"].items()) or "nothing that changes training"
     if {"RANK", "WORLD_SIZE"} <= ranks.keys():  # what `train` knows torchrun by; our own launcher takes them away
         hint = "unset RANK WORLD_SIZE: `train` takes itself for a rank of torchrun's; runs of the workflow do not"

@@ -3,22 +3,26 @@
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
+from tokenscale.errors import without_password
 from tokenscale.files import canonical_json, read_json, sha256_text, write_json, write_text
 from tokenscale.records import hardware
 
-#: Environment variables that shape a run. An allow-list, because environments hold secrets.
+#: Environment variables that shape a run. An allow-list, because environments hold secrets; and of families of names,
+#: those that may be one are left out.
 ENVIRONMENT = {
     *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
+SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
 PACKAGES = (
     "torch",
@@ -73,7 +77,8 @@ def git_state() -> tuple[dict[str, Any], str]:
 
 def environment() -> dict[str, str]:
     """The allowed environment variables that are set."""
-    return {k: v for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k.startswith(PREFIXES)}
+    family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET.search(k)}
+    return {k: without_password(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
 
 
 def start(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +93,7 @@ def start(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         "versions": versions(),
         "environment": environment(),
         "hardware": {**hardware.describe(), **record.get("hardware", {})},
-        "argv": ["tokenscale", *sys.argv[1:]],
+        "argv": ["tokenscale", *map(without_password, sys.argv[1:])],
         "outcome": {"status": "running"},
     }
     write_json(directory / "run.json", full)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tokenscale.errors import UserError, unknown
+from tokenscale.errors import UserError, unknown, without_password
 from tokenscale.settings.options import NAME, STRICT, default_of, option
 from tokenscale.settings.registry import FORMATS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 #: what names something that is no file here: `s3://…`, `file:…`, `data:…`
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.IGNORECASE)
-_PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 
 
 @dataclass(frozen=True)
@@ -197,15 +196,6 @@ def address_problem(file: str, kind: str) -> str | None:
     elif _SCHEME.match(file):
         return f"{shown} is an address that is not read: a path of this machine, or http(s)"
     return None
-
-
-def without_password(text: str) -> str:
-    """The text with the user's name and password taken out of each web address in it.
-
-    >>> without_password("no answer from http://me:secret@proxy:3128/")
-    'no answer from http://…@proxy:3128/'
-    """
-    return _PASSWORD.sub("//…@", text)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,269 @@
+"""Nothing let in, nothing let out: no code from data, no path out of a folder, no secret in what is written."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+import yaml
+
+from tests import tables
+from tokenscale import cli
+from tokenscale.analysis import claims, queries
+from tokenscale.corpus.download import fetch_corpus
+from tokenscale.diagnosis import connections, process
+from tokenscale.diagnosis.finding import Asked
+from tokenscale.errors import UserError, without_password
+from tokenscale.records import provenance
+from tokenscale.settings import reading
+from tokenscale.settings.data import CorpusSettings, SourceSettings
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+RULES = sorted([*(ROOT / "workflow").rglob("*.smk"), ROOT / "workflow/Snakefile"])
+TEMPLATES = sorted((ROOT / "src").rglob("*.j2"))
+
+#: modules whose readers run code, or unpack files wherever an archive says
+MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "zipfile"}
+CALLS = {"eval", "exec", "compile", "__import__"}
+#: last parts of dotted names
+METHODS = {"unpack_archive", "extractall", "from_pretrained", "load_dataset"}
+#: what reads a model's configuration of a folder that this project has written itself
+ALLOWED = {("tokenscale/models/library.py", "from_pretrained"), ("tokenscale/commands/export.py", "from_pretrained")}
+
+
+def offences(source: str, file: str) -> list[str]:
+    """What a program does that data could use to run code or to leave a folder."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [f"imports {name}" for name in names if name.split(".")[0] in MODULES]
+        if not isinstance(node, ast.Call):
+            continue
+        words = {word.arg: word.value for word in node.keywords}
+        dotted = ast.unparse(node.func)
+        last = dotted.split(".")[-1]
+        if dotted in CALLS or dotted in ("os.system", "os.popen"):
+            found.append(f"calls {dotted}")
+        elif last in METHODS and (file, last) not in ALLOWED:
+            found.append(f"calls {dotted}")
+        if dotted == "torch.load":
+            found.append("calls torch.load")
+        for word in ("allow_pickle", "trust_remote_code", "shell"):
+            if word in words and not (isinstance(words[word], ast.Constant) and words[word].value is False):
+                found.append(f"{dotted} with {word}")
+        if (
+            dotted in ("yaml.load", "yaml.load_all")
+            and ast.unparse(words.get("Loader", ast.Constant(None))) != "_UniqueKeys"
+        ):
+            found.append(f"{dotted} with another loader")
+        if dotted in ("yaml.unsafe_load", "yaml.full_load"):
+            found.append(f"calls {dotted}")
+    return found
+
+
+def test_no_program_runs_what_it_reads():
+    names = {path: path.relative_to(ROOT / "src").as_posix() for path in SOURCES}
+    found = {name: offences(path.read_text(encoding="utf-8"), name) for path, name in names.items()}
+    assert len(found) > 300 and {name: what for name, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("import pickle", "from pickle import loads", "import tarfile", "eval(x)", "exec(x)", "os.system(x)"),
+        *("torch.load(f)", "torch.load(f, weights_only=True)", "np.load(f, allow_pickle=True)", "yaml.load(f)"),
+        *("yaml.load(f, Loader=yaml.Loader)", "yaml.unsafe_load(f)", "subprocess.run(x, shell=True)"),
+        *("AutoModel.from_pretrained(x)", "f(x, trust_remote_code=flag)", "shutil.unpack_archive(f)"),
+    ],
+)
+def test_the_search_finds_what_it_is_for(line):
+    assert offences(line, "tokenscale/x.py")
+
+
+def test_yaml_is_read_by_a_loader_that_makes_plain_values():
+    assert issubclass(reading._UniqueKeys, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
+def test_every_word_that_a_rule_hands_to_a_shell_is_quoted(path):
+    """But what the workflow says itself: numbers, flags that are there or not, and names of engines and views."""
+    text = path.read_text(encoding="utf-8")
+    own = ("threads", "resources.share", "params.strict", "params.changes", "params.engine", "params.view")
+    blocks = re.findall(r"shell:\n((?:\s+[rf]?\".*\"\n?)+)|shell\((.*?)\)", text)
+    for words in ("".join(block) for block in blocks):
+        for name in re.findall(r"(?<!\{)\{([^{}]+)\}(?!\})", words):
+            assert name.endswith(":q") or name in own, f"{{{name}}} in {path.name}"
+    assert "script:" not in text and "run:\n" not in re.sub(r"rule run:\n", "", text)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_links_of_a_page_lead_to_the_report_s_own_files(path):
+    text = path.read_text(encoding="utf-8")
+    starts = (
+        "#",
+        "figures/",
+        "data/",
+        "sql/",
+        "{{ p.href }}",
+        "{{ c.href }}",
+        "{{ text.href }}",
+        "{{ home",
+        "{{ href }}",
+    )
+    for where in re.findall(r"(?:href|src)=[\"']([^\"']*(?:\"[^\"]*\")?[^\"']*)[\"']", text):
+        assert where.startswith(starts), where
+    assert "|safe" not in text.replace(" ", "") and "autoescape" not in text
+    if "<html" in text or "doctype" in text.lower():
+        policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        assert policy and "default-src 'none'" in policy[1] and "script-src" not in policy[1]
+    else:
+        assert "<script" not in text.lower()
+
+
+# --- queries
+
+HOSTILE = ["x'; DROP TABLE runs; --", 'a"b', "<script>alert(1)</script>", "external-%s{}$warmup_steps", "é\\'\n"]
+
+
+def test_names_of_runs_are_values_in_every_query(tmp_path):
+    """And a folder's name is no pattern, and ends no text of SQL."""
+    folder = tmp_path / "it's [a] *folder?"
+    rows = [tables.run(name, series=name, approach=name, factors=name, repeat=i) for i, name in enumerate(HOSTILE)]
+    steps = [row for name in HOSTILE for row in tables.steps(name, 8)]
+    tables.write(folder, runs=rows, steps=steps, events=[tables.validation(name, 8, 2.0) for name in HOSTILE])
+    connection = queries.connect(folder)
+    for query in queries.PARAMETERS:
+        queries.query(query, connection)
+    assert connection.execute("SELECT count(*) FROM runs").fetchone() == (len(HOSTILE),)
+    assert sorted(queries.query("throughput", connection)["run_id"]) == sorted(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT getenv('HF_TOKEN') AS value",
+        "SELECT content AS value FROM read_text('/etc/passwd')",
+        "SELECT * FROM read_csv('{other}')",
+        "COPY runs TO '{other}'",
+        "ATTACH '{other}' AS other",
+        "INSTALL httpfs",
+        "SELECT 1; SELECT 2",
+        "SET enable_external_access = true",
+        "CREATE TABLE x AS SELECT 1",
+        "DROP VIEW runs",
+        "SELECT * FROM '{other}'",
+    ],
+)
+def test_a_ledger_s_sql_reads_its_tables_and_nothing_else(tmp_path, sql):
+    (tmp_path / "other.csv").write_text("value\n1\n")
+    folder = tables.write(tmp_path / "demo", runs=[tables.run("a")])
+    (folder / "experiment.json").write_text("{}")
+    asked = claims._Asked("demo", folder)
+    with pytest.raises(UserError, match="does not run"):
+        asked.rows("claim", sql.replace("{other}", str(tmp_path / "other.csv")))
+    assert (tmp_path / "other.csv").read_text() == "value\n1\n"
+    asked.close()
+
+
+def test_duckdb_gives_no_library_the_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "planted")
+    with pytest.raises(duckdb.Error):
+        duckdb.connect(":memory:").execute("SELECT getenv('HF_TOKEN')")
+
+
+# --- secrets
+
+SECRETS = {
+    **{name: "planted" for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY")},
+    **{
+        name: "planted" for name in ("PASSWORD", "GITHUB_TOKEN", "HF_PASSWORD", "HF_SECRET", "NCCL_AUTH", "FI_PASSWORD")
+    },
+    **{name: "planted" for name in ("SLURM_JWT", "MLFLOW_TRACKING_TOKEN", "TORCH_API_KEY", "GLOO_CREDENTIALS")},
+    **{
+        name: "http://me:planted@host:3128/"
+        for name in ("HTTPS_PROXY", "HTTP_PROXY", "HF_ENDPOINT", "NCCL_SOCKET", "RANK_URL")
+    },
+}
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def test_no_secret_of_the_environment_is_in_a_record(planted, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tokenscale", "train", "--data", "https://me:planted@host/a.txt"])
+    provenance.seal(tmp_path, provenance.start(tmp_path, {"run_id": "x"}), {"status": "complete"})
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert "planted" not in (tmp_path / "run.json").read_text()
+    assert record["environment"]["NCCL_DEBUG"] == "INFO" and record["argv"][-1] == "https://…@host/a.txt"
+
+
+def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatch):
+    def refuse(request, timeout):
+        raise OSError(f"no way to {request.full_url}")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    asked = Asked(results=Path(), network=True, imports=None, ranks=None)
+    said = [repr(check(asked)) for check in (process.environment, connections.hub)]
+    assert "planted" not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
+
+
+def test_a_whole_command_says_no_secret(planted, tmp_path):
+    """A corpus from an address that does not answer, by a proxy with a password, in a process of its own."""
+    settings = {"name": "x", "source": {"kind": "url", "files": ["http://127.0.0.1:9/a.txt"]}}
+    script = (
+        "from tokenscale.corpus import url; url.TRIES = 1; from tokenscale import cli; import sys; sys.exit(cli.main())"
+    )
+    command = [sys.executable, "-c", script, "download", "--settings", json.dumps(settings)]
+    done = subprocess.run([*command, "--output", str(tmp_path / "d/manifest.json")], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "planted" not in done.stdout + done.stderr + written
+
+
+def test_messages_carry_no_password_whoever_writes_them():
+    text = str(
+        UserError("no answer from https://me:planted@host/x.", reason="via http://planted@proxy:1/ and ftp://a:b@c")
+    )
+    assert "planted" not in text and "a:b" not in text and "host/x" in text
+    for innocent in ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment"):
+        assert without_password(innocent) == innocent
+
+
+def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch):
+    import requests
+
+    from tokenscale.corpus import url
+
+    def refuse(*_, **__):
+        raise requests.exceptions.ProxyError("Cannot connect to http://me:planted@proxy:3128/")
+
+    monkeypatch.setattr(url.requests, "get", refuse)
+    monkeypatch.setattr(url, "sleep", lambda seconds: None)
+    source = SourceSettings(kind="url", files=("http://host/a.txt",))
+    with pytest.raises(UserError) as error:
+        fetch_corpus(CorpusSettings(name="x", source=source), tmp_path)
+    assert "planted" not in str(error.value) and "proxy:3128" in str(error.value)
+
+
+# --- code from hubs
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "auto_map", "code_revision"])
+def test_code_of_a_hub_cannot_be_asked_for(tmp_path, capsys, key):
+    from tests.refusals import refused
+
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"tokenizers": {"t": {"kind": "huggingface", "source": "a/b", key: True}}}))
+    assert f"unknown key '{key}'" in refused(capsys, ["check", "--config", path])
+    assert cli.main(["check", "--config", str(path)]) == 2
