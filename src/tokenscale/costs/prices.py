@@ -154,7 +154,7 @@ def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None)
     if budget.kind == "flops":
         if model is None:
             return None, None
-        row = run.sequence_length * flops_per_token(model, run.sequence_length, Convention.FULL)
+        row = run.sequence_length * flops_per_token(model, run.sequence_length, Convention.FULL, run.objective)
         return max(1, math.ceil(budget.flops / (row * run.global_batch))), None
     if rows is None:
         what = "an epoch's rows" if budget.kind == "epochs" else "a row's useful tokens"

@@ -105,7 +105,9 @@ class Training:
         self.rows_per_epoch = float("inf")
         if run.budget.kind == "epochs" or run.validation.each_epoch or run.checkpoints.each_epoch:
             self.rows_per_epoch = self.batches.rows_per_epoch()
-        flops_per_row = run.sequence_length * flops_per_token(shape, run.sequence_length, Convention.FULL)
+        flops_per_row = run.sequence_length * flops_per_token(
+            shape, run.sequence_length, Convention.FULL, run.objective
+        )
         self.steps = steps_of(
             run.budget,
             rows_per_epoch=self.rows_per_epoch,

@@ -172,6 +172,8 @@ def test_what_a_row_predicts_is_turned_around_and_nothing_else():
 
 def test_it_begins_at_log_2_and_falls(trained):
     losses, held_out = losses_of(trained), validations_of(trained)
+    first = json.loads((trained / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()[0])
+    assert (first["rows"], first["useful_tokens"], first["total_tokens"]) == (8, 8, 8 * T)
     assert losses[0] == pytest.approx(math.log(2), rel=1e-6)
     assert losses[-1] < 0.5 * losses[0]
     first, last = (v["loss_sum"] / v["useful_tokens"] for v in (held_out[0], held_out[-1]))
