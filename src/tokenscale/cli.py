@@ -26,7 +26,7 @@ VERBS = {
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
     "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
     "report": "tables → figures, the HTML report and the folder around it",
-    "verify": "is a figure, a page or a report what its data and code draw?",
+    "verify": "is a figure, a page or a report what its data and code draw; are results what was written?",
     "diff": "two reports, cell by cell, and what may explain the difference",
     "claims": "sentences of the ledger: do the data carry them; strict where they are relied on",
     "predict": "step times on more ranks, by a model fitted to few; and its back-test on published points",

@@ -32,7 +32,6 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 YAML = {
     "deep list": "[" * 1200 + "]" * 1200,
     "deep mapping": "{a: " * 1200 + "1" + "}" * 1200,
-    "bomb": BOMB,
     "holds itself": "corpora: &x\n  c: *x\n",
     "code": "scale: !!python/object/apply:os.system ['true']",
     "no such date": "scale: 2020-13-45",
@@ -41,8 +40,6 @@ YAML = {
     "no number": "scale: !!int x",
     "no truth": "scale: !!bool x",
     "a key that is a list": "? [a]\n: 1\n",
-    "a lone surrogate": 'scale: "\\ud800"',
-    "a lone surrogate as key": '"\\ud800": 1',
     "NUL": "scale: \0",
     "two documents": "a: 1\n---\nb: 2\n",
     "a list": "[1]",
@@ -55,6 +52,20 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, capsys, te
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode("utf-8"))
     assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
+
+
+def test_a_file_that_unfolds_to_millions_of_values_is_counted_not_unfolded(tmp_path):
+    (tmp_path / "config.yaml").write_text(BOMB)
+    with pytest.raises(UserError, match="too many values") as error:
+        read_yaml(tmp_path / "config.yaml")
+    assert int(error.value.facts["found"].replace(",", "")) > 9**7
+
+
+@pytest.mark.parametrize("text", ['question: "\\ud800"', '"\\ud800": 1', 'a: [{b: "x\\udfffy"}]'])
+def test_text_that_no_file_can_hold_is_refused_where_it_is_read(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match="surrogates"):
+        read_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("what", ["missing", "a folder", "UTF-16"])
