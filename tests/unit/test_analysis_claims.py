@@ -245,6 +245,14 @@ def test_sql_that_does_not_fit_is_named(tmp_path, fields, said):
     assert "claim  " in caught.value.render() and "one" in caught.value.render()
 
 
+def test_sql_that_does_not_end_is_interrupted(tmp_path, monkeypatch):
+    lab(tmp_path, [0.5] * 6)
+    monkeypatch.setattr(claims, "LIMIT_S", 0.2)
+    endless = "SELECT sum(a.range * b.range) AS value FROM range(10000000) AS a, range(10000000) AS b"
+    with pytest.raises(UserError, match=r"takes longer than 0.2 s"):
+        judged(tmp_path, claim(sql=endless))
+
+
 FILE = """
 documents: {paper: {title: A paper}}
 claims:
@@ -324,6 +332,15 @@ def test_macros_are_latex(tmp_path):
     assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in text
     assert r"\newcommand{\claimDdpNineFourNumber}{200 \%}" in text
     assert r"\newcommand{\claimDdpNineFourVerdict}{supported}" in text
+
+
+@pytest.mark.parametrize("names", [("fast-1", "fast-one"), ("fast", "fast-low"), ("fast-n", "fast")])
+def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_path, names):
+    lab(tmp_path, [0.5] * 6)
+    known = ledger(**dict.fromkeys(names, claim()))
+    with pytest.raises(UserError, match="two claims have one LaTeX macro") as caught:
+        words.write(claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out")
+    assert all(name in caught.value.render() for name in names) and not (tmp_path / "out").exists()
 
 
 # -- the project's own ledger

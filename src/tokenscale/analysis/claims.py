@@ -9,6 +9,7 @@ of other programs are none of these points.
 import functools
 import math
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this sca
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
 #: columns of a claim's rows that mean something here; a sentence may name every other one
 MEANT = ("value", "baseline", "run_id", "other_run_id", "cell")
+#: seconds that a claim's SQL may take: one that joins all steps with all steps would take days
+LIMIT_S = 120.0
 #: stands for infinity (a target that was never reached) where numbers are ordered and tested
 NEVER = 1e12
 
@@ -69,7 +72,7 @@ class Judged:
 def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judged]:
     """Every claim of the ledger, in its order, asked of the tables below `tables` of the named experiments.
 
-    Raises UserError for SQL that DuckDB refuses, or that lacks the columns it needs.
+    Raises UserError for SQL that DuckDB refuses, that lacks the columns it needs, or takes longer than `LIMIT_S`.
     """
     found = {name: _Asked(name, tables / name) for name in experiments if _asks(ledger, name)}
     points = {name: _points(name, claim, found) for name, claim in ledger.claims.items()}
@@ -192,6 +195,10 @@ class _Asked:
 
     def rows(self, claim: str, sql: str) -> pd.DataFrame:
         """What a claim's SQL gives."""
+        late = threading.Event()
+        timer = threading.Timer(LIMIT_S, lambda: (late.set(), self.connection.interrupt()))
+        timer.daemon = True
+        timer.start()
         try:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
@@ -199,7 +206,9 @@ class _Asked:
                 return self.connection.execute(sql).df()
             reason = "it has to be one SELECT, which changes nothing for the others"
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0]
+            reason = f"it takes longer than {LIMIT_S:g} s" if late.is_set() else str(error).splitlines()[0]
+        finally:
+            timer.cancel()
         raise UserError("a claim's SQL does not run.", claim=claim, experiment=self.name, reason=reason)
 
     def _make(self, asked: Iterable[str]) -> None:

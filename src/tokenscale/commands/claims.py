@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenscale.analysis import claims
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json, write_text
+from tokenscale.files import read_json
 from tokenscale.report import ledger as words
 from tokenscale.settings.ledger import read
 
@@ -31,8 +31,7 @@ def run(
         print(line)
     print(", ".join(f"{n} {verdict}" for verdict, n in words.counts(rows).items()))
     if output is not None:
-        write_json(output / "claims.json", {"schema": 1, "claims": rows})
-        write_text(output / "claims.tex", words.macros(rows))
+        words.write(rows, output)
     scales = {
         read_json(tables / name / "experiment.json", "experiment's description").get("scale") for name in experiments
     }

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis.claims import VERDICTS, written
-from tokenscale.files import read_json
+from tokenscale.errors import UserError
+from tokenscale.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, in_latex
 
+#: what a macro's name ends in, for the parts of a sentence
+_PARTS = ("", "Number", "Low", "High", "N", "Verdict")
 #: LaTeX names have letters only
 _DIGITS = dict(
     zip("0123456789", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"), strict=True)
@@ -18,6 +21,13 @@ _DIGITS = dict(
 def read(path: Path) -> list[dict[str, Any]]:
     """The judged claims as the verb `claims` wrote them."""
     return read_json(path, "judged claims", next="snakemake results/report/claims.json")["claims"]
+
+
+def write(claims: list[dict[str, Any]], output: Path) -> None:
+    """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro."""
+    latex = macros(claims)
+    write_json(output / "claims.json", {"schema": 1, "claims": claims})
+    write_text(output / "claims.tex", latex)
 
 
 def counts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -81,6 +91,8 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
         "% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims",
         "% A claim that is not tested has a verdict, and dashes for numbers.",
     ]
+    claims = list(claims)
+    _check_macros(claims)
     for claim in claims:
         name = f"claim{_macro(claim['id'])}"
         parts = {
@@ -91,6 +103,22 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
         }
         lines += [f"\\newcommand{{\\{name}{part}}}{{{in_latex(text)}}}" for part, text in parts.items()]
     return "\n".join(lines) + "\n"
+
+
+def _check_macros(claims: list[dict[str, Any]]) -> None:
+    """Raises UserError where two claims would define one macro: `a-1` and `a-one`, or `a` and `a-low`."""
+    taken: dict[str, str] = {}
+    for claim in claims:
+        for part in _PARTS:
+            macro = f"claim{_macro(claim['id'])}{part}"
+            if macro in taken:
+                raise UserError(
+                    "two claims have one LaTeX macro.",
+                    macro=f"\\{macro}",
+                    claims=f"{taken[macro]}, {claim['id']}",
+                    next="rename one of them: a macro has letters only, without dashes, digits spelled out",
+                )
+            taken[macro] = claim["id"]
 
 
 def _macro(name: str) -> str:
