@@ -20,9 +20,10 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.cli import main
 from tokenscale.errors import UserError
 from tokenscale.files import read_json, sha256_file, sha256_text
-from tokenscale.report import bundle, changes, page, passport, pdf, save
+from tokenscale.report import bundle, changes, page, passport, pdf, save, verification_claims
 from tokenscale.report.table import Table, latex, markdown
-from tokenscale.report.verification import DATA, FOREIGN, IDENTICAL, verify
+from tokenscale.report.verdicts import CODE, DATA, FOREIGN, IDENTICAL, Finding
+from tokenscale.report.verification import verify
 from tokenscale.settings.closure import listing
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +167,14 @@ def test_the_crate_describes_every_file_and_claims_no_more_than_it_holds(made, r
         if name != "ro-crate-metadata.json":
             assert entities[name]["sha256"] == sha256
             assert entities[name]["contentSize"] == str((made / "report" / name).stat().st_size)
-    root = entities["./"]
+    described = {name for name, entity in entities.items() if "File" in entity["@type"]}
+    root, head = entities["./"], entities["ro-crate-metadata.json"]
+    assert described | {"ro-crate-metadata.json"} == bundle.read_sums(made / "report").keys()
+    assert {part["@id"] for part in root["hasPart"]} == described
+    assert head["about"] == {"@id": "./"} and {"@id": "https://w3id.org/ro/crate/1.2"} in head["conformsTo"]
+    assert root["@type"] == "Dataset" and root["name"] and root["description"] and root["datePublished"]
+    context = read_json(made / "report" / "ro-crate-metadata.json")["@context"]
+    assert context[0] == "https://w3id.org/ro/crate/1.2/context"
     assert root["mainEntity"] == entities["#report"]["instrument"] == {"@id": "workflow/Snakefile"}
     assert "ComputationalWorkflow" in entities["workflow/Snakefile"]["@type"]
     assert any("wfrun/workflow" in profile["@id"] for profile in root["conformsTo"])
@@ -396,3 +404,89 @@ def test_cells_say_what_each_run_measured(made):
         steps = [json.loads(line) for line in (run / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()][3:]
         rate = sum(s["useful_tokens"] for s in steps) / sum(s["step_s"] for s in steps)
         assert rows.loc[run.name, "useful_tokens_per_s"] == pytest.approx(rate)
+
+
+LEDGER = """
+documents: {study: {title: A study}}
+claims:
+  waits:
+    document: study
+    claim: runs wait for data
+    sentence: "Waiting takes {number}."
+    sql: SELECT run_id, data_stall_share AS value FROM stalls
+    experiments: [demo]
+    direction: above
+    bound: 0.9
+    unit: percent
+"""
+
+
+@pytest.fixture
+def judged(results):
+    """A copy of the report with judged claims, and the ledger."""
+    ledger, folder = results / "claims.yaml", results / "report"
+    ledger.write_text(LEDGER)
+    claims = verification_claims.judge(ledger, results / "tables", ["demo"], folder)
+    written(results, claims)
+    return results, ledger
+
+
+def written(results, claims):
+    """Page, PDF, a view and the folder, from claims as they lie."""
+    where = (["demo"], results / "tables", results / "figures")
+    folder = results / "report"
+    page.write(*where, folder / "index.html", claims=claims)
+    pdf.write(*where[:2], folder / "report.pdf", claims=claims)
+    pdf.write(*where[:2], folder / "report_ddp.pdf", claims=claims, view="report_ddp")
+    files = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
+    bundle.write(*where, folder, also=(claims, claims.with_suffix(".tex")), **files)
+
+
+def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(judged, capsys):
+    results, ledger = judged
+    folder = results / "report"
+    asked = ["--results", str(results), "--ledger", str(ledger)]
+    claims = folder / "claims.json"
+    assert '"verdict": "inconclusive"' in claims.read_text()
+    claims.write_text(claims.read_text().replace('"verdict": "inconclusive"', '"verdict": "supported"'))
+    written(results, claims)
+    capsys.readouterr()
+    for file in (folder, folder / "report_ddp.pdf"):
+        assert main(["verify", str(file), *asked]) == 1
+        said = capsys.readouterr().out
+        assert "not ours" in said and "waits has verdict 'supported'; judged again, 'inconclusive'" in said
+
+
+def test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit(judged, tmp_path, capsys):
+    results, ledger = judged
+    (tmp_path / "claims.yaml").write_text(LEDGER.replace("0.9", "0.8"))
+    again = verification_claims.judge(tmp_path / "claims.yaml", results / "tables", ["demo"], tmp_path)
+    finding = Finding("report")
+    verification_claims.compare(finding, results / "report" / "claims.json", again)
+    assert finding.verdict == CODE and finding.differs == [
+        "claims.json: the ledger states these claims otherwise: waits"
+    ]
+    asked = ["--results", str(results), "--ledger", str(tmp_path / "none.yaml")]
+    assert main(["verify", str(results / "report" / "report_ddp.pdf"), *asked]) == 2
+    assert "no ledger to judge the claims by" in capsys.readouterr().err
+
+
+def test_views_are_listed_and_verified_whenever_they_are_made(judged):
+    results, ledger = judged
+    folder = results / "report"
+    assert "report_ddp.pdf" in bundle.read_sums(folder)
+    where = ["--experiments", "demo", "--tables", str(results / "tables"), "--figures", str(results / "figures")]
+    view = folder / "report_pretokenization.html"
+    made = ["report", "view", view.stem, *where, "--claims", str(folder / "claims.json"), "--output", str(view)]
+    assert main(made) == 0
+    assert bundle.read_sums(folder)[view.name] == sha256_file(view)
+    crated = read_json(folder / "ro-crate-metadata.json")["@graph"]
+    assert {view.name, "report_ddp.pdf"} <= {entity["@id"] for entity in crated}
+    (finding,) = verify(folder, results, ledger)
+    assert finding.verdict == IDENTICAL
+    view.write_text(view.read_text().replace("Waiting", "Sleeping").replace("tokenize", "t0kenize"))
+    (finding,) = verify(folder, results, ledger)
+    assert finding.verdict == FOREIGN and view.name in finding.differs[0]
+    bundle.list_views(folder)  # somebody who forges the list, too
+    (finding,) = verify(folder, results, ledger)
+    assert finding.verdict == FOREIGN and view.name in finding.differs[0]

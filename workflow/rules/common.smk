@@ -11,7 +11,7 @@ from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch import workflows
 from tokenscale.launch.path import use_this_python
-from tokenscale.report.views import VIEWS
+from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.continuing import writer_of
@@ -241,8 +241,14 @@ def baseline_files():
 
 
 def report_files():
-    """All that belongs to the report; the checksums of its folder are the last of it."""
-    return [*page_files(), "results/report/report.pdf", "results/report/SHA256SUMS"]
+    """All that belongs to the report, views among it once they were asked for; its checksums name them all."""
+    made = [f"results/report/{file}" for file in VIEW_FILES]
+    return [
+        *page_files(),
+        "results/report/report.pdf",
+        "results/report/SHA256SUMS",
+        *(file for file in made if os.path.isfile(file)),
+    ]
 
 
 def run_of(w):

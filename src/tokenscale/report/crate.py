@@ -30,6 +30,7 @@ TYPES = {
     "parquet": "application/vnd.apache.parquet",
     "pdf": "application/pdf",
     "png": "image/png",
+    "smk": "text/plain",
     "sql": "application/sql",
     "svg": "image/svg+xml",
     "tex": "application/x-tex",
@@ -82,6 +83,7 @@ def _action(files: list[str], origin: dict[str, Any], main: str | None) -> dict[
         "@id": "#report",
         "@type": "CreateAction",
         "name": f"Report on {', '.join(origin['experiments'])}",
+        "description": "Figures, tables and pages, drawn from the tables of the runs.",
         "instrument": {"@id": main or "#tokenscale"},
         "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
         "result": _ids(results),
@@ -109,11 +111,12 @@ def _workflow(described: list[dict[str, Any]], origin: dict[str, Any]) -> list[d
                 "@type": ["File", "SoftwareSourceCode", "ComputationalWorkflow"],
                 "name": "tokenscale",
                 "version": _version(origin),
+                "encodingFormat": "text/plain",
                 "programmingLanguage": {"@id": "#snakemake"},
                 "hasPart": _ids(rules),
             }
         elif entity["@id"] in rules:
-            entity["@type"] = ["File", "SoftwareSourceCode"]
+            entity |= {"@type": ["File", "SoftwareSourceCode"], "version": _version(origin)}
     version = origin["packages"].get("snakemake")
     return [
         {
@@ -143,6 +146,7 @@ def _file(folder: Path, name: str) -> dict[str, Any]:
         "contentSize": str(path.stat().st_size),
         "sha256": sha256_file(path),
         **({"encodingFormat": kind} if kind else {}),
+        **({"about": {"@id": "./"}} if name == "README.md" else {}),
     }
 
 

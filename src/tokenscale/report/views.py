@@ -79,6 +79,8 @@ VIEWS = {
         ),
     ),
 }
+#: made by targets of their own, before or after the report's folder is filled
+VIEW_FILES = tuple(f"{view}.{kind}" for view in VIEWS for kind in ("html", "pdf"))
 
 
 def named(name: str) -> View:

@@ -131,12 +131,13 @@ def _experiment(arguments: argparse.Namespace) -> Path:
 
 
 def _view(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import page, views
+    from tokenscale.report import bundle, page, views
 
     views.named(arguments.name)
     output = arguments.output or REPORT / f"{arguments.name}.html"
     where = (arguments.tables, arguments.figures, output)
     page.write_view(arguments.name, arguments.experiments, *where, claims=arguments.claims)
+    bundle.list_views(output.parent)
     return output
 
 
@@ -149,12 +150,14 @@ def _changes(arguments: argparse.Namespace) -> Path:
 
 
 def _pdf(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import pdf, views
+    from tokenscale.report import bundle, pdf, views
 
     if arguments.view is not None:
         views.named(arguments.view)
     output = arguments.output or REPORT / f"{arguments.view or 'report'}.pdf"
     pdf.write(arguments.experiments, arguments.tables, output, claims=arguments.claims, view=arguments.view)
+    if arguments.view is not None:
+        bundle.list_views(output.parent)
     return output
 
 

@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder of results, whose stores, weights and logs are read",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
+    ledger = Path("config/claims.yaml")
+    parser.add_argument("--ledger", type=Path, default=ledger, metavar="FILE", help="the claims, to judge them again")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,9 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(results.text(path, found, counts))
             wrong |= any(not finding.note for finding in found)
     if reports:
-        from tokenscale.report.verification import IDENTICAL, text, verify
+        from tokenscale.report.verdicts import IDENTICAL, text
+        from tokenscale.report.verification import verify
 
-        drawn = [finding for path in reports for finding in verify(path, arguments.results)]
+        where = (arguments.results, arguments.ledger)
+        drawn = [finding for path in reports for finding in verify(path, *where)]
         print(text(drawn))
         wrong |= any(finding.verdict != IDENTICAL for finding in drawn)
     return int(wrong)
