@@ -13,6 +13,7 @@ rule benchmark_data:
             "benchmark",
             "tokenscale.benchmark.data",
             *(approach.module for approach in BATCHES.values()),
+            *(FORMATS[a.format].module for a in BATCHES.values() if a.format),
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
         ),
     output:
