@@ -72,3 +72,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tokenscale: interrupted.", file=sys.stderr)
         return 130
+    except Exception as error:
+        from tokenscale.diagnosis.refused import error_of
+
+        if (found := error_of(error)) is None:
+            raise
+        print(found.render(), file=sys.stderr)
+        return 2

@@ -7,35 +7,27 @@ import pytest
 
 from tests.faults.campaign import TRIES, campaign, table
 from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Kill, Lab, drawn, lies_in, trial
-from tests.once import once
 
 EACH = len(VICTIMS) + len(WHOLE)
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    made = Lab(once(tmp_path_factory, "killed", lambda folder: Lab(folder / "lab").made()) / "lab")
-    assert made.expected
-    return made
-
-
 @pytest.mark.parametrize("number", range(EACH))
-def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, number, tmp_path):
+def test_the_next_call_makes_what_an_undisturbed_one_makes(stages, number, tmp_path):
     """Each victim once; the signals in turn."""
     kill = drawn(number + EACH * (number % len(SIGNALS)), seed=1)
     for attempt in range(TRIES):
-        row = trial(lab, Kill(**{**vars(kill), "moment": kill.moment / 2**attempt}), tmp_path / "trial", seed=1)
+        row = trial(stages, Kill(**{**vars(kill), "moment": kill.moment / 2**attempt}), tmp_path / "trial", seed=1)
         assert not row["lost"], json.dumps(row, indent=1).replace("\\n", "\n")
         if row["injected"]:
             return
     pytest.fail(f"{kill.victim} always ended before its signal")
 
 
-def test_a_loss_of_each_kind_is_seen(lab, tmp_path):
-    whole = lies_in(lab.folder / "end/project")
-    assert whole == lab.expected
+def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
+    whole = lies_in(stages.folder / "end/project")
+    assert whole == stages.expected
     copy = tmp_path / "copy"
-    shutil.copytree(lab.folder / "end/project/results", copy / "results", symlinks=True)
+    shutil.copytree(stages.folder / "end/project/results", copy / "results", symlinks=True)
     shard = next((copy / "results/tokens").rglob("*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 1]))
     steps = next((copy / "results/runs").glob("*/attempt=*/rank=*/steps.jsonl"))

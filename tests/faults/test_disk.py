@@ -1,0 +1,44 @@
+"""No room, no right, a read-only file system: every job says so in one message, and the same call then ends well."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
+#: fault → what every job says
+SAID = {
+    "full": "tokenscale: the disk is full.",
+    "readonly": "tokenscale: the file system is read-only.",
+    "denied": "tokenscale: this file or folder may not be used so.",
+}
+
+
+def may_mount() -> bool:
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+
+
+@pytest.mark.parametrize("fault", SAID)
+def test_every_job_says_what_it_lacks_and_then_makes_what_it_would_have_made(stages, tmp_path, fault):
+    if not may_mount():
+        pytest.skip("this user may not mount a tmpfs of its own")
+    command = [*NAMESPACE, sys.executable, "-m", "tests.faults.without_room", stages.folder, fault, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *jobs, last = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(jobs) >= 15 and {job["job"][0] for job in jobs} >= {
+        "corpus",
+        "pretokenize",
+        "launch",
+        "ingest",
+        "report",
+    }
+    for job in jobs:
+        assert job["code"] == 2 and SAID[fault] in job["said"], job
+        assert "Traceback" not in job["said"] and "  next  " in job["said"]
+        assert not job["gone"] and not job["left"], "nothing is lost, nothing half-written stays"
+        assert job["again"] == 0, job["then"]
+    without_trainings = {name for name in stages.expected if not name.startswith(("runs/", "steps of", "table"))}
+    assert {n: last["lies"].get(n) for n in without_trainings} == {n: stages.expected[n] for n in without_trainings}

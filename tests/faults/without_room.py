@@ -1,0 +1,144 @@
+"""Every job of the small workflow where nothing can be written, and then where it can: `python -m` this module with
+
+    LAB FAULT FOLDER    FAULT: full (no byte is left), readonly (mounted so), denied (nobody has the right to write)
+
+Runs in a mount namespace of its own, where `results/` is a tmpfs. Prints a line of JSON a job, and at the end what then
+lies there.
+"""
+
+import ctypes
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import tests.preloaded  # noqa: F401  jobs are forks
+from tests.faults.kills import STAGES, lies_in
+
+MEGABYTES = 64
+
+
+def without_rights() -> None:
+    """Whoever is root obeys the rights of files from here on, as everybody does (capset(2), version 3)."""
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, data) == 0
+    for which in (0, 1, 2):  # effective, permitted, inheritable: not 1 DAC_OVERRIDE, 2 DAC_READ_SEARCH, 3 FOWNER
+        data[which] &= ~0b1110
+    assert libc.capset(header, data) == 0
+
+
+def run(arguments: list[str], project: Path, said: Path, *, like_others: bool = False) -> int:
+    """A verb in a fork, its output in a file. Returns its exit code."""
+    process = os.fork()
+    if process == 0:
+        file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(project)
+        os.environ["PYTHONPATH"] = str(project / "src")
+        sys.path.insert(0, str(project / "src"))
+        if like_others:
+            without_rights()
+        sys.argv, code = ["tokenscale", *arguments], 0
+        try:
+            runpy.run_module("tokenscale", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            code = 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def fill(results: Path) -> None:
+    """Leave no byte."""
+    with open(results / "filler", "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(b"\0" * size) == size:
+                    pass
+            except OSError:
+                pass
+
+
+def mount(results: Path, *options: str) -> None:
+    """The tmpfs there, or another way of it."""
+    subprocess.run(["mount", *options, "tmpfs", str(results)], check=True)
+
+
+def rights(results: Path, folders: int, others: int) -> None:
+    """Of all that lies there."""
+    for path in [results, *results.rglob("*")]:
+        path.chmod(folders if path.is_dir() else others)
+
+
+def files(results: Path) -> dict[str, int]:
+    """Name → bytes."""
+    return {str(p.relative_to(results)): p.stat().st_size for p in results.rglob("*") if p.is_file()}
+
+
+def tried(arguments: list[str], fault: str, project: Path, said: Path) -> dict:
+    """What a job does under the fault: its exit code, its words, and what it changed."""
+    results = project / "results"
+    before = files(results)
+    if fault == "full":
+        fill(results)
+    if fault == "readonly":
+        mount(results, "-o", "remount,ro")
+    if fault == "denied":
+        rights(results, 0o555, 0o444)
+    code = run(arguments, project, said, like_others=fault == "denied")
+    if fault == "denied":
+        rights(results, 0o755, 0o644)
+    if fault == "full":
+        (results / "filler").unlink()
+    if fault == "readonly":
+        mount(results, "-o", f"remount,rw,size={MEGABYTES}m")
+    after = files(results)
+    return {
+        "code": code,
+        "said": said.read_text(errors="replace"),
+        "gone": sorted(before.keys() - after.keys()),
+        "left": sorted(name for name in after.keys() - before.keys() if after[name]),
+    }
+
+
+def main() -> None:
+    lab, fault = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[3])
+    stages = [*STAGES, "end"]
+    said = folder / "said.txt"
+    for start, behind in zip(stages, stages[1:], strict=False):
+        project = folder / start
+        shutil.copytree(lab / start / "project", project, symlinks=True, ignore=shutil.ignore_patterns("results"))
+        (project / "results").mkdir()
+        mount(project / "results", "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
+        if (lab / start / "project/results").exists():
+            shutil.copytree(lab / start / "project/results", project / "results", symlinks=True, dirs_exist_ok=True)
+        jobs = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
+        launched = False
+        for job in sorted(jobs, key=lambda path: path.stat().st_mtime):
+            arguments = json.loads(job.read_text())
+            if arguments[0] == "rank" or (arguments[0] == "launch" and launched):
+                continue
+            launched = launched or arguments[0] == "launch"
+            row = tried(arguments, fault, project, said)
+            again = run(arguments, project, said)
+            print(
+                json.dumps({"job": arguments[:2], **row, "again": again, "then": said.read_text()[-800:]}), flush=True
+            )
+    print(json.dumps({"lies": lies_in(project)}))
+
+
+if __name__ == "__main__":
+    main()
