@@ -314,12 +314,12 @@ class RunSettings:
 
     def _layout_problems(self) -> list[tuple[str, str]]:
         found = []
-        if self.float8 and self.layout.tensor > 1:
-            found.append(("tensor", "float8 layers are not cut: leave float8 out, or use data, shard or pipeline"))
         if OBJECTIVES[self.objective].whole:
             text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
             found += [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
             found += [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
+        if self.float8 and self.layout.tensor > 1:
+            found.append(("tensor", "float8 layers are not cut: leave float8 out, or use data, shard or pipeline"))
         if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
             named = "float8" if self.float8 else "compile"
             found.append(("schedule", f"zero-bubble computes products itself, which {named} would replace: take 1f1b"))
