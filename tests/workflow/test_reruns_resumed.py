@@ -77,9 +77,11 @@ def test_it_is_trained_after_the_run_whose_state_it_needs(left, runs):
 
 def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(left, runs, tmp_path):
     project = copy_of(left, tmp_path)
-    shutil.rmtree(project.root / f"results/runs/{runs[1].run_id}")
+    source, rest = (project.root / f"results/runs/{run.run_id}" for run in runs)
+    rest.rename(tmp_path / "aside")
     assert planned(project, "runs") == {"train": 1}
-    shutil.rmtree(project.root / f"results/runs/{runs[0].run_id}")
+    (tmp_path / "aside").rename(rest)
+    shutil.rmtree(source)
     assert planned(project, "runs") == {"train": 2}
 
 
