@@ -24,7 +24,16 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer_manifest
-from tokenscale.training.checkpoint import Checkpoint, Piece, State, _fingerprint, commit, read_model, write_rank
+from tokenscale.training.checkpoint import (
+    RESUME,
+    Checkpoint,
+    Piece,
+    State,
+    _fingerprint,
+    commit,
+    read_model,
+    write_rank,
+)
 
 T = 16
 STORES = [
@@ -139,6 +148,23 @@ def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_r
             assert str(folder) in str(error) and "next" in error.facts
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize("field", [name for name in RESUME if name != "ranks"])
+@pytest.mark.parametrize("value", ["gone", [], True])
+def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, field, value):
+    """Not where the training would read it, half begun."""
+    folder = tmp_path / "step=00000001"
+    shutil.copytree(checkpoint, folder)
+    record = read_json(folder / "checkpoint.json")
+    write_json(
+        folder / "checkpoint.json",
+        {k: v for k, v in record.items() if k != field or value != "gone"}
+        | ({} if value == "gone" else {field: value}),
+    )
+    with pytest.raises(UserError, match="does not hold") as error:
+        Checkpoint(folder)
+    assert field in error.value.facts["reason"] and error.value.facts["file"] == str(folder / "checkpoint.json")
 
 
 @pytest.mark.parametrize("whose", ["corpus", "tokenizer"])

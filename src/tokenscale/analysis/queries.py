@@ -1,6 +1,5 @@
 """The definitions of `sql/*.sql`, asked of a folder of tables. One thread: equal tables, equal digits."""
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,7 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
             raise UserError(
                 "a table is missing.", path=path, next="python -m tokenscale ingest --experiment … --runs … --output …"
             )
-        # a folder's name is no pattern of names, and ends no text
-        file = re.sub(r"([*?[])", r"[\1]", str(path)).replace("'", "''")
+        file = str(path).replace("'", "''")
         connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
     connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [_target_loss(tables)])  # of time_to_target.sql
     for view in VIEWS:  # whoever asks a view gives its rows an order
