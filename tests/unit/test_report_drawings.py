@@ -1,18 +1,21 @@
 """What the figures draw is what the logs say: numbers held against the synthetic logs, and runs that are left out."""
 
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import panels, registry, words
-from tokenscale.report.style import legend_columns, looks
+from tokenscale.report import fits, panels, registry, words
+from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.registry import FIGURES
 
 GPU = logs.HARDWARE | {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda", "cores": 64, "threads_per_rank": 8}
 
@@ -94,6 +97,52 @@ def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tm
     assert "the highest that any run ended with" in module.caption(query("time_to_target", tables), inventory)
     assert not [line for line in left.lines if line.get_linewidth() == 2], "a median that is not known is drawn"
     assert "not (1 of 3 reached)" in module.alt(*frames)
+
+
+def long_named(frame):
+    """The same rows, their series named as an experiment of several factors names them."""
+    if "series" not in frame:
+        return frame
+    levels = ", optimizer.learning_rate_schedule=cosine_of_{0}_with_restarts, corpus.cleaning.shortest=200_for_{0}"
+    return frame.assign(series=[f"{name}{levels.format(name)}" for name in frame["series"]])
+
+
+def outside(figure):
+    """Texts that end beyond the figure's sides, and numbers of an axis below that overlap."""
+    found, width = [], figure.bbox.width
+    for legend in figure.legends:
+        boxes = [(text.get_window_extent(), text.get_text()) for text in legend.get_texts()]
+        found += [text for box, text in boxes if box.x1 > width + 1]
+    for axes in figure.axes:
+        lone = [t for t in axes.get_children() if isinstance(t, Text) and t.get_text().strip()]
+        names = [label for label in axes.get_yticklabels() if label.get_text()]
+        for text in (*lone, *names, axes.xaxis.label):
+            box = text.get_window_extent()
+            found += [text.get_text()] * bool(box.x0 < -1 or box.x1 > width + 1)
+        low, high = axes.get_xlim()
+        labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
+        boxes = [(t.get_window_extent(), t.get_text()) for x, t in labels if low <= x <= high and t.get_text()]
+        found += [f"{b} over {a}" for (one, a), (two, b) in itertools.pairwise(boxes) if one.x1 > two.x0]
+    return found
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_long_names_stay_in_the_figure_and_leave_room_for_numbers(gpus, name):
+    module, rows = parts(name, gpus)
+    rows = [long_named(frame) for frame in rows]
+    figure = module.draw(*rows)
+    settle(figure)
+    assert outside(figure) == []
+
+
+def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
+    long = "padded, optimizer.learning_rate_schedule=cosine, corpus.cleaning.shortest=200, {}"
+    assert fits.names(["packed", long.format("eos=True")]) == [
+        "packed",
+        "padded, …\neos=True",
+    ]
+    same = [long.format(x) + ", micro_batch=4, sequence_length=2048, precision=bf16" for x in ("eos=True", "eos=False")]
+    assert len(set(fits.names(same))) == 2
 
 
 def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from tokenscale.report import words
+from tokenscale.report import fits, words
 from tokenscale.report.style import (
     GREY,
     dots,
@@ -85,7 +85,7 @@ def say(axes: Axes, y: float, text: str) -> None:
 
 def name_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Rows from 0 up, named on the left."""
-    axes.set_yticks(range(len(texts)), texts)
+    axes.set_yticks(range(len(texts)), fits.names(texts))
     axes.set_ylim(-0.6, len(texts) - 0.4)
     axes.grid(False, axis="y")
 
@@ -241,8 +241,10 @@ def legend(made: Figure, axes: Axes | Sequence[Axes], most: int = 5, order: Sequ
         return
     texts = short(labels)
     columns = legend_columns(texts, most)
+    texts = fits.entries(texts)
+    lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
     with style():
-        made.set_figheight(made.get_figheight() + 0.19 * (-(-len(texts) // columns) - 1))
+        made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
         handles = [found[name] for name in labels]
         made.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
 

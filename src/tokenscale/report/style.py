@@ -13,7 +13,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.report import typeface
+from tokenscale.report import fits, typeface
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
@@ -127,7 +127,7 @@ def settle(made: Figure) -> None:
     """Lay a figure out, for good. With a layout engine every saving draws twice and lays out anew: three formats take
     twice as long."""
     with style():
-        made.get_layout_engine().execute(made)
+        fits.fit(made, lambda: made.get_layout_engine().execute(made))
         made.set_layout_engine(None)
 
 

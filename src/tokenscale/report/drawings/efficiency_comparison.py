@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import panels, words
+from tokenscale.report import fits, panels, words
 from tokenscale.report.style import GREY, ordered, style
 
 TITLE = "Strong-scaling efficiency by approach"
@@ -35,7 +35,8 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         with style():
             axes.axvline(100, color=GREY, linestyle=":", linewidth=1.2)
         axes.set_xlim(0, max(110.0, 105 * kept["efficiency"].max()))
-        axes.set_yticks(axes.get_yticks(), [f"{n}, {panels.ranks(w)}" for n, w in fewest[::-1] if (n, w) in above])
+        texts = [f"{n}, {panels.ranks(w)}" for n, w in fewest[::-1] if (n, w) in above]
+        axes.set_yticks(axes.get_yticks(), fits.names(texts))
         panels.heading(axes, words.caution(scaling))
     return made
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.report import words
+from tokenscale.report import fits, words
 from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, figure, jitter, no_data, number, plain, style
 from tokenscale.report.table import Table
 
@@ -144,7 +144,8 @@ def draw(parallelism: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             if worlds[y] != worlds[y - 1]:
                 for axes in (left, right):
                     axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-        left.set_yticks(range(len(shown)), [f"{name}, {world}" if world > 1 else name for name, world, _ in shown])
+        texts = [f"{name}, {world}" if world > 1 else name for name, world, _ in shown]
+        left.set_yticks(range(len(shown)), fits.names(texts))
         left.set_ylim(len(shown) - 0.4, -0.6)
         left.set_xlim(left=0)
         left.set_ylabel("method, ranks")

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import words
+from tokenscale.report import fits, words
 from tokenscale.report.style import GREY, dots, figure, jitter, no_data, number, ordered, plain, style
 
 TITLE = "Data path alone: from stored text or tokens to ready batches"
@@ -62,7 +62,7 @@ def draw(benchmark: pd.DataFrame) -> Figure:
                     va="bottom",
                     fontsize=9,
                 )
-            axes.set_yticks(range(len(names)), names)
+            axes.set_yticks(range(len(names)), fits.names(names))
             axes.set_ylim(-0.6, len(names) - 0.4)
             axes.set_xlim(shown[column].min() / 1.6, shown[column].max() * 1.6)
             axes.grid(False, axis="y")

@@ -1,0 +1,94 @@
+"""Long names in figures: wrapped or cut where they would leave no room, and ticks thinned where they would overlap."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
+
+#: letters of a line of a row's name, and its lines
+LETTERS, LINES = 34, 2
+#: letters of a line of a legend's only column
+ENTRY = 95
+#: inches: only in a panel as narrow as this can ticks overlap
+NARROW = 2.6
+#: pixels between two ticks, and between a text and the figure's edge
+APART = 3.0
+
+
+def names(texts: Sequence[str]) -> list[str]:
+    """Names of rows on at most `LINES` lines. Longer ones lose their middle, or, where two would be one then, nothing.
+
+    >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
+    ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
+    """
+    whole = ["\n".join(textwrap.wrap(text, LETTERS, break_on_hyphens=False, break_long_words=False)) for text in texts]
+    short = [_cut(text) if text.count("\n") >= LINES else text for text in whole]
+    return short if len(set(short)) == len(set(texts)) else whole
+
+
+def entries(texts: Sequence[str]) -> list[str]:
+    """Names of a legend, on as many lines as they take."""
+    return ["\n".join(textwrap.wrap(text, ENTRY)) for text in texts]
+
+
+def _cut(text: str) -> str:
+    """The first line and the last, which tell most names apart."""
+    first, *_, last = text.split("\n")
+    return f"{first} …\n{last}"
+
+
+def fit(made: Figure, layout: Callable[[], None]) -> None:
+    """Lay the figure out; what then leaves it is wrapped, ticks that overlap are thinned, and it is laid out again."""
+    layout()
+    shown = [axes for axes in made.axes if axes.get_visible()]
+    texts = [text for axes in shown for text in (*axes.get_children(), axes.xaxis.label) if isinstance(text, Text)]
+    whole = {text: text.get_text() for text in texts if text.get_visible() and text.get_text().strip()}
+    for _ in range(3):  # other widths of panels leave other room
+        wrapped = [_wrap(text, whole[text], _ends(text, whole, made)) for text in whole]
+        thinned = [_thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < NARROW]
+        if not any(wrapped) and not any(thinned):
+            return
+        layout()
+
+
+def _ends(text: Text, others: Iterable[Text], made: Figure) -> float:
+    """Where a text has to end: at the figure's edge, or where the heading of the next panel begins."""
+    box = text.get_window_extent()
+    boxes = (other.get_window_extent() for other in others if other is not text and other.axes is not text.axes)
+    beside = (b.x0 for b in boxes if b.x0 > box.x0 and b.y0 < box.y1 and box.y0 < b.y1)
+    return min(beside, default=made.bbox.width) - APART
+
+
+def _wrap(text: Text, whole: str, end: float) -> bool:
+    """Put a text that goes beyond `end`, or begins left of the figure, on as many lines as it takes."""
+    before = text.get_text()
+    letters = max(map(len, before.split("\n")))
+    while letters > 8:
+        box = text.get_window_extent()
+        if APART <= box.x0 and box.x1 <= end:
+            break
+        middle = (box.x0 + box.x1) / 2
+        rooms = {"left": end - box.x0, "right": box.x1 - APART}
+        room = rooms.get(text.get_horizontalalignment(), 2 * min(end - middle, middle - APART))
+        letters = max(8, min(int(letters * room / box.width), letters - 1))
+        text.set_text("\n".join(textwrap.wrap(whole, letters)))
+    return text.get_text() != before
+
+
+def _thin(axes: Axes) -> bool:
+    """Fewer numbers along the panel, until none is written over another."""
+    locator, changed = axes.xaxis.get_major_locator(), False
+    if not isinstance(locator, MaxNLocator):
+        return False
+    for most in (3, 2, 1):
+        low, high = sorted(axes.get_xlim())
+        shown = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
+        boxes = [label.get_window_extent() for place, label in shown if low <= place <= high and label.get_text()]
+        if all(a.x1 + APART <= b.x0 for a, b in zip(boxes, boxes[1:], strict=False)):
+            break
+        axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+        changed = True
+    return changed
