@@ -162,6 +162,9 @@ def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, f
         {k: v for k, v in record.items() if k != field or value != "gone"}
         | ({} if value == "gone" else {field: value}),
     )
+    if field == "begins_at_useful_tokens" and value == "gone":  # earlier code wrote none
+        Checkpoint(folder)
+        return
     with pytest.raises(UserError, match="does not hold") as error:
         Checkpoint(folder)
     assert field in error.value.facts["reason"] and error.value.facts["file"] == str(folder / "checkpoint.json")

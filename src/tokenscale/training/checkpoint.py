@@ -143,7 +143,8 @@ class Checkpoint:
         self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
         with understood(self.folder / RECORD, "checkpoint's record", NEXT):
-            check_types(self.record, RESUME if self.record["kind"] == "resume" else WEIGHTS)
+            known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
+            check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
             for name, stated in self.record["ranks"].items():
                 self._check(name, stated, verify)
         for name in self.record["ranks"]:
