@@ -83,7 +83,7 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     rank = processes.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
     words = processes.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
-    asked = f"--settings '{{}}' --directory d --attempt 0 --srun --nodes {shape.nodes}{network}"
+    asked = f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes {shape.nodes}{network}"
     assert shlex.join(words) == f"srun --job-name=run {STARTED[size]} {BOUND[name]} -m tokenscale rank {asked}"
 
 
