@@ -17,7 +17,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 ROOT = Path(__file__).parents[1]
 #: scripts that tests start
-collect_ignore = ["unit/loops"]
+collect_ignore = ["unit/loops", "unit/extend"]
 PACKAGE = ROOT / "src/tokenscale"
 #: folders of the package; `files` is files.py and errors.py, `workflow` the rules
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")) + ["files", "workflow"]

@@ -6,8 +6,9 @@ from tokenscale import cli
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder: content of files, None for folders."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+    """Everything below a folder but the file that locks it: content of files, None for folders."""
+    found = [p for p in sorted(folder.rglob("*")) if p.name != ".lock"]
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
 
 
 def refused(capsys, arguments: list[object], untouched: Path | None = None) -> str:

@@ -191,15 +191,17 @@ def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):
 
 
 def test_a_tokenizer_of_one_control_id_shows_no_targets(lab, monkeypatch):
-    path = lab.tokenizer / "manifest.json"
-    before = path.read_text()
+    path, record = lab.tokenizer / "manifest.json", lab.tokenizer / "build.json"
+    before, built = path.read_text(), record.read_text()
     manifest = json.loads(before)
     try:
         path.write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
+        record.unlink()  # which holds the manifest's hash
         with pytest.raises(UserError, match="BOS and EOS of the tokenizer are one id"):
             lab.batches(make_run("padded", T, labels="target", **RUN))
     finally:
         path.write_text(before)
+        record.write_text(built)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from tokenscale import cli
 from tokenscale.errors import UserError
+from tokenscale.files import write_json
 from tokenscale.launch import lock
 
 HOLD = (
@@ -138,3 +140,14 @@ def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
     said = capfd.readouterr().out
     assert f"the tokenizer numbers is being written by process {process.pid}" in said
     assert (folder / "manifest.json").exists()
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine = f".table.json.{platform.node()}-"
+    left = [tmp_path / f"{mine}{dead.pid}.tmp", tmp_path / f"{mine}1.tmp", tmp_path / ".table.json.elsewhere-1.tmp"]
+    for path in left:
+        path.write_text("half")
+    write_json(tmp_path / "table.json", {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in [*left[1:], tmp_path / "table.json"])

@@ -8,6 +8,7 @@ import torch
 from tokenscale.errors import UserError
 from tokenscale.parallel import places
 from tokenscale.parallel.places import Spot
+from tokenscale.parallel.world import join
 
 TWO_NODES = [Spot(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
 
@@ -62,3 +63,12 @@ def test_another_network_than_the_machines_is_refused():
     for found in ("Socket", None):
         with pytest.raises(UserError, match="does not talk over the network"):
             places.check_network("AWS Libfabric", found)
+
+
+def test_a_rank_that_is_told_of_another_world_is_refused(monkeypatch):
+    """N runs of one rank that believe to be one of N would give plausible, wrong figures."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError) as found:
+        join(2, "cpu")
+    assert "wants world size 2" in str(found.value) and "WORLD_SIZE=3 (rank 1)" in str(found.value)

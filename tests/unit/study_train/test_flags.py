@@ -15,7 +15,7 @@ from tokenscale.settings.run import RunSettings
 def sample(hint, default):
     """(text, value) of some other value than the default."""
     if typing.get_origin(hint) is typing.Literal:
-        other = next(v for v in typing.get_args(hint) if v != default)
+        other = next((v for v in typing.get_args(hint) if v != default), default)  # there may be one value alone
         return other, other
     if hint is bool:
         return str(not default).lower(), not default

@@ -1,0 +1,173 @@
+"""Guards taken out one at a time: a test must turn red for each.  python -m tests.faults.mutations [NAME …]
+
+Prints a line a guard. Not part of `make test`: it is for those who change a guard or its test, and for the evidence.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("src", "tests", "workflow", "config", "profiles", "docs", "pyproject.toml", "README.md")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard: the text of it in its file, what stands there without it, and the test that must see that."""
+
+    file: str
+    guard: str
+    without: str
+    test: str
+
+
+MANIFESTS = "tests/unit/test_bad_input_stores.py"
+LOCKS = "tests/unit/test_launch_workflows.py"
+SECURITY = "tests/unit/test_security.py"
+SETTINGS = "tests/unit/test_bad_input_settings.py"
+GUARDS = {
+    "a killed process's temporaries are removed": Guard(
+        "files.py", "            left.unlink(missing_ok=True)\n", "            pass\n", "tests/unit/test_launch_lock.py"
+    ),
+    "a killed Snakemake's lock is taken off": Guard(
+        "launch/workflows.py", "            shutil.rmtree(locks)\n", "", LOCKS
+    ),
+    "a living Snakemake's lock stays": Guard("launch/workflows.py", "    if alone and (", "    if (", LOCKS),
+    "a lock of another node stays": Guard(
+        "launch/workflows.py", 'if alone and (not elsewhere or "--unlock" in arguments):', "if alone:", LOCKS
+    ),
+    "a tokenizer has one writer": Guard(
+        "verbs/tokenizer.py",
+        "from tokenscale.launch.lock import held\n",
+        "from contextlib import nullcontext\nheld = lambda *a, **k: nullcontext()\n",
+        "tests/unit/test_launch_lock.py",
+    ),
+    "a run has one writer": Guard(
+        "launch/lock.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/unit/test_launch_lock.py",
+    ),
+    "content of corpora and stores": Guard("corpus/reader.py", "    if content and (", "    if False and (", MANIFESTS),
+    "sizes of corpora and stores": Guard("corpus/reader.py", "    if found != size:", "    if False:", MANIFESTS),
+    "a store's manifest hashes itself": Guard(
+        "formats/manifest.py",
+        "    if stated != (found := ",
+        "    if False and stated != (found := ",
+        "tests/unit/test_formats.py",
+    ),
+    "schemas of the future": Guard("files.py", "    if not oldest <= version <= newest:", "    if False:", MANIFESTS),
+    "ids outside of the vocabulary": Guard(
+        "formats/packed.py", "                raise outside(", "                print(", MANIFESTS
+    ),
+    "content of checkpoints": Guard(
+        "training/checkpoint.py", "(verify and not _matches(path, stated))", "False", MANIFESTS
+    ),
+    "states of other code are not resumed": Guard(
+        "training/checkpoints.py",
+        'if found.record.get("digest") == self._record.get("digest"):',
+        "if True:",
+        "tests/faults/test_resume.py::test_states_of_other_code_are_not_resumed",
+    ),
+    "states of other data are not resumed": Guard(
+        "training/checkpoints.py",
+        "        if other or found.record",
+        "        if False and found.record",
+        "tests/faults/test_resume.py::test_a_checkpoint_of_other_data_is_refused_by_name",
+    ),
+    "an edited record is not sealed": Guard(
+        "records/provenance.py",
+        'record.get("seal") == sha256_text(canonical_json(body))',
+        'record.get("seal")',
+        "tests/unit/test_launch.py",
+    ),
+    "names are of plain letters": Guard(
+        "settings/options.py", r'r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"', 'r"^.*$"', SETTINGS
+    ),
+    "only http is read from elsewhere": Guard("settings/data.py", "elif _SCHEME.match(file):", "elif False:", SETTINGS),
+    "passwords in addresses": Guard("settings/data.py", "if shown != file:", "if False:", SETTINGS),
+    "messages carry no password": Guard("errors.py", '_PASSWORD.sub("//…@", text)', "text", SECURITY),
+    "secrets of the environment": Guard("records/provenance.py", " and not SECRET.search(k)}", "}", SECURITY),
+    "a ledger's SQL reads its tables alone": Guard(
+        "analysis/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY
+    ),
+    "the report's policy": Guard("report/layout.html.j2", "default-src 'none'; ", "", SECURITY),
+    "text is escaped": Guard(
+        "report/page.py", "autoescape=True", "autoescape=False", "tests/unit/test_report_generations.py"
+    ),
+    "the world is the run's": Guard(
+        "parallel/world.py", "if size != expected_size:", "if False:", "tests/unit/test_parallel_places.py"
+    ),
+    "a broken line is kept apart": Guard(
+        "analysis/logs.py",
+        '            broken.append({"line": number, "reason": str(reason), "text": text, "benign": False})',
+        "            pass",
+        "tests/unit/test_ingest_logs.py",
+    ),
+    "a rank that stands still is named": Guard(
+        "training/standing.py",
+        "                faulthandler.dump_traceback_later(self.limit_s, file=self._file)",
+        "                pass",
+        "tests/faults/test_hung.py::test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting",
+    ),
+}
+
+
+def copy_to(folder: Path) -> None:
+    """The project as far as tests need it."""
+    for name in COPIED:
+        path = ROOT / name
+        if path.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(path, folder / name, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+        else:
+            shutil.copy(path, folder / name)
+
+
+def outcome(guard: Guard, folder: Path) -> str:
+    """What the test says without the guard: `red`, `green` (nobody would notice), or what went wrong instead."""
+    path = folder / "src/tokenscale" / guard.file
+    whole = path.read_text()
+    if whole.count(guard.guard) != 1:
+        return f"the guard stands {whole.count(guard.guard)} times in {guard.file}"
+    path.write_text(whole.replace(guard.guard, guard.without))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", guard.test],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder / "src")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        path.write_text(whole)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode == 1 and failed and failed[0].startswith("FAILED"):
+        return "red: " + failed[0].split(" - ")[0].removeprefix("FAILED ").split("::", 1)[1]
+    return "GREEN" if done.returncode == 0 else f"NO ANSWER: {done.stdout[-500:]}{done.stderr[-300:]}"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="of guards; all without")
+    asked = parser.parse_args().names or list(GUARDS)
+    reds = 0
+    with tempfile.TemporaryDirectory(prefix="guards-") as folder:
+        copy_to(Path(folder))
+        for name in asked:
+            found = outcome(GUARDS[name], Path(folder))
+            reds += found.startswith("red")
+            print(f"{name:<45} {found}", flush=True)
+    print(f"{reds} of {len(asked)} guards are held by a test")
+    raise SystemExit(reds != len(asked))
+
+
+if __name__ == "__main__":
+    main()
