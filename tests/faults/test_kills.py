@@ -8,13 +8,17 @@ import pytest
 from tests.faults.campaign import TRIES, campaign, table
 from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Kill, Lab, drawn, lies_in, trial
 
-EACH = len(VICTIMS) + len(WHOLE)
+EACH = [*VICTIMS, *WHOLE]
+#: what a campaign kills, too, and what is killed here in the same way: another format, another page
+LEFT_OUT = ("format padded", "format token-list", "format archive", "claims", "page", "PDF")
 
 
-@pytest.mark.parametrize("number", range(EACH))
-def test_the_next_call_makes_what_an_undisturbed_one_makes(stages, number, tmp_path):
+@pytest.mark.parametrize("victim", [victim for victim in EACH if victim not in LEFT_OUT])
+def test_the_next_call_makes_what_an_undisturbed_one_makes(stages, victim, tmp_path):
     """Each victim once; the signals in turn."""
-    kill = drawn(number + EACH * (number % len(SIGNALS)), seed=1)
+    number = EACH.index(victim)
+    kill = drawn(number + len(EACH) * (number % len(SIGNALS)), seed=1)
+    assert kill.victim == victim
     for attempt in range(TRIES):
         row = trial(stages, Kill(**{**vars(kill), "moment": kill.moment / 2**attempt}), tmp_path / "trial", seed=1)
         assert not row["lost"], json.dumps(row, indent=1).replace("\\n", "\n")

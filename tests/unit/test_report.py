@@ -325,6 +325,31 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     assert len(notes) > 1 + len(registry.FIGURES)  # the cover, and pages of tables
 
 
+def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn_again_elsewhere(site, monkeypatch):
+    folder, _ = site
+    figures, whole, drawn = folder / "figures/demo", folder / "whole.pdf", []
+    pdf.write(["demo"], folder / "tables", whole)
+
+    def draw(made, *rest, **options):
+        drawn.append(made.name)
+        return before(made, *rest, **options)
+
+    before = save.draw
+    monkeypatch.setattr(save, "draw", draw)
+    pdf.write(["demo"], folder / "tables", folder / "taken.pdf", figures=folder / "figures")
+    assert drawn == [] and (folder / "taken.pdf").read_bytes() == whole.read_bytes()
+    kept = {name: (figures / f"{name}.pdf").read_bytes() for name in ("loss_over_time", "mfu_over_time", "scaling_mfu")}
+    try:
+        (figures / "loss_over_time.pdf").write_bytes(kept["mfu_over_time"])  # another figure's
+        (figures / "mfu_over_time.pdf").write_bytes(kept["mfu_over_time"][:2000])
+        (figures / "scaling_mfu.pdf").unlink()
+        pdf.write(["demo"], folder / "tables", folder / "taken.pdf", figures=folder / "figures")
+    finally:
+        for name, content in kept.items():
+            (figures / f"{name}.pdf").write_bytes(content)
+    assert sorted(drawn) == sorted(kept) and (folder / "taken.pdf").read_bytes() == whole.read_bytes()
+
+
 @pytest.mark.parametrize("listed", [0, 4])
 def test_an_experiment_without_any_data_has_its_page(tmp_path, listed):
     runs = [logs.settings(a) for a in logs.APPROACHES[:listed]]

@@ -137,6 +137,8 @@ rule build_pdf:
             table=TABLES,
         ),
         claims="results/report/claims.json",
+        # drawn before, so that nothing is drawn twice; of other data or code they are not taken
+        figures=ancient(figure_files(EXPERIMENTS)),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
         "results/report/report.pdf",
@@ -149,7 +151,7 @@ rule build_pdf:
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q}"
+        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q} --figures results/figures"
         " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -161,6 +163,7 @@ use rule build_pdf as build_view_pdf with:
             table=TABLES,
         ),
         claims="results/report/claims.json",
+        figures=lambda w: ancient(figures_of(w.view)),
         code=lambda w: code(
             "tokenscale.report.pdf", *(FIGURES[f] for f in VIEWS[w.view].figures)
         ),

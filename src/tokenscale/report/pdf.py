@@ -7,7 +7,7 @@ and a note outside its visible part is the figure's passport.
 import io
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from pypdf import PdfReader, PdfWriter
 
+from tokenscale.errors import UserError
 from tokenscale.files import atomic, sha256_file
 from tokenscale.report import ledger, passport, pdf_placed, registry, save, sheets, summary
 from tokenscale.report.sheets import HEIGHT, WIDTH
@@ -48,14 +49,21 @@ _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer":
 
 
 def write(
-    experiments: list[str], tables: Path, output: Path, *, claims: Path | None = None, view: str | None = None
+    experiments: list[str],
+    tables: Path,
+    output: Path,
+    *,
+    claims: Path | None = None,
+    view: str | None = None,
+    figures: Path | None = None,
 ) -> None:
     """Draw all pages from the tables; equal tables give equal bytes.
 
-    `claims` is what the verb `claims` wrote. A `view` (see `views.py`) has its claims and figures alone.
+    `claims` is what the verb `claims` wrote. A `view` (see `views.py`) has its claims and figures alone. `figures` is
+    the folder of those that are drawn already: none of them is drawn again whose passport is the one it would get.
     """
     writer = PdfWriter()
-    for title, chapters in _parts(experiments, tables, claims, view):
+    for title, chapters in _parts(experiments, tables, claims, view, figures):
         chapter = None
         for name, document in chapters:
             first = len(writer.pages)
@@ -83,7 +91,7 @@ def of_report(experiments: list[str], tables: Path, claims: Path | None, view: s
 
 
 def _parts(
-    experiments: list[str], tables: Path, claims: Path | None, view: str | None
+    experiments: list[str], tables: Path, claims: Path | None, view: str | None, figures: Path | None
 ) -> Iterator[tuple[str, Iterable[tuple[str, bytes]]]]:
     """(title, its documents by their titles) of the claims and of each experiment; each first one has no title."""
     only = VIEWS[view].claims if view else None
@@ -91,7 +99,7 @@ def _parts(
         rows = [row for row in ledger.read(claims) if only is None or row["id"] in only]
         yield "Claims", [("", document(_claims(rows)))]
     for name in experiments:
-        yield name, documents(name, tables, view)
+        yield name, documents(name, tables, view, figures)
 
 
 def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
@@ -106,7 +114,9 @@ def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
     return pages.figures
 
 
-def documents(name: str, tables: Path, view: str | None = None) -> Iterator[tuple[str, bytes]]:
+def documents(
+    name: str, tables: Path, view: str | None = None, figures: Path | None = None
+) -> Iterator[tuple[str, bytes]]:
     """(title, bytes of a PDF) of the parts of an experiment; the first has no title but the experiment's."""
     part = summary.experiment(name, tables)
     shown = [figure for figure in part["figures"] if view is None or figure in VIEWS[view].figures]
@@ -117,11 +127,23 @@ def documents(name: str, tables: Path, view: str | None = None) -> Iterator[tupl
     yield "", around[FRONT]
     with save.Tables(tables / name) as opened:
         for figure in shown:
-            kept = _PAGES.get((tables / name, figure))
-            made = kept or figure_document(save.made(figure, opened, *roots(figure)))
-            yield registry.module(figure).TITLE, made
+            page = _PAGES.get((tables / name, figure))
+            if page is None:
+                made = save.made(figure, opened, *roots(figure))
+                page = figure_document(made, drawing=_drawn(made, figures / name) if figures else None)
+            yield registry.module(figure).TITLE, page
     if around[BACK]:
         yield "Tables", around[BACK]
+
+
+def _drawn(made: save.Made, folder: Path) -> bytes | None:
+    """The figure's own PDF, where one lies in the folder that was drawn of the same data by the same code."""
+    path = folder / f"{made.name}.pdf"
+    own = made.passport | {"code": passport.code(*save.modules(made.name))}
+    with suppress(UserError, OSError):  # a missing or a broken one is drawn again
+        if passport.read(path) == own:
+            return path.read_bytes()
+    return None
 
 
 def pages_around(part: dict[str, Any], view: str | None = None) -> dict[str, bytes]:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _of_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
+    pdf.add_argument("--figures", type=Path, metavar="DIR", help="what is drawn already is taken from here")
     _of_experiments(pdf)
     page.add_argument("--changes", action="store_true", help="link the page of changes, which is made beside it")
     for part in (page, view, changes, pdf):
@@ -155,7 +156,8 @@ def _pdf(arguments: argparse.Namespace) -> Path:
     if arguments.view is not None:
         views.named(arguments.view)
     output = arguments.output or REPORT / f"{arguments.view or 'report'}.pdf"
-    pdf.write(arguments.experiments, arguments.tables, output, claims=arguments.claims, view=arguments.view)
+    options = {"claims": arguments.claims, "view": arguments.view, "figures": arguments.figures}
+    pdf.write(arguments.experiments, arguments.tables, output, **options)
     if arguments.view is not None:
         bundle.list_views(output.parent)
     return output
