@@ -151,7 +151,7 @@ rule build_pdf:
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q} --figures results/figures"
+        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q}"
         " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
 
 

@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _of_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
-    pdf.add_argument("--figures", type=Path, metavar="DIR", help="what is drawn already is taken from here")
     _of_experiments(pdf)
     page.add_argument("--changes", action="store_true", help="link the page of changes, which is made beside it")
     for part in (page, view, changes, pdf):
