@@ -42,6 +42,14 @@ def site(tmp_path_factory):
     return folder, build(folder, question=EVIL, note=EVIL)
 
 
+@pytest.fixture(scope="module")
+def whole(site):
+    """The report as PDF, every figure drawn for it."""
+    path = site[0] / "a.pdf"
+    pdf.write(["demo"], site[0] / "tables", path)
+    return path
+
+
 class Reader(HTMLParser):
     """Collects tags, references, ids and visible text; fails on what a page of ours must not have."""
 
@@ -314,21 +322,21 @@ def test_modules_name_the_queries_and_files_that_they_use(site, tmp_path, monkey
     assert asked == literal(summary, "QUERIES") | drawn | VIEWS
 
 
-def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_figure(site):
+def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_figure(site, whole):
     folder, text = site
     page.write(["demo"], folder / "tables", folder / "figures", folder / "again.html")
     assert (folder / "again.html").read_text() == text
-    pdf.write(["demo"], folder / "tables", folder / "a.pdf")
-    assert (folder / "a.pdf").read_bytes().startswith(b"%PDF")
-    notes = [passport.of_page(found) for found in passport.open_pdf(folder / "a.pdf").pages]
+    assert whole.read_bytes().startswith(b"%PDF")
+    notes = [passport.of_page(found) for found in passport.open_pdf(whole).pages]
     assert [note["figure"] for note in notes if note] == list(registry.FIGURES)
     assert len(notes) > 1 + len(registry.FIGURES)  # the cover, and pages of tables
 
 
-def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn_again_elsewhere(site, monkeypatch):
-    folder, _ = site
-    figures, whole, drawn = folder / "figures/demo", folder / "whole.pdf", []
-    pdf.write(["demo"], folder / "tables", whole)
+def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn_again_elsewhere(
+    site, whole, monkeypatch
+):
+    folder, drawn = site[0], []
+    figures = folder / "figures/demo"
 
     def draw(made, *rest, **options):
         drawn.append(made.name)
@@ -337,7 +345,8 @@ def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn
     before = save.draw
     monkeypatch.setattr(save, "draw", draw)
     pdf.write(["demo"], folder / "tables", folder / "taken.pdf", figures=folder / "figures")
-    assert drawn == [] and (folder / "taken.pdf").read_bytes() == whole.read_bytes()
+    assert drawn == []
+    assert (folder / "taken.pdf").read_bytes() == whole.read_bytes()
     kept = {name: (figures / f"{name}.pdf").read_bytes() for name in ("loss_over_time", "mfu_over_time", "scaling_mfu")}
     try:
         (figures / "loss_over_time.pdf").write_bytes(kept["mfu_over_time"])  # another figure's

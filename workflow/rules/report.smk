@@ -138,7 +138,7 @@ rule build_pdf:
         ),
         claims="results/report/claims.json",
         # drawn before, so that nothing is drawn twice; of other data or code they are not taken
-        figures=ancient(figure_files(EXPERIMENTS)),
+        figures=figure_files(EXPERIMENTS),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
         "results/report/report.pdf",
@@ -163,7 +163,7 @@ use rule build_pdf as build_view_pdf with:
             table=TABLES,
         ),
         claims="results/report/claims.json",
-        figures=lambda w: ancient(figures_of(w.view)),
+        figures=lambda w: figures_of(w.view),
         code=lambda w: code(
             "tokenscale.report.pdf", *(FIGURES[f] for f in VIEWS[w.view].figures)
         ),
