@@ -100,6 +100,7 @@ EXPERIMENTS = {
 #: test files that take more than ten seconds, the longest first: `pytest -n 2 --dist loadfile --no-loadscope-reorder`
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
+    "faults/test_kills.py",
     "slurm/test_long_jobs.py",
     "slurm/test_trainings.py",
     "workflow/test_experiments.py",
