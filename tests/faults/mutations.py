@@ -78,7 +78,7 @@ GUARDS = {
         "training/checkpoints.py",
         "        if other or found.record",
         "        if False and found.record",
-        "tests/faults/test_resume.py::test_a_checkpoint_of_other_data_is_refused_by_name",
+        "tests/faults/test_resume.py::test_a_checkpoint_of_other_data_or_code_is_refused_by_name",
     ),
     "an edited record is not sealed": Guard(
         "records/provenance.py",

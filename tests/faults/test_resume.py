@@ -34,6 +34,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.tokenizer.load import load as load_tokenizer
 from tokenscale.training.checkpoint import Checkpoint, read_model
+from tokenscale.training.checkpoints import Checkpoints
 from tokenscale.training.loop import Training, train
 
 STEPS = 12
@@ -157,7 +158,7 @@ def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, t
     assert (tmp_path / "checkpoints/final/tokenizer/manifest.json").is_file()
 
 
-def test_a_checkpoint_of_other_data_is_refused_by_name(lab, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_by_name(lab, tmp_path):
     keep = CheckpointSettings(every=4, keep_resume_state=True)
     run = run_of(checkpoints=keep)
     start(run, lab.inputs(run), tmp_path / "before")
@@ -165,6 +166,28 @@ def test_a_checkpoint_of_other_data_is_refused_by_name(lab, tmp_path):
     other = run_of(checkpoints=keep, seed=3, resume_from=state)
     with pytest.raises(AssertionError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
         start(other, lab.inputs(other), tmp_path / "after")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "differs"),
+    [
+        ({"inputs": {"store": "b"}}, "store"),
+        ({"science_code": "b"}, "code"),
+        ({"inputs": {"store": "a", "validation_store": "b"}}, None),
+    ],
+)
+def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(lab, tmp_path, theirs, differs):
+    run = run_of(checkpoints=CheckpointSettings(every=4, keep_resume_state=True))
+    start(run, lab.inputs(run), tmp_path)
+    state, mine = tmp_path / "checkpoints/step=00000012", {"inputs": {"store": "a"}, "science_code": "a"}
+    record = read_json(state / "checkpoint.json")
+    write_json(state / "checkpoint.json", record | mine | theirs)
+    checkpoints = Checkpoints(run, tmp_path / "other", World(0, 1, 0, torch.device("cpu")), mine, None)
+    if differs is None:  # what is only validated on may be another
+        assert checkpoints.named(str(state)).record["step"] == 12
+        return
+    with pytest.raises(UserError, match=f"other code or data.*\n.*\n +differs +{differs}"):
+        checkpoints.named(str(state))
 
 
 def test_states_of_other_code_are_not_resumed(lab, tmp_path):
