@@ -228,6 +228,15 @@ def test_two_attempts_at_one_time_are_suspect(tmp_path):
     assert row["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
 
 
+def test_of_one_boot_the_monotonic_clock_says_what_was_at_one_time(tmp_path):
+    run = logs.settings(steps=10)
+    folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 8, "stopped": False}, {"start": 4}])
+    assert rows(tables_of(tmp_path, [run]), "runs")[0]["validity"] == "valid", "by the wall clock, one after the other"
+    for events in folder.glob("attempt=*/rank=*/events.jsonl"):
+        events.write_text(events.read_text().replace('"run_start",', '"run_start","boot":"b",'))
+    assert rows(tables_of(tmp_path, [run]), "runs")[0]["validity"] == "suspect"
+
+
 def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
     run = logs.settings(world_size=2)
     logs.write_run(tmp_path / "runs", run)

@@ -47,6 +47,8 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("main memory", "slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup."),
         ("main memory", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
         ("main memory", "slurmstepd: error: StepId=7.0 exceeded memory limit (943718400 > 314572800), being killed"),
+        ("main memory", "memory allocation of 34359738368 bytes failed"),
+        ("main memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
         ("disk", "OSError: [Errno 28] No space left on device"),
         ("disk", "OSError: [Errno 122] Disk quota exceeded: 'results/runs/x/checkpoints'"),
         ("a node failed", "srun: error: Node failure on nid000003"),

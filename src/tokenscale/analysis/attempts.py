@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ class RunLog:
                 if len(rows) and (other := first.setdefault(self.hashes[name], name)) != name:
                     found.append(f"{name} is a copy of {other}")
         return found
+
+    def lasted(self) -> Row:
+        """When the run began, and when it ended: its attempts' own times and, where the clock went on between two of
+        them, what lay between. A clock that was set back in between shortens nothing. Empty where no log says."""
+        spans = [(min(attempt.times), max(attempt.times)) for attempt in self.merged if attempt.times]
+        if not spans:
+            return {}
+        started, stopped = spans[0]
+        for (_, before), (first, last) in pairwise(spans):
+            stopped += max(0.0, first - before) + last - first
+        return {"started_unix_s": started, "stopped_unix_s": stopped}
 
     def attempts(self, steps: pa.Table) -> list[Row]:
         """Rows of the table `attempts`; `steps` are the merged ones."""

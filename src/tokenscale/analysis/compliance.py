@@ -93,7 +93,7 @@ def check(
     invalid += copies
     suspect += doubts
     suspect += _monotone(raw)
-    suspect += _apart(raw)
+    suspect += _apart(raw, events)
     suspect += _event_order(run, events)
     if (run.get("share") or 1) > 1:
         suspect.append(f"{run['share']} runs had its node at once: its times are not those of a run alone")
@@ -181,15 +181,23 @@ def _monotone(raw: Steps) -> list[str]:
     return found
 
 
-def _apart(raw: Steps) -> list[str]:
-    """An attempt begins after the one before has ended: two at once would be two trainings of one run."""
-    ends = -np.inf
-    for number in np.unique(raw["attempt"]):
-        times = raw["t_unix_s"][raw["attempt"] == number]
-        times = times[np.isfinite(times)]
-        if len(times) and times.min() < ends:
-            return [f"attempt {int(number)} took its first step before an earlier attempt had taken its last"]
-        ends = max(ends, times.max(initial=-np.inf))
+def _apart(raw: Steps, events: list[Row]) -> list[str]:
+    """An attempt begins after the one before has ended: two at once would be two trainings of one run.
+
+    Of one boot of one machine by the monotonic clock, which nobody sets; else by the wall clock.
+    """
+    boots: dict[int, set[str | None]] = defaultdict(set)
+    for event in events:
+        if event["event"] == "run_start":
+            boots[event["attempt"]].add(event["boot"])
+    numbers = np.unique(raw["attempt"]).tolist()
+    for place, later in enumerate(numbers):
+        for earlier in numbers[:place]:
+            one_boot = boots[later] == boots[earlier] and len(boots[later] - {None}) == len(boots[later]) == 1
+            clock = raw["t_mono_s" if one_boot else "t_unix_s"]
+            begun, ended = (clock[(raw["attempt"] == n) & np.isfinite(clock)] for n in (later, earlier))
+            if len(begun) and begun.min() < ended.max(initial=-np.inf):
+                return [f"attempt {int(later)} took its first step before an earlier attempt had taken its last"]
     return []
 
 

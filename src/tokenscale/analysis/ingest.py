@@ -174,9 +174,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
     }
     if sealed:
         row |= bleu_columns(log.events)
-    times = [e["t_unix_s"] for e in log.events if e["t_unix_s"] is not None]
-    if times:
-        row |= {"started_unix_s": min(times), "stopped_unix_s": max(times)}
+    row |= log.lasted()
     row["validity"], row["reasons"] = compliance.check(
         row,
         compliance.Steps(log.steps),

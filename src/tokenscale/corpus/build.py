@@ -80,7 +80,7 @@ def build_from(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    started = time.time()
+    started = time.monotonic()
     building = directory / ".building"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
@@ -132,7 +132,7 @@ def build_from(
             "manifest_sha256": manifest_sha256,
             "settings": to_dict(settings),
             "built_unix_s": started,
-            "duration_s": time.time() - started,
+            "duration_s": time.monotonic() - started,
             "tokenscale": __version__,
             "python": sys.version,
             "pyarrow": pa.__version__,

@@ -1,12 +1,15 @@
-"""What the operating system refused a verb, in words: a full disk and a missing right are no bugs."""
+"""What the operating system refused a verb, in words: a full disk, a missing right, full memory are no bugs."""
 
 import errno
 import os
+from concurrent.futures.process import BrokenProcessPool
 
 from tokenscale.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: names of types, and words, by which libraries say that they got no memory; Arrow's and NumPy's are MemoryErrors
+NO_MEMORY = ("OutOfMemoryError", "OutOfMemoryException", "DefaultCPUAllocator: ")
 
 
 def error_of(error: Exception) -> UserError | None:
@@ -14,7 +17,7 @@ def error_of(error: Exception) -> UserError | None:
 
     Libraries that write files themselves raise types of their own, with the system's words in them.
     """
-    number = getattr(error, "errno", None) if isinstance(error, OSError) else None
+    number = _errno(error)
     if number is None:
         number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
     path = getattr(error, "filename", None)
@@ -28,4 +31,33 @@ def error_of(error: Exception) -> UserError | None:
     if number in LOCKED:
         how = "the file system is read-only." if number == errno.EROFS else "this file or folder may not be used so."
         return UserError(how, **facts, next="make it writable for this user, or take another folder")
+    return _of_memory(error)
+
+
+def _of_memory(error: Exception) -> UserError | None:
+    said = f"{type(error).__name__}: {error}"
+    reason = said.strip().splitlines()[0]
+    if isinstance(error, BrokenProcessPool):
+        return UserError(
+            "one of this command's processes was killed, most often because main memory was full.",
+            reason=reason,
+            next="`dmesg`, if you may, says so; give the same command again with fewer threads, or more memory",
+        )
+    if "CUDA out of memory" in said or "HIP out of memory" in said:
+        return UserError(
+            "a GPU's memory was full.",
+            reason=reason,
+            next="a smaller micro_batch, activation_checkpointing, or a layout that shards the model",
+        )
+    if isinstance(error, MemoryError) or any(word in said for word in NO_MEMORY) or _errno(error) == errno.ENOMEM:
+        return UserError(
+            "main memory was full, or this job's share of it.",
+            reason=reason,
+            next="more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), fewer runs at a time,"
+            " or a smaller micro_batch",
+        )
     return None
+
+
+def _errno(error: Exception) -> int | None:
+    return error.errno if isinstance(error, OSError) else None

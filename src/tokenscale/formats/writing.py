@@ -188,7 +188,7 @@ def writing(
             directory=directory,
             next="a larger corpus, or a larger corpus.validation_share",
         )
-    started = time.time()
+    started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / (f".{single.name}.building" if single else ".building")
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
@@ -216,7 +216,7 @@ def writing(
         build_record(manifest),
         {
             "built_unix_s": started,
-            "duration_s": time.time() - started,
+            "duration_s": time.monotonic() - started,
             "engine": documents.origin.engine,
             "parts_taken_over": writer.resumed,
             "tokenscale": __version__,

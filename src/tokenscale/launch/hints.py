@@ -93,7 +93,8 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"oom[-_]kill|OOM[- ]Kill|Out Of Memory|^state OUT_OF_MEMORY|[Ee]xceeded (?:job |step |virtual )?memory limit"
-        r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory",
+        r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory"
+        r"|^memory allocation of \d+ bytes failed|std::bad_alloc",
         "the node's main memory, or the job's share of it, was full",
         "a larger memory_mb in machine.toml (trainings) or mem_mb in the profile, or fewer runs on one node",
     ),

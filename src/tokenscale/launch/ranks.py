@@ -18,6 +18,9 @@ GRACE_S = 30.0
 #: torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
 #: encode while training count by the last
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+#: the exit code of a rank that was to listen where another process does: no rank has begun, and another port will do
+PORT_TAKEN = 76
+PORTS_TRIED = 3
 #: what says to a process which rank of which world it is
 WORLD = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -40,9 +43,14 @@ def run_ranks(
     base = environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
         return run([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
-    base |= one_machine(base) | {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-    places = [{"RANK": str(r), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": str(world_size)} for r in range(world_size)]
-    return run([(argv, base | place) for place in places], poll_s=poll_s, grace_s=grace_s, keep=keep)
+    base |= one_machine(base) | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
+        base["MASTER_PORT"] = str(free_port())
+        commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
+        code = run(commands, poll_s=poll_s, grace_s=grace_s, keep=keep)
+        if code != PORT_TAKEN:
+            break
+    return code
 
 
 def one_machine(base: dict[str, str]) -> dict[str, str]:

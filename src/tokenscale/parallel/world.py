@@ -16,6 +16,10 @@ from tokenscale.errors import UserError
 from tokenscale.parallel import places
 
 
+class PortTaken(UserError):
+    """Another process listens where the ranks of this run were to meet."""
+
+
 @dataclass(frozen=True)
 class World:
     """One rank's view of the run's processes. `size` 1 needs no process group."""
@@ -47,7 +51,7 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     `device` is the run's: "auto" takes a GPU a rank where there are GPUs, "cpu" never one.
     Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
     are one N-rank run would give plausible, wrong figures, and so would two ranks on one GPU, another number of
-    `nodes`, or GPUs that talk over another `network` between them.
+    `nodes`, or GPUs that talk over another `network` between them; and PortTaken.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -73,7 +77,7 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
         torch.cuda.set_device(mine)
     spots = [places.spot_of(mine)]
     if size > 1:
-        store, rank, size = next(dist.rendezvous("env://"))
+        store, rank, size = _met()
         spots = places.told(spots[0], rank, size, store)
     places.check(spots, nodes)
     found = None
@@ -85,6 +89,20 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
         if network is not None and cuda and (nodes or 1) > 1:
             places.check_network(network, found)
     return World(rank, size, local_rank, mine, tuple(dict.fromkeys(spot.node for spot in spots)), found)
+
+
+def _met() -> tuple[dist.Store, int, int]:
+    """(store of all ranks, rank, size) as the environment says where they meet."""
+    try:
+        return next(dist.rendezvous("env://"))
+    except dist.DistNetworkError as error:  # rank 0 alone listens, and can be refused so
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise PortTaken(
+            "another process has the port on which the ranks of this run were to meet.",
+            port=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
+            next="start it again; if it stays, look for a process that an earlier job left on the first node",
+        ) from None
 
 
 #: how long a rank keeps to itself that another one is gone: whoever started the ranks ends it in the meantime

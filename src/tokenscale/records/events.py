@@ -41,6 +41,12 @@ class Writer:
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
         self._flush_lines, self._flush_s = flush_lines, flush_s
         self._flushed_at = time.monotonic()
+        self._epoch = time.time() - time.monotonic()
+
+    def unix_s(self, mono_s: float) -> float:
+        """Wall-clock time of a time on the monotonic clock, by the wall clock as it was when this log began: one that
+        is set meanwhile puts no step before another."""
+        return self._epoch + mono_s
 
     def step(self, **fields: Any) -> None:
         """One optimizer step; fields as in `schema.FIELDS["steps"]`."""
@@ -52,7 +58,8 @@ class Writer:
 
     def event(self, event: str, **fields: Any) -> None:
         """Something that happened once; written through at once."""
-        self._add("events", {"event": event, "t_unix_s": time.time(), "t_mono_s": time.monotonic(), **fields})
+        now = time.monotonic()
+        self._add("events", {"event": event, "t_unix_s": self.unix_s(now), "t_mono_s": now, **fields})
         self.flush()
 
     def _add(self, name: str, fields: dict[str, Any]) -> None:

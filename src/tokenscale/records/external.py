@@ -21,6 +21,7 @@ from tokenscale.errors import UserError
 from tokenscale.files import sha256_file
 from tokenscale.records import provenance
 from tokenscale.records.events import Writer
+from tokenscale.records.hardware import boot
 from tokenscale.settings.experiments import EXTERNAL
 
 #: what a run may state of itself beside what it must, with its type
@@ -95,7 +96,7 @@ class ExternalRun:
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
             self._record = provenance.start(self.folder, self._record)
-        self._writer.event("run_start", world_size=self.world_size)
+        self._writer.event("run_start", world_size=self.world_size, boot=boot())
         self._writer.event("init_done")
         self._last = time.monotonic()
         return self
@@ -125,7 +126,7 @@ class ExternalRun:
         the first one is not 0."""
         now = time.monotonic()
         number = fields.pop("step", self._step)
-        measured = {"t_unix_s": time.time(), "t_mono_s": now, "step_s": now - self._last - self._paused}
+        measured = {"t_unix_s": self._writer.unix_s(now), "t_mono_s": now, "step_s": now - self._last - self._paused}
         counts = {"useful_tokens": int(useful_tokens), "total_tokens": int(total_tokens), "rows": int(rows)}
         self._writer.step(
             **{"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum), **counts, **fields}

@@ -18,6 +18,14 @@ def affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def boot() -> str | None:
+    """Which boot of which machine this is, as Linux names it; monotonic clocks of one boot can be compared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
 def describe() -> dict[str, Any]:
     """CPU model, cores, memory, architecture and operating system. Unknown facts are left out."""
     facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": cores()}

@@ -11,7 +11,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "steps": {
         "schema": "INTEGER",
         "step": "BIGINT",  # counted from 0
-        "t_unix_s": "DOUBLE",  # end of the step, wall clock
+        "t_unix_s": "DOUBLE",  # end of the step, by the wall clock as it was when this log began
         "t_mono_s": "DOUBLE",  # end of the step, monotonic clock of this process
         "step_s": "DOUBLE",  # end of the last step to end of this one, validation and checkpoints left out
         "data_wait_s": "DOUBLE",  # waiting for the batch
@@ -54,6 +54,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "step": "BIGINT",
         "status": "VARCHAR",  # run_stop: complete, nonfinite, interrupted; checkpoint, resume: its folder
         "world_size": "INTEGER",  # run_start: as observed by this rank
+        "boot": "VARCHAR",  # run_start: the boot that t_mono_s counts from, where the system names it (Linux)
         "loss_sum": "DOUBLE",  # validation: over the whole slice
         "useful_tokens": "BIGINT",  # validation: of the whole slice
         "correct_tokens": "BIGINT",  # validation: of them, with the largest logit; null where nobody counted

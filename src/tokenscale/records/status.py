@@ -16,13 +16,13 @@ class Status:
 
     def update(self, force: bool = False, **fields: object) -> None:
         """Write the fields and the time, if it is due. A full disk here must not end a training: errors are ignored."""
-        now = time.time()
+        now = time.monotonic()  # the wall clock may be set back
         if not force and now - self._last < self.every_s:
             return
         self._last = now
         temporary = aside(self.path)
         try:
-            temporary.write_text(json.dumps({"t_unix_s": round(now, 3), **fields}))
+            temporary.write_text(json.dumps({"t_unix_s": round(time.time(), 3), **fields}))
             os.replace(temporary, self.path)
         except OSError:
             temporary.unlink(missing_ok=True)

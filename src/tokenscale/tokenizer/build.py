@@ -35,7 +35,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
             problem=problem,
             next=f"mend it for tokenizer {settings.name}",
         )
-    started = time.time()
+    started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     kind = importlib.import_module(TOKENIZERS[settings.kind])
     path, facts = kind.make(settings, directory, corpus_directory)
@@ -52,7 +52,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
         {
             "manifest_sha256": sha256_text(canonical_json(manifest)),
             "built_unix_s": started,
-            "duration_s": time.time() - started,
+            "duration_s": time.monotonic() - started,
             "tokenscale": __version__,
             "python": sys.version,
             "machine": platform.node(),

@@ -63,14 +63,14 @@ class StepLog:
             numbers = [[value.item() for value in row] for row in rows]
         else:  # the one wait for the device
             numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
-        laps, now = self._timer.read(), time.time() - time.monotonic()
+        laps = self._timer.read()
         self.waited_s = time.monotonic() - began if self._world.device.type == "cuda" else 0.0
         peak = memory.peak(self._world.device)
         for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
             self._overflows = self._overflows + 1 if bad else 0
             overflow = bool(bad) and self._scaled and self._overflows < OVERFLOWS
             line |= {
-                "t_unix_s": now + lap.ended_mono_s,
+                "t_unix_s": self._writer.unix_s(lap.ended_mono_s),
                 "t_mono_s": lap.ended_mono_s,
                 "step_s": lap.step_s,
                 **{f"{part}_s": lap.seconds[part] for part in PARTS if part in lap.seconds},

@@ -21,6 +21,7 @@ from tokenscale.parallel.world import World
 from tokenscale.records import provenance
 from tokenscale.records.energy import Energy
 from tokenscale.records.events import Writer
+from tokenscale.records.hardware import boot
 from tokenscale.records.status import Status
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
@@ -90,7 +91,7 @@ class Training:
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.watch = Watch(self.writer.directory / "stacks.txt", hang_s)
-        self.writer.event("run_start", world_size=world.size)
+        self.writer.event("run_start", world_size=world.size, boot=boot())
         self.place = run.layout.place(world.rank)
         self.batches = batches or _batches(run, inputs, self.place.reader)
         shape = _shape(run, self.batches.vocabulary_size)

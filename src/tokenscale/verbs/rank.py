@@ -3,7 +3,10 @@
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
+
+from tokenscale.launch.ranks import PORT_TAKEN
 
 #: what srun says to a task, and what ranks read
 SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
-    from tokenscale.parallel.world import heard_last, join, part
+    from tokenscale.parallel.world import PortTaken, heard_last, join, part
     from tokenscale.settings.run import RunSettings
     from tokenscale.training.loop import Inputs, train
     from tokenscale.training.stopping import Interrupted
@@ -57,7 +60,11 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F82
         store=arguments.store,  # the manifest: a store may be one file among others of its folder
         validation_store=arguments.validation_store,
     )
-    world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
+    try:
+        world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
+    except PortTaken as error:
+        print(error.render(), file=sys.stderr)
+        return PORT_TAKEN
     with heard_last(world):
         try:
             train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)

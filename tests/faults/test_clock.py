@@ -1,0 +1,102 @@
+"""The clock is set back by an hour: while a run trains, between its attempts, between two calls of the workflow."""
+
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from tests.faults.kills import call, empty, environment, lies_in
+from tests.faults.test_resume import interrupted, lab, run_of, series  # noqa: F401
+from tests.workflow import forked
+from tests.workflow.conftest import Project, copy_of
+from tokenscale.analysis.ingest import one_run
+from tokenscale.parallel.world import World
+from tokenscale.records import events
+from tokenscale.training.loop import train
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+HOUR = 3600.0
+
+
+class Clock:
+    """The wall clock of this process, set back by an hour each time it is told to."""
+
+    def __init__(self):
+        self.time, self.monotonic, self.behind = time.time, time.monotonic, 0.0
+
+    def back(self) -> None:
+        self.behind += HOUR
+
+    def now(self) -> float:
+        return self.time() - self.behind
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "time", made.now)
+    return made
+
+
+def rows_of(run, folder):
+    """The tables' rows of a run, and what they say of it."""
+    entry = {"run_id": folder.name, "cell": {}, "position": 0}
+    made = one_run(entry, "clock", folder.parent)
+    return made, made["runs"].to_pylist()[0]
+
+
+def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, monkeypatch):  # noqa: F811
+    run = run_of()
+    inputs = lab.inputs(run)
+    train(run, inputs, tmp_path / "whole", ALONE)
+    before = clock.now()
+    step = events.Writer.step
+
+    def set_back(writer, **fields):
+        if fields["step"] in (3, 7):
+            clock.back()
+        return step(writer, **fields)
+
+    monkeypatch.setattr(events.Writer, "step", set_back)
+    folder = tmp_path / "runs" / run.identity
+    train(run, inputs, folder, ALONE)
+    assert clock.behind == 2 * HOUR
+    assert series(folder) == series(tmp_path / "whole")
+    made, row = rows_of(run, folder)
+    times = made["steps"]["t_unix_s"].to_pylist() + [e["t_unix_s"] for e in made["events"].to_pylist()]
+    assert min(times) > before - 1 and max(times) < clock.time() + 1
+    assert made["steps"]["t_unix_s"].to_pylist() == sorted(made["steps"]["t_unix_s"].to_pylist())
+    assert (row["validity"], row["reasons"]) == ("valid", "")
+    assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
+
+
+def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tmp_path, clock):  # noqa: F811
+    run = run_of()
+    inputs = lab.inputs(run)
+    folder = tmp_path / "runs" / run.identity
+    interrupted(run, inputs, folder, at=8)
+    clock.back()
+    train(run, inputs, folder, ALONE, 1)
+    made, row = rows_of(run, folder)
+    assert (row["validity"], row["reasons"], row["attempts"]) == ("valid", "", 2)
+    assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
+    first, second = made["attempts"].to_pylist()
+    assert second["started_unix_s"] < first["started_unix_s"] - HOUR / 2, "each says what its clock said"
+
+
+def test_the_next_call_of_the_workflow_finishes_and_makes_nothing_twice(stages, tmp_path):
+    """What a build left behind a minute ago is of a time that is still to come."""
+    project = copy_of(Project(stages.folder / "runs/project"), empty(tmp_path / "trial"))
+    made = [*(project.root / "results").rglob("*"), project.root / ".snakemake/tokenscale.owners"]
+    for path in made:
+        moved = path.lstat().st_mtime_ns + int(HOUR * 1e9)
+        os.utime(path, ns=(moved, moved), follow_symlinks=False)
+    (tmp_path / "jobs").mkdir()
+    code, text = forked.snakemake(call(), project.root, environment(project, tmp_path / "jobs"))
+    assert code == 0, text[-3000:]
+    assert "the clock was set back by" in text
+    began = {json.loads(job.read_text())[0] for job in (tmp_path / "jobs").iterdir() if job.name.isdigit()}
+    assert "launch" in began and not began & {"corpus", "tokenizer", "pretokenize", "unpack"}
+    assert lies_in(project.root) == stages.expected

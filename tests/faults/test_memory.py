@@ -1,0 +1,92 @@
+"""Memory is full: for an allocation in a rank, for a process of a pool that the kernel kills, for each library."""
+
+import os
+import signal
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests import logs
+from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
+from tokenscale import cli
+from tokenscale.analysis.ingest import ingest
+from tokenscale.diagnosis.refused import error_of
+from tokenscale.report import whole
+from tokenscale.training.loop import Training
+
+HUGE = 1 << 60
+
+
+def of_duckdb():
+    with duckdb.connect(config={"memory_limit": "1MB", "temp_directory": ""}) as connection:
+        connection.sql("SELECT max(x) FROM (SELECT list(range) AS x FROM range(1000000) GROUP BY range % 7)").fetchall()
+
+
+LIBRARIES = {
+    "Python": lambda: bytearray(HUGE),
+    "NumPy": lambda: np.ones(HUGE, np.uint8),
+    "Arrow": lambda: pa.allocate_buffer(HUGE),
+    "torch": lambda: torch.empty(HUGE, dtype=torch.uint8),
+    "DuckDB": of_duckdb,
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_each_library_says_is_one_message(library):
+    with pytest.raises(Exception) as caught:
+        LIBRARIES[library]()
+    said = error_of(caught.value).render()
+    assert said.startswith("tokenscale: main memory was full") and "  next    more memory" in said, said
+
+
+def test_a_gpu_s_memory_is_told_as_such_and_other_errors_are_not(capsys):
+    said = error_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).render()
+    assert said.startswith("tokenscale: a GPU's memory was full.") and "micro_batch" in said
+    assert error_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert error_of(ValueError("remember")) is None
+
+
+def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, monkeypatch, capsys):  # noqa: F811
+    run = run_of(device="cpu")
+    inputs = lab.inputs(run)
+    step = Training.step
+
+    def full(training):
+        if training.done == 8:
+            torch.empty(HUGE, dtype=torch.uint8)
+        return step(training)
+
+    argv = ["rank", "--settings", run.to_json(), "--directory", str(tmp_path / "cut")]
+    argv += ["--store", str(inputs.store), "--validation-store", str(inputs.validation_store)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", full)
+        assert cli.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tokenscale: main memory was full") and "Traceback" not in said
+    assert cli.main([*argv, "--attempt", "1"]) == 0
+    start(run, inputs, tmp_path / "whole")
+    assert series(tmp_path / "cut") == series(tmp_path / "whole")
+    assert (tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().startswith('{"schema":2,"step":6,')
+
+
+def killed(*given, **options):
+    """As a process that the kernel chose."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_of_the_report_that_the_kernel_kills(tmp_path, monkeypatch, capfd):
+    table = logs.write_demo(tmp_path / "demo", world_sizes=(1,), approaches=("packed",), figures=["data_stall_share"])
+    ingest(table, tmp_path / "demo/runs", tmp_path / "tables/demo")
+    places = {name: str(tmp_path / name) for name in ("tables", "figures")} | {"output": str(tmp_path / "report")}
+    argv = ["report", "all", *(word for n, v in places.items() for word in (f"--{n}", v)), "--experiments", "demo"]
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.pdf, "save_figure", killed)
+        assert cli.main(argv) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("tokenscale: one of this command's processes was killed") and "Traceback" not in said
+    assert not (tmp_path / "report/index.html").exists()
+    assert cli.main(argv) == 0
+    assert (tmp_path / "report/index.html").exists()
