@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,6 +15,9 @@ class Web:
     files: dict[str, bytes] = field(default_factory=dict)
     #: path → bytes after which the next connections break
     cut: dict[str, list[int]] = field(default_factory=dict)
+    #: path → bytes after which the next connections say nothing for `silent_s`, and then break
+    silent: dict[str, list[int]] = field(default_factory=dict)
+    silent_s: float = 0.0
     #: path → status codes of the next answers, without content
     answers: dict[str, list[int]] = field(default_factory=dict)
     content_types: dict[str, str] = field(default_factory=dict)
@@ -83,7 +87,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not body:
             return
-        if web.cut.get(path):
+        if web.silent.get(path):
+            self.wfile.write(rest[: web.silent[path].pop(0)])
+            self.wfile.flush()
+            time.sleep(web.silent_s)
+            self.close_connection = True
+            self.connection.close()
+        elif web.cut.get(path):
             self.wfile.write(rest[: web.cut[path].pop(0)])
             self.close_connection = True
             self.connection.close()

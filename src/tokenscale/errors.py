@@ -5,6 +5,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
+#: what signs an address, as S3, Google, Azure and others name it: whoever has it may read
+_SIGNATURE = re.compile(
+    r"([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|(?:access_?|auth_?|api_?)?(?:token|key)"
+    r"|secret|password)=)[^&#\s'\"]+",
+    re.IGNORECASE,
+)
 
 
 class UserError(Exception):
@@ -41,12 +47,12 @@ def _shown(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """The text with the user's name and password taken out of each web address in it.
+    """The text with the user's name and password, and what signs it, taken out of each web address in it.
 
-    >>> without_password("no answer from http://me:secret@proxy:3128/")
-    'no answer from http://…@proxy:3128/'
+    >>> without_password("no answer from http://me:secret@proxy:3128/?sig=9f3c")
+    'no answer from http://…@proxy:3128/?sig=…'
     """
-    return _PASSWORD.sub("//…@", text)
+    return _SIGNATURE.sub(r"\1…", _PASSWORD.sub("//…@", text))
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

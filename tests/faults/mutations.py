@@ -30,6 +30,7 @@ MANIFESTS = "tests/unit/test_bad_input_stores.py"
 LOCKS = "tests/unit/test_launch_workflows.py"
 SECURITY = "tests/unit/test_security.py"
 SETTINGS = "tests/unit/test_bad_input_settings.py"
+CLOCK = "tests/faults/test_clock.py"
 GUARDS = {
     "a killed process's temporaries are removed": Guard(
         "files.py", "            left.unlink(missing_ok=True)\n", "            pass\n", "tests/unit/test_launch_lock.py"
@@ -109,6 +110,31 @@ GUARDS = {
         "            pass",
         "tests/unit/test_ingest_logs.py",
     ),
+    "times of a log are by one clock": Guard(
+        "records/events.py",
+        "return self._epoch + mono_s",
+        "return time.time()",
+        f"{CLOCK}::test_a_training_goes_on_and_its_times_stay_in_order",
+    ),
+    "attempts of one boot are told apart by its clock": Guard(
+        "analysis/compliance.py",
+        '"t_mono_s" if one_boot else "t_unix_s"',
+        '"t_unix_s"',
+        f"{CLOCK}::test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time",
+    ),
+    "two attempts at one time are seen": Guard(
+        "analysis/compliance.py", "    suspect += _apart(raw, events)\n", "", "tests/unit/test_ingest.py"
+    ),
+    "files of a time to come are put right": Guard(
+        "launch/workflows.py", "if back_s is not None and (", "if False and (", "tests/unit/test_launch_clock.py"
+    ),
+    "another port is tried": Guard(
+        "launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_port.py"
+    ),
+    "memory that is full is told": Guard(
+        "diagnosis/refused.py", "    return _of_memory(error)\n", "    return None\n", "tests/faults/test_memory.py"
+    ),
+    "messages carry no signature": Guard("errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
     "a rank that stands still is named": Guard(
         "training/standing.py",
         "                faulthandler.dump_traceback_later(self.limit_s, file=self._file)",

@@ -168,6 +168,13 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path, kind, us
     assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
 
 
+@pytest.mark.parametrize("query", ["X-Amz-Signature=planted", "a=1&sig=planted%2B&b=2", "TOKEN=planted"])
+def test_an_address_that_is_signed_is_refused_and_its_signature_not_repeated(tmp_path, query):
+    with pytest.raises(UserError, match="holds a password or a signature") as error:
+        project(tmp_path, corpora={"c": {"source": {"files": f"https://host/x.txt?{query}"}}})
+    assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
+
+
 def test_addresses_and_paths_that_only_look_odd_are_taken(tmp_path):
     for file in ("HTTPS://host/x.txt", "https://host:80/a@b.txt", "https://host/?q=me@here", "a:b.txt", "/a//b@c.txt"):
         project(tmp_path, corpora={"c": {"source": {"files": file}}})

@@ -76,6 +76,15 @@ def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
     assert first is None and second == "bytes=1000-" and third == "bytes=51000-" and fourth == "bytes=51000-"
 
 
+def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tokenscale.corpus.url.TIMEOUT_S", (5.0, 0.3))
+    web.silent["/a/stories.txt"], web.silent_s = [4000], 3.0
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+    assert ranges(web) == [None, "bytes=4000-"]
+    assert "the connection timed out after 4,000 of" in capsys.readouterr().out
+
+
 def test_what_came_before_the_end_is_kept_for_a_later_call(web, tmp_path):
     web.cut["/a/stories.txt"] = [70_000] + [0] * 20
     with pytest.raises(UserError, match="does not come through") as error:

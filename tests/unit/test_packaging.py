@@ -11,6 +11,8 @@ import yaml
 
 import tokenscale
 from tests.conftest import ROOMS, rooms_of
+from tests.faults import campaign
+from tests.faults import table as faults
 from tokenscale.cli import VERBS, main
 
 ROOT = Path(__file__).parents[2]
@@ -164,13 +166,18 @@ def test_the_citation_is_of_this_version_and_licence():
     assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
 
 
-def test_every_row_of_the_readmes_faults_is_a_test():
-    table = (ROOT / "README.md").read_text().split("<!-- faults -->")[1]
-    rows = [line.split(" | ") for line in table.strip().splitlines()[2:]]
-    named = [re.fullmatch(r"`(tests/[^`:]+\.py)(?:::(\w+))?` \|", row[-1]) for row in rows]
-    assert len(named) > 12 and all(named), rows[named.index(None)] if None in named else rows
-    for found in named:
-        assert f"def {found[2] or 'test_'}" in (ROOT / found[1]).read_text(), found[0]
+def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
+    readme = (ROOT / "README.md").read_text()
+    assert readme == faults.written(readme), "python -m tests.faults.table --write"
+    found = faults.outcomes()
+    for row in faults.FAULTS:
+        for named in row.tests:
+            path, _, name = named.partition("::")
+            assert f"def {name or 'test_'}" in (ROOT / path).read_text(), named
+            assert any(faults.belongs(test, named) for test in found), f"{named}: python -m tests.faults.table --run"
+    assert set(found.values()) == {"passed"}
+    rows = [row for row in campaign.read(faults.KILLS) if row["injected"]]
+    assert rows and not any(row["lost"] for row in rows)
 
 
 def commands_of_ci():

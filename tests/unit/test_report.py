@@ -264,6 +264,38 @@ def test_page_cover_and_figure_caution_alike(tmp_path, device, told):
         assert (SHARED_CORES[1:] in text) is told
 
 
+def answer(number, verdict="too few runs"):
+    text = f"a_factor=a level with a long name: packed-{number} trains on {number} × as many useful tokens"
+    return {"text": f"{text} a second as padded", "spread": "1–1, 6 pairs, order-statistic", "verdict": verdict}
+
+
+def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
+    few = [answer(n) for n in range(3)]
+    assert pairs.told(few, 3) == (few, "")
+    assert pairs.told([*few, answer(3)], 3) == ([], "4 comparisons, all of too few runs for a verdict")
+    decided = [answer(n, "faster") for n in range(5)]
+    assert pairs.told([*few, *decided[:2]], 3) == (decided[:2], "3 more comparisons: too few runs for a verdict")
+    assert pairs.told([*few, *decided], 3) == (decided[:3], "5 more comparisons")
+
+
+def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):
+    for name in ("demo", "second"):
+        ingest(logs.write_demo(tmp_path / name, world_sizes=(1,)), tmp_path / name / "runs", tmp_path / "tables" / name)
+    part = summary.experiment("demo", tmp_path / "tables")
+    part |= {"answers": [answer(n, "faster") for n in range(40)], "note": "A word of the note. " * 60}
+    other = summary.experiment("second", tmp_path / "tables") | {"text": "corpus other, tokenizer other"}
+    of_pages = [found | {"href": f"{found['name']}.html"} for found in (part, other)]
+    said = page.render("page.html.j2", of_pages, "x", [], claims=None)
+    assert said.count("as many useful tokens") < 10 and "37 more comparisons" in said
+    assert f"<dt>text, all others</dt><dd>{part['text']}" in said and "<dt>text</dt><dd>corpus other" in said
+    assert page.render("page.html.j2", of_pages[:1], "x", [], claims=None).count("as many useful tokens") >= 40
+    cover = pdf.cover(part)
+    lines = [text.get_text() for text in cover.texts]
+    assert min(text.get_position()[1] for text in cover.texts) > 0.02
+    assert "Demo scale: conclusions not transferable." in lines and any(line.startswith("Commit: ") for line in lines)
+    assert "What else is known stands on the experiment's page of the report." in lines
+
+
 def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
     runs = [logs.settings(a, repeat=r) for a in ("padded", "packed") for r in range(3)]
     for run in runs:

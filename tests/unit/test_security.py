@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests import tables
+from tests.planted import ENVIRONMENT, SECRETS, VALUE
 from tokenscale import cli
 from tokenscale.analysis import claims, queries
 from tokenscale.corpus.download import fetch_corpus
@@ -179,32 +180,20 @@ def test_duckdb_gives_no_library_the_environment(monkeypatch):
 
 # --- secrets
 
-SECRETS = {
-    **{name: "planted" for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY")},
-    **{
-        name: "planted" for name in ("PASSWORD", "GITHUB_TOKEN", "HF_PASSWORD", "HF_SECRET", "NCCL_AUTH", "FI_PASSWORD")
-    },
-    **{name: "planted" for name in ("SLURM_JWT", "MLFLOW_TRACKING_TOKEN", "TORCH_API_KEY", "GLOO_CREDENTIALS")},
-    **{
-        name: "http://me:planted@host:3128/"
-        for name in ("HTTPS_PROXY", "HTTP_PROXY", "HF_ENDPOINT", "NCCL_SOCKET", "RANK_URL")
-    },
-}
-
 
 @pytest.fixture
 def planted(monkeypatch):
-    for name, value in SECRETS.items():
+    """Secrets of an environment, the hub's address among them; what they all hold."""
+    for name, value in (ENVIRONMENT | {"HF_ENDPOINT": SECRETS["HTTPS_PROXY"]}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return VALUE
 
 
 def test_no_secret_of_the_environment_is_in_a_record(planted, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tokenscale", "train", "--data", "https://me:planted@host/a.txt"])
+    monkeypatch.setattr(sys, "argv", ["tokenscale", "train", "--data", f"https://me:{planted}@host/a.txt"])
     provenance.seal(tmp_path, provenance.start(tmp_path, {"run_id": "x"}), {"status": "complete"})
     record = json.loads((tmp_path / "run.json").read_text())
-    assert "planted" not in (tmp_path / "run.json").read_text()
+    assert planted not in (tmp_path / "run.json").read_text()
     assert record["environment"]["NCCL_DEBUG"] == "INFO" and record["argv"][-1] == "https://…@host/a.txt"
 
 
@@ -215,7 +204,7 @@ def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatc
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     asked = Asked(results=Path(), network=True, imports=None, ranks=None)
     said = [repr(check(asked)) for check in (process.environment, connections.hub)]
-    assert "planted" not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
+    assert planted not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
 
 
 def test_a_whole_command_says_no_secret(planted, tmp_path):
@@ -228,7 +217,7 @@ def test_a_whole_command_says_no_secret(planted, tmp_path):
     done = subprocess.run([*command, "--output", str(tmp_path / "d/manifest.json")], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-    assert "planted" not in done.stdout + done.stderr + written
+    assert planted not in done.stdout + done.stderr + written
 
 
 def test_messages_carry_no_password_whoever_writes_them():
@@ -237,6 +226,15 @@ def test_messages_carry_no_password_whoever_writes_them():
     )
     assert "planted" not in text and "a:b" not in text and "host/x" in text
     for innocent in ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment"):
+        assert without_password(innocent) == innocent
+
+
+@pytest.mark.parametrize("name", ["X-Amz-Signature", "X-Goog-Signature", "sig", "token", "access_token", "api_key"])
+def test_messages_carry_no_signature_of_an_address(name):
+    address = f"https://host/a.txt?part=1&{name}=planted%2B7&x=2"
+    assert without_password(f"no answer from {address}.") == f"no answer from https://host/a.txt?part=1&{name}=…&x=2."
+    assert without_password(address.replace(name, name.upper())).count("planted") == 0
+    for innocent in ("https://host/a?signal=1&tokens=5", "sig=1 and token=2", "https://host/a?design=x"):
         assert without_password(innocent) == innocent
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import planted
 from tests.once import once
 from tests.workflow import forked
 
@@ -83,7 +84,8 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(self.root / "src"), "HOME": str(self.root.parent / "home")}
+        home = {"PYTHONPATH": str(self.root / "src"), "HOME": str(self.root.parent / "home")}
+        return os.environ | planted.ENVIRONMENT | home
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
         """What Snakemake says and does here, in a fork; stdout and stderr come back together."""

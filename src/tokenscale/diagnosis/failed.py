@@ -167,7 +167,8 @@ def _told(job: FailedJob) -> Iterator[str]:
     yield f"{job.name}{where}" + (f"  {job.state}" if job.state else "")
     found, log = _looked_at(job)
     if found is None:
-        yield "  why     its log says no known cause"
+        yield "  why     its log says no known cause; who is killed, as where main memory is full, says nothing"
+        yield "  next    look at its end, below, and at `dmesg`, if you may; the same call then goes on"
     else:
         yield f"  why     {found.what}"
         if found.line:

@@ -4,6 +4,7 @@ One experiment is one page. Several have a page each, and `index.html` holds wha
 """
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,7 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, ledger, original, registry, summary, svg
+from tokenscale.report import checklist, ledger, original, pairs, registry, summary, svg
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 
@@ -36,7 +37,7 @@ FILES = (
 #: words that are shown as badges
 WORDS = (
     *summary.VALIDITY,
-    *("nonfinite", "faster", "slower", "too few runs", "no difference shown", "equivalent"),
+    *("nonfinite", "faster", "slower", pairs.TOO_FEW, "no difference shown", "equivalent"),
     *ledger.VERDICTS,
     *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
 )
@@ -50,6 +51,8 @@ LEAD = (
 HOME, CHANGES = "index.html", "changes.html"
 #: what the box tells of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
+#: so many answers of an experiment stand in the box beside other experiments; its own page has all
+ANSWERS = 3
 
 
 def write(
@@ -152,8 +155,7 @@ def render(
     environment = Environment(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # what all experiments share is said once
-    shared = {key: parts[0][key] for key in FACTS if parts and len({part[key] for part in parts}) == 1}
+    shared = _shared(parts)
     text = environment.get_template(template).render(
         style=Markup(_read("page.css")),
         version=__version__,
@@ -165,9 +167,8 @@ def render(
         words=WORDS,
         claims=claims,
         changes=changes,
-        parts=[{"href": ""} | part for part in parts],
+        parts=[{"href": ""} | part | _told(part, shared, alone=len(parts) == 1) for part in parts],
         shared=shared,
-        own=[key for key in FACTS if key not in shared],
         originals=original.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
@@ -179,6 +180,20 @@ def render(
         definitions=[(name, queries.definition(name), _statement(name)) for name in QUERIES],
     )
     return text.lstrip("\n").rstrip("\n") + "\n"
+
+
+def _shared(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What most experiments have in common, which the box says once; those that differ say so themselves."""
+    known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
+    return {key: found.most_common(1)[0][0] for key, found in known.items() if found}
+
+
+def _told(part: dict[str, Any], shared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
+    """What the box says of an experiment: of many answers, beside other experiments, a few; facts that are not those of
+    most experiments."""
+    told, untold = pairs.told(part["answers"], len(part["answers"]) if alone else ANSWERS)
+    own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
+    return {"told": told, "untold": untold, "own": own}
 
 
 def _statement(name: str) -> str:

@@ -12,6 +12,8 @@ from tokenscale.report.style import number
 from tokenscale.report.table import Table
 from tokenscale.settings.experiments import COMPARISONS
 
+#: the verdict where no data from so few pairs could reach a small p
+TOO_FEW = "too few runs"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
 
 
@@ -103,6 +105,19 @@ def _cells(throughput: pd.DataFrame) -> dict[_Cell, dict[Any, Any]]:
 
 def _rates(rows: dict[Any, Any]) -> dict[Any, float]:
     return {repeat: row.useful_tokens_per_s for repeat, row in rows.items()}
+
+
+def told(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
+    """(answers that are shown where there is room for so many, how many are left out, in words): where they are more,
+    the first of those that are decided."""
+    if len(answers) <= most:
+        return answers, ""
+    decided = [answer for answer in answers if answer["verdict"] != TOO_FEW]
+    shown = decided[:most]
+    left = f"{len(answers) - len(shown)} {'more ' if shown else ''}comparisons"
+    if len(shown) == len(decided):
+        left += f"{':' if shown else ', all of'} too few runs for a verdict"
+    return shown, left
 
 
 def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:

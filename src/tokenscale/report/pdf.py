@@ -18,7 +18,7 @@ from pypdf import PdfReader, PdfWriter
 
 from tokenscale.errors import UserError
 from tokenscale.files import atomic, sha256_file
-from tokenscale.report import ledger, passport, pdf_placed, registry, save, sheets, summary
+from tokenscale.report import ledger, pairs, passport, pdf_placed, registry, save, sheets, summary
 from tokenscale.report.sheets import HEIGHT, WIDTH
 from tokenscale.report.sheets import MARGIN as _MARGIN
 from tokenscale.report.style import style
@@ -39,6 +39,10 @@ AFTER = {
     "items": "What conferences ask of experiments",
     "inventory": "Run inventory",
 }
+#: so many answers stand on an experiment's first page
+ANSWERS = 8
+#: where no further fact begins there (a share of the page): the longest notes have six lines
+LOWEST = 0.16
 #: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
 _FONTS = {"pdf.fonttype": 3}
 #: names of what is made of an experiment beside its figures: pages before and after them
@@ -218,21 +222,23 @@ def cover(part: dict) -> Figure:
     y = _lines(
         made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
     )
-    facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in part["answers"]]
-    facts += [p["text"] for p in part["proof"]["parts"]]
+    answers, left = pairs.told(part["answers"], ANSWERS)
+    facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in answers]
+    facts.append(f"{left}; the table of comparisons has all." if left else "")
     if part["scale"] == "demo":
         facts.append("Demo scale: conclusions not transferable.")
-    facts += [
-        part["note"],
-        part["caution"] and f"{_sentence(part['caution'])} (world sizes above one).",
-    ]
+    facts.append(part["caution"] and f"{_sentence(part['caution'])} (world sizes above one).")
     facts.append(f"Text: {part['text']}." if part["text"] else "")
     facts.append(f"Data from {part['data_from']} (UTC)." if part["data_from"] else "")
     facts.append(f"Machine: {'; '.join(part['machines']) or 'not recorded'}.")
     commits = [f"{c['commit']} ({'with uncommitted changes' if c['dirty'] else 'clean'})" for c in part["commits"]]
     facts.append(f"Commit: {', '.join(commits) or 'not recorded'}.")
     facts.append(f"Made from tables with digest {part['digest'][:16]}.")
+    facts += [part["note"], *(p["text"] for p in part["proof"]["parts"])]
     for fact in filter(None, facts):
+        if y < LOWEST:
+            _lines(made, y - 0.006, "What else is known stands on the experiment's page of the report.", size=10)
+            break
         y = _lines(made, y - 0.006, fact, size=10)
     return made
 

@@ -192,7 +192,10 @@ def address_problem(file: str, kind: str) -> str | None:
         if not host or any(ord(c) <= 32 for c in file):
             return f"{shown!r} is no whole address: https://HOST/PATH"
         if shown != file:
-            return f"{shown} holds a password, and would carry it into logs and records; ~/.netrc can hold it"
+            return (
+                f"{shown} holds a password or a signature, and would carry it into logs and records: ~/.netrc can hold"
+                " a password; a file behind a signed address can be downloaded, and named by its path"
+            )
     elif _SCHEME.match(file):
         return f"{shown} is an address that is not read: a path of this machine, or http(s)"
     return None
