@@ -43,6 +43,8 @@ AFTER = {
 ANSWERS = 8
 #: where no further fact begins there (a share of the page): the longest notes have six lines
 LOWEST = 0.16
+#: width of a letter of running text, in sizes of the font
+_LETTER = {"normal": 0.54, "bold": 0.65}
 #: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
 _FONTS = {"pdf.fonttype": 3}
 #: names of what is made of an experiment beside its figures: pages before and after them
@@ -217,7 +219,7 @@ def cover(part: dict) -> Figure:
     made = Figure(figsize=(WIDTH, HEIGHT), layout="none")
     y = 1 - 1.1 / HEIGHT
     y = _lines(made, y, f"tokenscale: {part['name']}", size=11)
-    y = _lines(made, y, part["question"], size=17, weight="bold", columns=58) - 0.02
+    y = _lines(made, y, part["question"], size=17, weight="bold") - 0.02
     v = part["validity"]
     y = _lines(
         made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
@@ -252,13 +254,14 @@ def page(title: str, caption: str, place: str, bottom: float) -> Figure:
     """The words of a figure's page: its title above, its caption below where the drawing ends (a share of the page)."""
     made = Figure(figsize=(WIDTH, HEIGHT), layout="none")
     _lines(made, 1 - 0.7 / HEIGHT, place, size=9)
-    _lines(made, 1 - 0.95 / HEIGHT, title, size=14, weight="bold", columns=70)
+    _lines(made, 1 - 0.95 / HEIGHT, title, size=14, weight="bold")
     _lines(made, bottom - 0.2 / HEIGHT, caption, size=10)
     return made
 
 
-def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal", columns: int = 92) -> float:
+def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal") -> float:
     """Write wrapped text below `y` and return where it ends; dollar signs are no formulas here."""
+    columns = int((WIDTH - 2 * _MARGIN) * 72 / (size * _LETTER[weight]))
     lines = textwrap.wrap(text, columns) or [""]
     for line in lines:
         y -= 1.5 * size / 72 / HEIGHT
