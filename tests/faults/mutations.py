@@ -31,6 +31,7 @@ LOCKS = "tests/unit/test_launch_workflows.py"
 SECURITY = "tests/unit/test_security.py"
 SETTINGS = "tests/unit/test_bad_input_settings.py"
 CLOCK = "tests/faults/test_clock.py"
+FOLDER = "tests/unit/test_report_folder.py"
 GUARDS = {
     "a killed process's temporaries are removed": Guard(
         "files.py", "            left.unlink(missing_ok=True)\n", "            pass\n", "tests/unit/test_launch_lock.py"
@@ -135,6 +136,33 @@ GUARDS = {
         "diagnosis/refused.py", "    return _of_memory(error)\n", "    return None\n", "tests/faults/test_memory.py"
     ),
     "messages carry no signature": Guard("errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
+    "a forged verdict is told": Guard(
+        "report/verification_claims.py",
+        "rows[name] != found[name]]",
+        "False]",
+        f"{FOLDER}::test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it",
+    ),
+    "a ledger that was changed is told": Guard(
+        "report/verification_claims.py",
+        "if any(rows[name].get(key) != found[name][key] for key in STATED)]",
+        "if False]",
+        f"{FOLDER}::test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit",
+    ),
+    "views are listed": Guard(
+        "report/bundle.py",
+        "    if (output / SUMS).is_file() and",
+        "    if False and",
+        f"{FOLDER}::test_views_are_listed_and_verified_whenever_they_are_made",
+    ),
+    "the crate says what it is about": Guard(
+        "report/crate.py",
+        '            "about": {"@id": "./"},\n',
+        "",
+        f"{FOLDER}::test_the_crate_describes_every_file_and_claims_no_more_than_it_holds",
+    ),
+    "covers of the PDF end on their page": Guard(
+        "report/pdf.py", "        if y < LOWEST:\n", "        if False:\n", "tests/unit/test_report.py"
+    ),
     "a rank that stands still is named": Guard(
         "training/standing.py",
         "                faulthandler.dump_traceback_later(self.limit_s, file=self._file)",
