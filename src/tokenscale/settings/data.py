@@ -176,8 +176,8 @@ def is_address(file: str) -> bool:
 def address_problem(file: str, kind: str) -> str | None:
     """What is wrong with the name of a file, as a source of that kind has it. Never repeats a password.
 
-    >>> address_problem("https://me:secret@host/a.txt", "url")
-    'https://…@host/a.txt holds a password, and would carry it into logs and records; ~/.netrc can hold it'
+    >>> address_problem("https://me:secret@host/a.txt?sig=9f3c", "url").split(",")[0]
+    'https://…@host/a.txt?sig=… holds a password or a signature'
     >>> address_problem("file:///etc/passwd", "files")
     'file:///etc/passwd is an address that is not read: a path of this machine, or http(s)'
     """
