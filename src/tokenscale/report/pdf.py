@@ -41,8 +41,8 @@ AFTER = {
 }
 #: so many answers stand on an experiment's first page
 ANSWERS = 8
-#: where no further fact begins there (a share of the page): the longest notes have six lines
-LOWEST = 0.16
+#: where the last line of an experiment's first page may end (a share of the page); one more line fits below it
+LOWEST = 0.06
 #: width of a letter of running text, in sizes of the font
 _LETTER = {"normal": 0.54, "bold": 0.65}
 #: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
@@ -238,7 +238,7 @@ def cover(part: dict) -> Figure:
     facts.append(f"Made from tables with digest {part['digest'][:16]}.")
     facts += [part["note"], *(p["text"] for p in part["proof"]["parts"])]
     for fact in filter(None, facts):
-        if y < LOWEST:
+        if y - 0.006 - len(_wrapped(fact, 10)) * _line(10) < LOWEST:
             _lines(made, y - 0.006, "What else is known stands on the experiment's page of the report.", size=10)
             break
         y = _lines(made, y - 0.006, fact, size=10)
@@ -259,11 +259,19 @@ def page(title: str, caption: str, place: str, bottom: float) -> Figure:
     return made
 
 
+def _wrapped(text: str, size: float, weight: str = "normal") -> list[str]:
+    columns = int((WIDTH - 2 * _MARGIN) * 72 / (size * _LETTER[weight]))
+    return textwrap.wrap(text, columns) or [""]
+
+
+def _line(size: float) -> float:
+    """Height of a line, a share of the page."""
+    return 1.5 * size / 72 / HEIGHT
+
+
 def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal") -> float:
     """Write wrapped text below `y` and return where it ends; dollar signs are no formulas here."""
-    columns = int((WIDTH - 2 * _MARGIN) * 72 / (size * _LETTER[weight]))
-    lines = textwrap.wrap(text, columns) or [""]
-    for line in lines:
-        y -= 1.5 * size / 72 / HEIGHT
+    for line in _wrapped(text, size, weight):
+        y -= _line(size)
         figure.text(_MARGIN / WIDTH, y, line, fontsize=size, fontweight=weight, parse_math=False, in_layout=False)
     return y
