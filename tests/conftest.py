@@ -6,6 +6,7 @@ Rooms are markers in pyproject.toml.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def pytest_collection_modifyitems(items):
     # the longest files first, so that of two workers none is left alone with one of them at the end
     place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """A test draws the same numbers whichever tests its worker ran before: one that fails fails again."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

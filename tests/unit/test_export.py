@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
-from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours
+from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours, tokens_below
 from tokenscale.cli import main
 from tokenscale.commands.export import export
 from tokenscale.errors import UserError
@@ -88,7 +88,7 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
     shape = replace(SHAPES[name], vocabulary_size=320)
     model = checkpoint_of(tmp_path / "final", shape, tokenizer=bpe)
     export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
-    library, tokens = loaded(tmp_path / "out"), torch.randint(0, 320, (2, LENGTH))
+    library, tokens = loaded(tmp_path / "out"), tokens_below(320)
     with torch.no_grad():
         torch.testing.assert_close(library(input_ids=tokens).logits, model(tokens), **TOLERANCE)
     assert library.dtype == torch.float32
@@ -116,7 +116,7 @@ def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective)
     model = checkpoint_of(tmp_path / "final", library_shape(kind), tokenizer=bpe, objective=objective)
     export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
     auto = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
-    found, tokens = auto.from_pretrained(tmp_path / "out").eval(), torch.randint(0, 321, (2, LENGTH))
+    found, tokens = auto.from_pretrained(tmp_path / "out").eval(), tokens_below(321)
     with torch.no_grad():
         torch.testing.assert_close(found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
