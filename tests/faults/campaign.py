@@ -14,10 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Lab, drawn, trial
-
-#: how often a kill is tried again, earlier, where its victim had ended before
-TRIES = 4
+from tests.faults.kills import SIGNALS, TRIES, VICTIMS, WHOLE, Lab, drawn, trial
 
 
 def read(log: Path) -> list[dict[str, Any]]:

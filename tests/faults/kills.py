@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -71,6 +71,8 @@ VICTIMS = {
 WHOLE = ("Snakemake", "everything")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 END_S = 120.0
+#: how often a kill is tried again, earlier, where its victim had ended before
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ TIMED = ("build.json",)
 #: columns of the tables that tell of time, of the machine, or of how often a run was begun
 VARYING = re.compile(
     r"_s$|_unix|_bytes$|attempt|seal|overlap|quarantined|seconds|mfu|rate$|per_second|flops|node_names|memory|job_ids"
+    r"|threads_per_rank|oversubscribed"
 )
 
 
@@ -203,6 +206,13 @@ class Lab:
             return self.durations[kill.victim]
         names = [*STAGES, "end"]
         return sum(self.durations[f"before {name}"] for name in names[names.index(kill.stage) + 1 :])
+
+    def own_s(self, kill: Kill) -> float:
+        """How long what is killed takes, or the stage in which Snakemake is."""
+        if kill.victim in VICTIMS:
+            return self.durations[kill.victim]
+        names = [*STAGES, "end"]
+        return self.durations[f"before {names[names.index(kill.stage) + 1]}"]
 
 
 def call(*targets: str) -> list[str]:
@@ -306,26 +316,14 @@ def strike(kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick
 
 def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
     """Kill, call again, compare. The row of the campaign's log: what was injected, and all that was lost (nothing)."""
-    pick = random.Random(f"{seed}-{kill.number}-which")
-    lost: list[str] = []
     began = time.monotonic()
     project = copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
     with jobs_of(folder / "jobs") as jobs:
-        running = forked.Started(call(), project.root, environment(project, jobs))
-        struck = strike(kill, lab.usual_s(kill), running, jobs, pick)
-        first, said = running.wait(END_S)
+        struck, first = killed(kill, lab.usual_s(kill), project, jobs, seed)
         alive = len(left(jobs))
         struck_s = time.monotonic() - began
-        second, again = forked.snakemake(call(), project.root, environment(project, jobs), END_S)
-        if second != 0:
-            lost.append(f"the next call ends with {second}: {again[-1500:]}{project.logs()}")
-        elif not until(lambda: not left(jobs), lambda: True, 10):
-            lost.append(f"processes are left: {[arguments_of(jobs)[j] for j in left(jobs)]}")
-    if second == 0:
-        found, expected = lies_in(project.root), lab.expected
-        lost += [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
-        lost += [f"left over: {name}" for name in sorted(found.keys() - expected.keys())]
-        lost += [f"differs: {name}" for name in sorted(expected) if name in found and found[name] != expected[name]]
+        lost, said = ended(project, jobs)
+    lost = lost or differences(project, lab)
     return {
         "number": kill.number,
         "victim": kill.victim,
@@ -339,3 +337,54 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
         "struck_s": round(struck_s, 1),
         "lost": lost,
     } | ({"said": said[-1500:]} if lost else {})
+
+
+def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:
+    """One project, from before the first kill's stage to its end: each call is killed but the last. All that was lost.
+
+    Kills are in the order of what they meet. Where a victim had ended, its call is left to come to the workflow's end,
+    which is compared, too; another project then begins before that kill's stage, and is killed earlier.
+    """
+    lost: list[str] = []
+    project: Project | None = None
+    with jobs_of(folder.with_name("jobs")) as jobs:
+        for kill in kills:
+            for _ in range(TRIES):
+                project = project or copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
+                if killed(kill, lab.own_s(kill), project, jobs, seed)[0]:
+                    break
+                lost += ended(project, jobs)[0] or differences(project, lab)
+                project, kill = None, replace(kill, moment=kill.moment / 2)
+            else:
+                lost.append(f"{kill.victim} always ended before its signal")
+        if project:
+            lost += ended(project, jobs)[0] or differences(project, lab)
+    return lost
+
+
+def killed(kill: Kill, usual_s: float, project: Project, jobs: Path, seed: int) -> tuple[bool, int]:
+    """A call in which that is killed: whether a signal was sent, and the exit code."""
+    pick = random.Random(f"{seed}-{kill.number}-which")
+    running = forked.Started(call(), project.root, environment(project, jobs))
+    struck = strike(kill, usual_s, running, jobs, pick)
+    return struck, running.wait(END_S)[0]
+
+
+def ended(project: Project, jobs: Path) -> tuple[list[str], str]:
+    """A call that nobody disturbs: what is wrong with how it ended, and all that it said."""
+    code, said = forked.snakemake(call(), project.root, environment(project, jobs), END_S)
+    if code != 0:
+        return [f"the next call ends with {code}: {said[-1500:]}{project.logs()}"], said
+    if not until(lambda: not left(jobs), lambda: True, 10):
+        return [f"processes are left: {[arguments_of(jobs)[j] for j in left(jobs)]}"], said
+    return [], said
+
+
+def differences(project: Project, lab: Lab) -> list[str]:
+    """What is missing, too much or other than in a build that nobody disturbed."""
+    found, expected = lies_in(project.root), lab.expected
+    return [
+        *(f"missing: {name}" for name in sorted(expected.keys() - found.keys())),
+        *(f"left over: {name}" for name in sorted(found.keys() - expected.keys())),
+        *(f"differs: {name}" for name in sorted(expected) if name in found and found[name] != expected[name]),
+    ]

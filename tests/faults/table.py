@@ -64,7 +64,7 @@ FAULTS = (
         "any rule, one rank, or Snakemake is killed at any moment",
         "the next call makes what an undisturbed one makes, and leaves no temporary file",
         "`taking off the lock of a Snakemake that was killed`",
-        ("tests/faults/test_kills.py::test_the_next_call_makes_what_an_undisturbed_one_makes",),
+        ("tests/faults/test_kills.py::test_the_last_call_makes_what_an_undisturbed_one_makes",),
     ),
     Fault(
         "a rank is killed with 9",

@@ -2,29 +2,43 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from tests.faults.campaign import TRIES, campaign, table
-from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Kill, Lab, drawn, lies_in, trial
+from tests.faults.campaign import campaign, table
+from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Lab, chain, drawn, lies_in
 
-EACH = [*VICTIMS, *WHOLE]
-#: what a campaign kills, too, and what is killed here in the same way: another format, another page
-LEFT_OUT = ("format padded", "format token-list", "format archive", "claims", "page", "PDF")
+#: one project after another, in the order in which a workflow comes to them: those of one rule run side by side, and
+#: one that had ended before its neighbour was killed is not met again
+CHAINS = {
+    "a": (
+        *("corpus", "tokenizer", "format archive", "format packed", "launcher", "one of the ranks"),
+        *("ingest", "claims", "page"),
+    ),
+    "b": ("everything", "format padded", "one of the ranks", "Snakemake", "figure", "PDF", "bundle"),
+    "c": ("format token-list", "Snakemake", "launcher", "everything", "page", "bundle"),
+}
+#: in which stage Snakemake is killed, alone or with all its jobs
+STAGE_OF_WHOLE = {"everything": "tokens", "Snakemake": "tables"}
 
 
-@pytest.mark.parametrize("victim", [victim for victim in EACH if victim not in LEFT_OUT])
-def test_the_next_call_makes_what_an_undisturbed_one_makes(stages, victim, tmp_path):
-    """Each victim once; the signals in turn."""
-    number = EACH.index(victim)
-    kill = drawn(number + len(EACH) * (number % len(SIGNALS)), seed=1)
-    assert kill.victim == victim
-    for attempt in range(TRIES):
-        row = trial(stages, Kill(**{**vars(kill), "moment": kill.moment / 2**attempt}), tmp_path / "trial", seed=1)
-        assert not row["lost"], json.dumps(row, indent=1).replace("\\n", "\n")
-        if row["injected"]:
-            return
-    pytest.fail(f"{kill.victim} always ended before its signal")
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_path):
+    """Each call is killed, at a moment drawn at random, by the next of the signals, until nothing is left to kill."""
+    each, seed = [*VICTIMS, *WHOLE], [*CHAINS].index(name)
+    kills = []
+    for place, victim in enumerate(CHAINS[name]):
+        turn = (place + seed) % len(SIGNALS)
+        kill = drawn(each.index(victim) + len(each) * turn, seed)
+        assert (kill.victim, kill.signal) == (victim, SIGNALS[turn])
+        kills.append(replace(kill, stage=STAGE_OF_WHOLE.get(victim, kill.stage)))
+    lost = chain(stages, kills, tmp_path / "chain", seed)
+    assert not lost, json.dumps(lost, indent=1).replace("\\n", "\n")
+
+
+def test_every_victim_has_its_turn():
+    assert {victim for victims in CHAINS.values() for victim in victims} == {*VICTIMS, *WHOLE}
 
 
 def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
