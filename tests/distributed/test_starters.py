@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests import served
 from tests.corpora import Lab, make_run
 from tokenscale.files import read_json
 from tokenscale.launch.start import start
@@ -35,9 +36,9 @@ def test_torchrun_starts_what_our_launcher_starts(lab, tmp_path):
     inputs = lab.inputs(run)
     manifests = {"store": inputs.store / "manifest.json", "validation_store": inputs.validation_store / "manifest.json"}
     losses = []
-    for starter in ("here", "torchrun"):
+    for starter, python in {"here": served.python(), "torchrun": None}.items():  # a fork each, and as users start it
         folder = tmp_path / starter
-        assert start(run, folder / "done.json", manifests, machine=Machine(starter=starter)) == 0
+        assert start(run, folder / "done.json", manifests, machine=Machine(starter=starter, python=python)) == 0
         assert read_json(folder / "run.json")["launch"]["starter"] == starter
         lines = [
             json.loads(line)

@@ -44,6 +44,13 @@ FOLLOWING = {
     "tokenizer": ("tokenizer", "tokenizer_sha256", "validation_store_sha256"),
     "seed": ("base_seed",),
 }
+#: all that is asked of a run: a fourth of the columns, and each takes its time
+ASKED = (
+    *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "versions", "steps_asked"),
+    *SETTINGS,
+    *PLACES,
+    *RANKS,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ class Refusal:
         return f"Not compared: {self.where} ({'; '.join(self.differs)})."
 
 
+def asked(runs: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `runs` that `refusals` looks at."""
+    return runs[[column for column in dict.fromkeys(ASKED) if column in runs]]
+
+
 def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
     """Rows of `runs` that no comparison along `factor` may use, with the reasons; nothing where all are like for like.
 
@@ -71,6 +83,7 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
     """
+    runs = asked(runs)
     counted = runs[runs["validity"].isin(["valid", "suspect"])].assign(
         external=lambda r: r["external"].fillna(False).astype(bool) if "external" in r else False,
         base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),

@@ -39,11 +39,12 @@ def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.
 
 def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
     """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
-    key = (factor, inventory.to_json(orient="split", index=False, double_precision=15))
+    asked = likeness.asked(inventory)
+    key = (factor, asked.to_json(orient="split", index=False, double_precision=15))
     if key not in _ASKED:
         if len(_ASKED) >= _MOST_ASKED:
             _ASKED.pop(next(iter(_ASKED)))
-        _ASKED[key] = likeness.refusals(inventory, factor)
+        _ASKED[key] = likeness.refusals(asked, factor)
     return _ASKED[key]
 
 
