@@ -9,6 +9,7 @@ holds its arguments, and one of that number and `.ended` behind it.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import runpy
@@ -84,14 +85,17 @@ def _answer(connection: socket.socket, client: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, files, _, _ = socket.recv_fds(connection, 8, 3)
     length, text = int.from_bytes(head, "big"), b""
-    while len(text) < length:
-        text += connection.recv(length - len(text))
+    while head and len(text) < length and (more := connection.recv(length - len(text))):
+        text += more
+    if not head or len(text) < length:  # whoever asked was killed while asking
+        os._exit(0)
     job = os.fork()
     if job == 0:
         connection.close()
         _run(json.loads(text), files, client)
     announced = _announced(json.loads(text), job)
-    connection.sendall(job.to_bytes(4, "big"))
+    with contextlib.suppress(BrokenPipeError):  # was killed before the answer: `_follow` sees it
+        connection.sendall(job.to_bytes(4, "big"))
     ended = threading.Event()
     threading.Thread(target=_follow, args=(connection, job, ended), daemon=True).start()
     os.waitid(os.P_PID, job, os.WEXITED | os.WNOWAIT)  # its number stays its own until the end is told
@@ -117,7 +121,10 @@ def _announced(asked: tuple[list[str], str, dict[str, str]], job: int) -> Path |
 def _follow(connection: socket.socket, job: int, ended: threading.Event) -> None:
     """A job whose caller is gone ends with it, and with all that is of its process group."""
     if not connection.recv(1) and not ended.is_set():
-        os.killpg(job, signal.SIGKILL)
+        try:
+            os.killpg(job, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
+            os.kill(job, signal.SIGKILL)
 
 
 def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client: str) -> None:

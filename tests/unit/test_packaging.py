@@ -11,7 +11,7 @@ import yaml
 
 import tokenscale
 from tests.conftest import ROOMS, rooms_of
-from tests.faults import campaign
+from tests.faults import campaign, shared
 from tests.faults import table as faults
 from tokenscale.cli import VERBS, main
 
@@ -177,7 +177,9 @@ def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
             assert any(faults.belongs(test, named) for test in found), f"{named}: python -m tests.faults.table --run"
     assert set(found.values()) == {"passed"}
     rows = [row for row in campaign.read(faults.KILLS) if row["injected"]]
-    assert rows and not any(row["lost"] for row in rows)
+    assert len(rows) >= 200 and not any(row["lost"] for row in rows)
+    scenes = campaign.read(ROOT / "evidence/faults/shared.jsonl")
+    assert len(scenes) == len(shared.SCENES) and not any(scene["lost"] for scene in scenes)
 
 
 def commands_of_ci():
