@@ -377,10 +377,15 @@ def test_nothing_but_stopped_runs_is_drawn_as_such(tmp_path):
     assert "no data" in module.alt(*rows)
 
 
-def test_equal_tables_give_equal_files(tables, tmp_path):
-    """One figure, twice in one process; test_report_folder.py builds all of them in two processes."""
+def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
+    """All files of one figure, and every drawing; test_report_folder.py builds all files in two processes."""
     one, two = (save.save("loss_over_time", tables, tmp_path / part / "loss") for part in ("one", "two"))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    monkeypatch.setattr(save, "DRAWN", ("svg",))
+    with save.Tables(tables) as opened:
+        for name in registry.FIGURES:
+            made = save.made(name, opened)
+            assert save.draw(made) == save.draw(made), name
 
 
 def test_an_inlined_drawing_has_its_own_ids_and_the_pages_colours(tables, tmp_path):
