@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tokenscale.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
+from tokenscale.settings.experiments import merge
 from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.scales import SCALES
 
@@ -339,12 +341,102 @@ def test_tensor_groups_stay_inside_a_node(tmp_path):
         project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 2)).runs("e")
 
 
-def test_one_corpus_for_all_experiments_leaves_tokenizers_as_they_are(tmp_path):
-    values = read_yaml(ROOT / "config/config.yaml") | {"corpus": "dummy"}
-    config = Config(values, root=ROOT)
+def on_corpus(name, **source):
+    """The shipped configuration with the corpus `name` in place of the experiments' own."""
+    values = read_yaml(ROOT / "config/config.yaml")
+    added = {"corpora": {**values["corpora"], name: {"source": source}}} if source else {}
+    return Config(values | {"corpus": name} | added, root=ROOT)
+
+
+def test_the_corpus_of_the_configuration_replaces_that_of_an_experiment_and_of_its_learnt_tokenizers():
+    config = on_corpus("mine", files="mine/*.parquet")
     plain = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
-    assert config.corpora_of(["demo"]) == ["dummy"] and config.experiment("demo").data_benchmark.corpus == "dummy"
-    assert {r.settings.tokenizer for r in config.runs("demo")} == {r.settings.tokenizer for r in plain.runs("demo")}
+    assert config.corpora_of(["demo"]) == ["mine"] and config.experiment("demo").data_benchmark.corpus == "mine"
+    (used,) = {run.settings.tokenizer for run in config.runs("demo")}
+    (own,) = {run.settings.tokenizer for run in plain.runs("demo")}
+    assert (used.name, used.corpus, used.learnt_from) == ("bpe-4096-mine", "mine", config.corpora["mine"])
+    assert (used.kind, used.vocabulary_size) == (own.kind, own.vocabulary_size) and own.name == "bpe-4096"
+    assert config.tokenizers["bpe-4096"] == own, "it stays what it is for other configurations in the same folder"
+    assert config.experiment("demo").data_benchmark.tokenizer == "tekken", "learnt from nothing"
     assert not {r.run_id for r in config.runs("demo")} & {r.run_id for r in plain.runs("demo")}
     with pytest.raises(UserError, match="unknown corpus 'dumy'"):
-        Config(values | {"corpus": "dumy"}, root=ROOT)
+        on_corpus("dumy")
+
+
+def test_a_run_table_is_the_same_from_the_configuration_that_is_passed_to_its_rule():
+    config = on_corpus("mine", files="mine/*.parquet")
+    again = Config(json.loads(canonical_json(config.relevant("demo"))), root=ROOT)
+    assert again.table("demo") == config.table("demo")
+
+
+def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
+    experiment = {
+        **with_run(),
+        "factors": {"tokenizer, log_every": [["t", 1], ["fixed", 2]]},
+        "data_benchmark": {"corpus": "c", "tokenizer": "t"},
+    }
+    learnt = {"kind": "bpe", "corpus": "c", "vocabulary_size": 300}
+    tokenizers = {"t": learnt, "fixed": {"kind": "tekken"}}
+    config = project(tmp_path, experiment, corpus="other", corpora={"c": {}, "other": {}}, tokenizers=tokenizers)
+    assert {run.settings.tokenizer.name for run in config.runs("e")} == {"t-other", "fixed"}
+    assert config.experiment("e").data_benchmark.tokenizer == "t-other"
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("translation_data_parallel", "documents of corpus mine are no pairs"),
+        ("numbered", "its tokenizer numbers reads numbers"),
+        ("compared", "it compares corpora"),
+    ],
+)
+def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stops_no_other(tmp_path, name, reason):
+    experiments = tmp_path / "experiments"
+    shutil.copytree(ROOT / "config/experiments", experiments)
+    demo = read_yaml(experiments / "demo.yaml")
+    (experiments / "numbered.yaml").write_text(
+        json.dumps(demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}})
+    )
+    (experiments / "compared.yaml").write_text(json.dumps(demo | {"factors": {"corpus": ["docstrings", "grammar"]}}))
+    values = read_yaml(ROOT / "config/config.yaml") | {"experiments_folder": str(experiments)}
+    mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
+    layers = [("config/config.yaml", values), ("mine.yaml", mine)]
+    config = Config(merge(values, mine), root=ROOT, layers=layers)
+    usable = config.usable(["demo"])
+    assert "demo" in usable and name not in usable and name in config.unusable
+    with pytest.raises(UserError, match=f"the experiment {name} cannot run on the corpus mine") as error:
+        config.usable(["demo", name])
+    assert error.value.facts["file"] == "mine.yaml" and error.value.facts["key"] == "corpus"
+    assert reason in error.value.facts["reason"]
+
+
+def test_an_error_names_the_file_that_sets_the_value(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    for text, key in [
+        ("corpora: {mine: {source: {files: a.parquet, text_colum: b}}}", "corpora.mine.source.text_colum"),
+        ("corpora: {mine: {source: {files: a.parquet, documents: 3}}}", "corpora.mine.source.documents"),
+        ("scale: dmeo", "scale"),
+        ("corpus: mien", "corpus"),
+        ("tokenizers: {t: {kind: bpe, corpus: nope, vocabulary_size: 300}}", "tokenizers.t.corpus"),
+        ("experiments: [dmeo]", "experiments"),
+    ]:
+        mine.write_text(text)
+        with pytest.raises(UserError) as error:
+            configuration.load(root=ROOT, configfiles=[mine])
+        assert error.value.facts["file"] == str(mine) and error.value.facts["key"] == key
+    with pytest.raises(UserError) as error:
+        configuration.load(root=ROOT, configfiles=[mine], overrides={"experiments": ["demo"], "scale": "dmeo"})
+    assert error.value.facts["file"] == "--config"
+
+
+def test_the_configuration_is_merged_as_snakemake_merges_it(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("{scale: workstation, corpora: {mine: {source: {files: a.parquet, text_column: a}}}}")
+    second.write_text("{corpora: {mine: {source: {text_column: b}}}, experiments: [precision]}")
+    config = configuration.load(root=ROOT, configfiles=[first, second], overrides={"engine": "tokenizers"})
+    assert config.corpora["mine"].source.files == ("a.parquet",)
+    assert config.corpora["mine"].source.text_column == "b" and "docstrings" in config.corpora
+    assert (config.settings.scale, config.settings.experiments) == ("workstation", ("precision",))
+    assert config.settings.engine == "tokenizers"
+    config = configuration.load(root=ROOT, configfiles=[first], profile="alps")
+    assert config.settings.scale == "alps", "a profile's config: is Snakemake's --config, and wins over files"

@@ -1,5 +1,6 @@
 """Raw text: cleaned and counted, split by hash, checked when read, never changed silently."""
 
+import gzip
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus
 from tokenscale.corpus import docstrings
+from tokenscale.corpus import read as read_module
 from tokenscale.corpus.build import build, build_from
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError
@@ -200,3 +202,20 @@ def test_a_failed_build_leaves_nothing_half_done(tmp_path):
     with pytest.raises(OSError, match="disk"):
         build_from(documents(), CorpusSettings(), tmp_path / "c", DESCRIPTION)
     assert list((tmp_path / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "pairs.tsv"])
+def test_windows_line_ends_give_the_same_documents(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(read_module, "CHUNK_BYTES", 7)  # "\r" and "\n" fall into two chunks somewhere
+    lines = [f"{i} one line\tof {i} pairs" for i in range(40)]
+    found = []
+    for end in ("\n", "\r\n"):
+        data = "".join(f"{line}{end}" for line in ["de\ten", *lines]).encode()
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        columns = {"text_column": "de", "target_column": "en"} if name.endswith(".tsv") else {}
+        for separator in [None] if columns else ["\n", end, None]:
+            found.append(list(read_module.read(path, SourceSettings("files", separator=separator, **columns))))
+    half = len(found) // 2
+    assert found[:half] == found[half:] and "\r" not in repr(found)
+    assert any(len(texts) >= 40 for texts in found)

@@ -263,5 +263,5 @@ def test_code_of_a_hub_cannot_be_asked_for(tmp_path, capsys, key):
 
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"tokenizers": {"t": {"kind": "huggingface", "source": "a/b", key: True}}}))
-    assert f"unknown key '{key}'" in refused(capsys, ["check", "--config", path])
-    assert cli.main(["check", "--config", str(path)]) == 2
+    assert f"unknown key '{key}'" in refused(capsys, ["check", "--configfile", path])
+    assert cli.main(["check", "--configfile", str(path)]) == 2

@@ -9,6 +9,7 @@ from tokenscale.cli import main
 from tokenscale.diagnosis.dry_run import parse
 from tokenscale.diagnosis.stale import causes, changed_settings, render
 from tokenscale.files import sha256_text, write_json, write_text
+from tokenscale.settings.calls import PLAIN, Call
 from tokenscale.settings.closure import PACKAGE
 
 TOKEN_LIST = str(PACKAGE / "formats/token_list.py")
@@ -119,9 +120,9 @@ def way(first, *more):
     )
 
 
-def told(text, *, exists=lambda path: True, targets=(), profile=None, runs=Path("nowhere")):
+def told(text, *, exists=lambda path: True, targets=(), call=PLAIN, runs=Path("nowhere")):
     jobs = parse(text)
-    return render(jobs, causes(jobs, exists), list(targets), profile, runs)
+    return render(jobs, causes(jobs, exists), list(targets), call, runs)
 
 
 def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
@@ -149,7 +150,7 @@ def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
 
 
 def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
-    text = told(way(store(f"Updated input files: {code('list')}")), profile="alps")
+    text = told(way(store(f"Updated input files: {code('list')}")), call=Call(profile="alps"))
     assert "1 run would start only because data is rebuilt" in text
     assert f"    snakemake --profile alps {STORE}\n" in text
     assert "--consider-ancient" not in text, "the run's own code is not edited"

@@ -97,5 +97,5 @@ def test_one_key_puts_every_experiment_on_another_corpus(fresh):
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "data/mine.parquet", "text_column": "body"}}}}
     (fresh.root / "mine.yaml").write_text(json.dumps(mine))
     text = fresh.snakemake("-n", "tokens", "--configfile", "mine.yaml").stdout
-    assert "corpus mine" in text and "tokens mine / bpe / packed-sequence_length=32" in text
+    assert "corpus mine" in text and "tokens mine / bpe-mine / packed-sequence_length=32" in text
     assert "tokens small" not in text

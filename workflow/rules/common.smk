@@ -12,6 +12,7 @@ from tokenscale.files import canonical_json, sha256_text
 from tokenscale.launch import workflows
 from tokenscale.launch.path import use_this_python
 from tokenscale.report.views import VIEW_FILES, VIEWS
+from tokenscale.settings import calls
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.continuing import writer_of
@@ -52,18 +53,34 @@ def refuse(error):
     os._exit(2)
 
 
+def requested(experiment):
+    """Whether the command line names an experiment, as a target or in the path of a file."""
+    return any(word == experiment or f"/{experiment}/" in word for word in sys.argv[1:])
+
+
 try:
-    config.update(left_out(workflow.config_settings.config, sys.argv, os.environ))
-    settings = Config(config)
+    call = calls.current(
+        sys.argv,
+        os.environ,
+        workflow.config_settings.configfiles,
+        workflow.config_settings.config,
+    )
+    config.update(left_out(call.config, sys.argv, os.environ))
+    settings = Config(config, layers=call.layers)
     # asked for by its name, that target makes the report one of all of them
     EXPERIMENTS = settings.chosen([ALL] if ALL in sys.argv[1:] else [])
-    RUNS = settings.all_runs(list(settings.available))
-    for name in [] if NOW else settings.corpora_of(EXPERIMENTS):
-        fingerprint.check(settings.corpora[name], Path("results/corpus"))
+    USABLE = settings.usable([*EXPERIMENTS, *filter(requested, settings.available)])
+    RUNS = settings.all_runs(USABLE)
+    if workflow.is_main_process and not NOW:
+        fingerprint.check(
+            [settings.corpora[name] for name in settings.corpora_of(EXPERIMENTS)],
+            Path("results/corpus"),
+            settings.file_of,
+        )
 except UserError as error:
     refuse(error)
-if workflow.is_main_process:
-    workflows.enter(sys.argv[1:])
+if workflow.is_main_process and workflows.enter(sys.argv[1:]):
+    call.remember()
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024
@@ -103,7 +120,7 @@ PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
 wildcard_constraints:
     corpus=one_of(settings.corpora),
     tokenizer=one_of(settings.tokenizers),
-    experiment=one_of(settings.available),
+    experiment=one_of(USABLE),
     figure=one_of(FIGURES),
     view=one_of(VIEWS),
 

@@ -234,7 +234,7 @@ rule report_ddp:
 
 
 # Each experiment is a target by its name.
-for name in settings.available:
+for name in USABLE:
 
     rule:
         name:

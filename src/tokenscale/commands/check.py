@@ -16,12 +16,16 @@ _WIDTH = max(map(len, ("refuse", "warn", "note")))
 def check(
     config: Config, names: list[str], *, here: bool, results: Path = Path("results")
 ) -> Iterator[tuple[str, bool]]:
-    """(line, whether it refuses): one for each experiment, and one for each objection to it.
+    """(line, whether it refuses): one for each experiment, and one for each objection to it. No names: all of them.
 
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """
     scale = config.settings.scale
-    for name in names:
+    usable = names or config.usable(config.settings.experiments)
+    for name, error in ({} if names else config.unusable).items():
+        other_corpus = error.facts.get("key") == "corpus"
+        yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus
+    for name in usable:
         runs = config.runs(name)
         yield f"{scale:<12} {name}: {len(runs)} runs", False
         design = Design(
@@ -37,7 +41,8 @@ def check(
 
 def _line(config: Config, name: str, objection: Objection) -> str:
     # what a corpus says stands in the configuration, everything else in the experiment's file
-    file = config.file if objection.key.startswith("corpora.") else config.available[name]
+    of_corpus = objection.key.startswith("corpora.")
+    file = config.file_of(objection.key) if of_corpus else config.available[name]
     where = f"{name} at {config.settings.scale}"
     return f"  {objection.level:<{_WIDTH}}  {where}: {objection.what} ({file}: {objection.key}). Next: {objection.next}"
 

@@ -52,7 +52,8 @@ class Priced:
         A run that several experiments need counts for the first one.
         """
         wanted, hours, unknown = set(run_ids), {}, 0
-        for name in dict.fromkeys([*self._config.settings.experiments, *self._config.available]):
+        chosen = self._config.settings.experiments
+        for name in dict.fromkeys([*chosen, *self._config.usable(chosen)]):
             for run in self._config.runs(name):
                 if run.run_id in wanted:
                     wanted.remove(run.run_id)

@@ -1,15 +1,16 @@
 """Source `files`: a user's own Parquet, JSON lines, TSV or text, named by paths and globs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenscale.corpus.pairs import beside
-from tokenscale.corpus.paths import expand, named
-from tokenscale.corpus.read import read
+from tokenscale.corpus.paths import MISSING, NO_MATCH, expand, named
+from tokenscale.corpus.read import has_documents, read
+from tokenscale.errors import UserError
 from tokenscale.files import sha256_file
-from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings, SourceSettings
 
 #: files carry no date that could be declared
 SOURCE_DATE = "undated"
@@ -32,6 +33,36 @@ def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
     """(text, origin) of the source's own validation documents; none where it names no files for them."""
     return _documents(source, "validation_files")
+
+
+def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
+    """Raise UserError for files that are missing or unreadable, columns that are not there, and text without documents.
+
+    Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the corpora: where the
+    corpus is built, its files may be gone. `file_of` returns the configuration file that sets a dotted key.
+    """
+    built = (folder / corpus.name / "manifest.json").is_file()
+    for key in ("files", "validation_files"):
+        try:
+            paths, targets = (expand(getattr(corpus.source, k), k) for k in (key, TARGETS_OF[key]))
+            pairs = list(beside(list(named(paths).items()), targets, TARGETS_OF[key]))
+            filled = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
+            if filled and not any(filled):
+                raise UserError(
+                    "a source has no documents.",
+                    file=paths[0],
+                    key=f"source.{key}",
+                    found=f"{len(paths)} file(s), all empty",
+                    next="put text there, or name other files",
+                )
+        except UserError as error:
+            if built and error.what in (MISSING, NO_MATCH):
+                continue
+            key_there = f"corpora.{corpus.name}.{error.facts.get('key', f'source.{key}')}"
+            facts = {"data": error.facts.get("file")} | {
+                label: text for label, text in error.facts.items() if label not in ("file", "key")
+            }
+            raise UserError(error.what, file=file_of(key_there), key=key_there, **facts) from None
 
 
 def _documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:

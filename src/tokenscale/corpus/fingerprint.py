@@ -6,6 +6,7 @@ size and time, so that each version of a file is read once. Standard library onl
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,13 @@ def of(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
     return _digest(facts)
 
 
-def check(corpus: CorpusSettings, folder: Path) -> None:
-    """Raise UserError where the corpus is not built yet and its files are not there."""
-    if corpus.source.kind == "files" and not (folder / corpus.name / "manifest.json").exists():
-        _paths(corpus)
+def check(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
+    """Raise UserError for corpora whose own files cannot be read; see `files.check`."""
+    for corpus in corpora:
+        if corpus.source.kind == "files":
+            from tokenscale.corpus import files  # pyarrow: only where there are files to look at
+
+            files.check(corpus, folder, file_of)
 
 
 def _paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:

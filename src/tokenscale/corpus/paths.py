@@ -6,6 +6,9 @@ from pathlib import Path
 
 from tokenscale.errors import UserError, nearest
 
+MISSING = "a source file is missing."
+NO_MATCH = "no file fits a source's pattern."
+
 
 def expand(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
     """The files that names and globs (`**` crosses folders) stand for, each once; UserError where one finds nothing."""
@@ -45,7 +48,7 @@ def _nothing(pattern: str, key: str, matches: list[str]) -> UserError:
     there = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     near = nearest(Path(pattern).name, there)
     return UserError(
-        "a source file is missing." if not glob.has_magic(pattern) else "no file fits a source's pattern.",
+        MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",
         asked=pattern,
         folder=f"{folder} holds {len(there)} file(s)" if folder.is_dir() else f"{folder} does not exist",

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -59,6 +60,16 @@ def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iter
         yield from _text(path, source.separator)
 
 
+def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
+    """Whether a file has any document, by its Parquet footer or its beginning. Raises UserError as `read` does."""
+    form = source.format if source.format != "auto" or target is not None else format_of(path)
+    if target is None and form == "parquet":
+        return _open_parquet(path, wanted(source)).metadata.num_rows > 0
+    if target is None and form == "text" and source.separator is None and source.target_column is None:
+        return any(characters.strip() for characters in _characters(path))
+    return any(True for _ in read(path, source, target))
+
+
 def format_of(path: Path) -> str:
     """The format that a file's ending says; UserError where it says none.
 
@@ -79,7 +90,8 @@ def format_of(path: Path) -> str:
     )
 
 
-def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
+    """The open file, with each of these columns (option → name) there once and holding text."""
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else all of it lies in memory by the end
     except (pa.ArrowInvalid, OSError) as error:
@@ -112,6 +124,11 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
                 expected="string",
                 next="name a column of strings",
             )
+    return file
+
+
+def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+    file = _open_parquet(path, columns)
     names, row = list(columns.values()), 0
     try:
         for batch in file.iter_batches(batch_size=_batch_rows(file), columns=names, use_threads=False):
@@ -196,7 +213,7 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
 
 def _text(path: Path, separator: str | None) -> Iterator[str]:
     if separator is not None:
-        yield from _pieces(path, separator)
+        yield from _pieces(path, separator.replace("\r\n", "\n"))
         return
     parts, length = [], 0
     for characters in _characters(path):
@@ -242,8 +259,9 @@ def _check_length(characters: int, path: Path, number: int) -> None:
 
 
 def _characters(path: Path) -> Iterator[str]:
-    """The file as UTF-8, a chunk at a time; a byte order mark at its beginning is dropped."""
+    """The file as UTF-8, a chunk at a time; a byte order mark at its beginning is dropped, and "\r\n" becomes "\n"."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    newlines = io.IncrementalNewlineDecoder(None, translate=False)
     done = 0
     with _opened(path) as file:
         while True:
@@ -268,6 +286,8 @@ def _characters(path: Path) -> Iterator[str]:
                     reason=error.reason,
                     next="convert it (iconv), or remove what is broken",
                 ) from None
+            # keeps "\r" at the end of a chunk back, until it is known whether "\n" follows
+            characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
             if characters:
                 yield characters
             if not data:

@@ -5,6 +5,7 @@ do. Of each job it prints the reason and the command, and the command names the 
 """
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenscale.errors import UserError
+from tokenscale.settings.calls import PLAIN, Call
 
 #: kind → (its plural, pattern of its output: what it is of, and its name). In the order of the data's way.
 KINDS = {
@@ -77,22 +79,22 @@ class Job:
         return " of ".join(filter(None, [self._found[1].get("name"), self.experiment])) or self.words
 
 
-def planned(targets: list[str], profile: str | None = None) -> list[Job]:
+def planned(targets: list[str], call: Call = PLAIN) -> list[Job]:
     """The jobs that Snakemake would run here for these targets. Raises UserError where it cannot plan them.
 
     Snakemake does not look at a job behind one that runs. Where runs stand behind edited code of their data, it is
     asked again as if that edit were accepted, so that what hits the runs themselves is known, too.
     """
-    text = dry_run(targets, profile)
+    text = dry_run(targets, call)
     jobs = parse(text)
     if not any(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs):
         return jobs
     accepted = [rule for rule in DATA_RULES if re.search(rf"^{rule} +\d+$", text, re.MULTILINE)]
-    own = {job.outputs: job.reasons for job in parse(dry_run(targets, profile, accepted))}
+    own = {job.outputs: job.reasons for job in parse(dry_run(targets, call, accepted))}
     return [replace(job, reasons=own.get(job.outputs, {}) | job.reasons) for job in jobs]
 
 
-def dry_run(targets: list[str], profile: str | None = None, accepted: Iterable[str] = ()) -> str:
+def dry_run(targets: list[str], call: Call = PLAIN, accepted: Iterable[str] = ()) -> str:
     """What `snakemake --dry-run` prints here, with each job's reason and command.
 
     Edits of the code of `accepted` rules count as none. Raises UserError in a folder without a workflow, and with
@@ -101,14 +103,14 @@ def dry_run(targets: list[str], profile: str | None = None, accepted: Iterable[s
     need_workflow()
     # what a killed Snakemake left unfinished would stop the dry run, too
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--rerun-incomplete", "--printshellcmds", "--nocolor"]
-    command += ["--profile", profile] if profile else ["--cores", "1"]
+    command += [*call.arguments, *([] if call.profile else ["--cores", "1"])]
     ancient = [f"{rule}=code" for rule in accepted]
     command += ["--consider-ancient", *ancient] if ancient else []
     # a profile may hide reasons: `--quiet` said here replaces what it says
     command += ["--quiet", "host", "--", *targets]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
-        raise _refused(done.stdout, f"{snakemake(profile)} --dry-run {' '.join(targets)}".rstrip())
+        raise _refused(done.stdout, f"{snakemake(call)} --dry-run {' '.join(targets)}".rstrip())
     return done.stdout
 
 
@@ -123,9 +125,9 @@ def need_workflow() -> None:
         )
 
 
-def snakemake(profile: str | None) -> str:
-    """How a person calls Snakemake here."""
-    return f"snakemake --profile {profile}" if profile else "snakemake --cores 1"
+def snakemake(call: Call) -> str:
+    """The command line with which a person runs Snakemake on this configuration; targets may follow it."""
+    return shlex.join(["snakemake", *call.arguments, *([] if call.profile else ["--cores", "1"])])
 
 
 def _refused(text: str, command: str) -> UserError:

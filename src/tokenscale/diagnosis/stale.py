@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from tokenscale.diagnosis.dry_run import KINDS, Job, planned, snakemake
+from tokenscale.settings.calls import PLAIN, Call
 from tokenscale.settings.closure import LISTINGS, changes
 
 #: what a cause is called, in the order in which causes are told
@@ -33,10 +34,10 @@ class Cause:
     following: list[Job]
 
 
-def stale(targets: list[str], profile: str | None = None) -> str:
+def stale(targets: list[str], call: Call = PLAIN) -> str:
     """What would rerun in this folder's project, for people. Raises UserError where Snakemake cannot plan it."""
-    jobs = planned(targets, profile)
-    return render(jobs, causes(jobs), targets, profile)
+    jobs = planned(targets, call)
+    return render(jobs, causes(jobs), targets, call)
 
 
 def causes(
@@ -196,7 +197,7 @@ def render(
     jobs: list[Job],
     found: list[Cause],
     targets: list[str],
-    profile: str | None = None,
+    call: Call = PLAIN,
     runs: Path = Path("results/runs"),
 ) -> str:
     """How much would run, then each cause with its jobs, then what can be done about it."""
@@ -209,7 +210,7 @@ def render(
         lines += ["", *_wrapped(f"{cause.label:<9} ", cause.text), *_wrapped(" " * 12, _and(_listed(cause.jobs)))]
         if cause.following:
             lines += _wrapped(" " * 9 + "-> ", _and(_listed(cause.following, counted=True)))
-    hints = list(_hints(jobs, found, targets, profile))
+    hints = list(_hints(jobs, found, targets, call))
     return "\n".join([*lines, *([""] if hints else []), *hints])
 
 
@@ -270,20 +271,20 @@ def _listed(jobs: Iterable[Job], counted: bool = False) -> list[str]:
     return parts
 
 
-def _hints(jobs: list[Job], found: list[Cause], targets: list[str], profile: str | None) -> Iterator[str]:
+def _hints(jobs: list[Job], found: list[Cause], targets: list[str], call: Call) -> Iterator[str]:
     """Commands that keep runs from running for nothing."""
-    call = snakemake(profile)
+    start = snakemake(call)
     pushed = sum(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs)
     if pushed:
         yield f"{_count(pushed, 'run')} would start only because data is rebuilt. Where it comes out equal, none does:"
         data = [job.outputs[0] for job in jobs if job.kind in DATA]
-        yield f"    {call} {' '.join(data) if len(data) <= 3 else 'corpus tokens'}"
+        yield f"    {start} {' '.join(data) if len(data) <= 3 else 'corpus tokens'}"
     commands = []
     edited = {(cause.label, job.kind) for cause in found if cause.label in ("code", "rule") for job in cause.jobs}
     if ("code", "run") in edited:
-        commands.append((f"{call} {' '.join(targets) or 'all'} {ANCIENT}", "rebuilds the rest, this time"))
+        commands.append((f"{start} {' '.join(targets) or 'all'} {ANCIENT}", "rebuilds the rest, this time"))
     if edited and not {"new", "missing", "unfinished"} & {cause.label for cause in found}:
-        commands.append((" ".join([call, *targets, "--touch"]), "takes everything as it is, for good"))
+        commands.append((" ".join([start, *targets, "--touch"]), "takes everything as it is, for good"))
     if commands:
         yield "If an edit cannot change a result:"
         yield from (f"    {command}   {meaning}" for command, meaning in commands)

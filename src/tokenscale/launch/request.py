@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import write_text
@@ -11,6 +11,9 @@ from tokenscale.launch.start import start as start_run
 from tokenscale.settings import machine as machines
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,14 @@ def stated(run: str, output: Path | None, site: str | None, manifests: dict[str,
     return Request(RunSettings.from_json(run), output, manifests, machines.load(site), site)
 
 
-def named(run_ids: list[str], profile: str | None, config: str) -> list[Request]:
-    """From ids of runs in any experiment, at a profile's scale and for its machine."""
-    from tokenscale.settings import config as configuration
+def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[Request]:
+    """Requests for runs of any experiment of the configuration by their ids. `profile`: for the resources of jobs."""
     from tokenscale.settings import profile as profiles
     from tokenscale.settings.manifests import done, manifests_of
 
     if not run_ids:
         raise UserError("no run is named.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
-    overrides = profiles.configuration(profile) if profile else {}
-    settings = configuration.load(config, overrides=overrides)
-    runs = settings.all_runs(list(settings.available))
+    runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:
             near = nearest(run_id, runs)

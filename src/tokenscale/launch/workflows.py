@@ -18,7 +18,7 @@ LOOKING |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--versi
 _held: list[IO[str]] = []
 
 
-def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: Path = Path("results")) -> None:
+def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: Path = Path("results")) -> bool:
     """Called by each Snakemake that is about to make something here, before it asks for its own lock.
 
     All that work at the same time share a lock of the operating system, which ends with their processes, whatever ends
@@ -27,9 +27,12 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
     until `--unlock` says that it is not.
 
     Who is alone also sees whether the clock was set back since the last call, and puts the times of `results` right.
+    Returns whether this call makes something: not for a dry run and the like.
     """
-    if _held or LOOKING & set(arguments) or any(a.startswith("-n") for a in arguments):
-        return
+    if LOOKING & set(arguments) or any(a.startswith("-n") for a in arguments):
+        return False
+    if _held:
+        return True
     folder.mkdir(exist_ok=True)
     owners_file = folder / "tokenscale.owners"
     back_s = clock.set_back(owners_file) if owners_file.is_file() else None
@@ -37,7 +40,8 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
     try:
         alone = _taken(file)
     except OSError:  # a file system without locks: Snakemake's own has to do
-        return file.close()
+        file.close()
+        return True
     file.seek(0)
     owners = file.read().splitlines()
     elsewhere = [owner for owner in owners if not owner.endswith(f" on {platform.node()}")]
@@ -59,6 +63,7 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
     file.flush()
     _held.append(file)
     atexit.register(_leave, file, os.getpid())
+    return True
 
 
 def _taken(file: IO[str]) -> bool:

@@ -3,17 +3,18 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pydantic
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import canonical_json
 from tokenscale.settings import continuing, inference, machine, resuming, validate
+from tokenscale.settings import profile as profiles
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -31,6 +32,7 @@ from tokenscale.settings.experiments import (
     merge,
     order,
     problem_of,
+    settings_of,
     varied,
 )
 from tokenscale.settings.geometry import geometry
@@ -43,6 +45,8 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.settings.scales import SCALES
 from tokenscale.settings.studies import STUDIES
 
+#: what Snakemake and every command read; files of `--configfile` are merged over it
+CONFIG_FILE = "config/config.yaml"
 #: the target of every experiment's figures and one report of them; stands for all of their names
 ALL = "all_experiments"
 #: more of them no workflow goes through, and listing them would take this machine's memory
@@ -53,6 +57,9 @@ TARGETS = (
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
     *("claims", "report_now", "report_pretokenization", "report_ddp", "index", "changes"),
 )
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,9 @@ class ConfigFile:
     unpack_from_archive: bool = option(
         False, "true: text becomes archives, and packed stores are unpacked from these; the stores are the same"
     )
-    corpus: str | None = option(None, "every experiment reads this corpus in place of its own")
+    corpus: str | None = option(
+        None, "experiments read this corpus in place of their own, and their BPE tokenizers are trained on it"
+    )
     claims: str = option("config/claims.yaml", "the ledger: sentences that the report holds against the data")
     strict_claims: bool = option(
         False, "true: `snakemake claims` fails where a sentence that is relied on (`holds_at`) no longer holds"
@@ -98,43 +107,58 @@ class ConfigFile:
 class Config:
     """The whole configuration, validated. Everything the workflow asks about what to run, it asks here."""
 
-    def __init__(self, values: dict[str, Any], *, root: Path | str = ".", file: str = "config/config.yaml"):
+    def __init__(
+        self,
+        values: dict[str, Any],
+        *,
+        root: Path | str = ".",
+        file: str = CONFIG_FILE,
+        layers: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    ):
+        """`layers`: (file, its values) in the order in which they were merged into `values`, for error messages."""
         values = {k: v for k, v in values.items() if v is not None}
         if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
             values["experiments"] = [values["experiments"]]
-        self.file = file
-        self.settings: ConfigFile = validate.build(ConfigFile, values, file=file)
+        self._values, self._file, self._layers = values, file, list(layers)
+        self.settings: ConfigFile = validate.build(ConfigFile, values, file=self.file_of)
         if self.settings.scale not in SCALES:
-            raise unknown("scale", self.settings.scale, SCALES, file=file, key="scale")
+            raise unknown("scale", self.settings.scale, SCALES, file=self.file_of("scale"), key="scale")
         self.corpora = {
             name: self._named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
         }
         for name, corpus in self.corpora.items():
-            validate.check_problems(corpus.source.problems(), file=file, key=f"corpora.{name}.source")
+            validate.check_problems(corpus.source.problems(), file=self.file_of, key=f"corpora.{name}.source")
         self.root = Path(root)
         self.machine = machine.load(self.settings.machine, root)
         self.tokenizers = {
             name: self._named(TokenizerSettings, "tokenizers", name, v) for name, v in self.settings.tokenizers.items()
         }
         for name, tokenizer in self.tokenizers.items():
-            validate.check_problems(tokenizer.problems(), file=file, key=f"tokenizers.{name}")
+            key = f"tokenizers.{name}"
+            validate.check_problems(tokenizer.problems(), file=self.file_of, key=key)
             if tokenizer.kind not in TOKENIZERS:  # of a converted store: nothing can make it
-                raise unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, file=file, key=f"tokenizers.{name}.kind")
+                raise self._unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, f"{key}.kind")
             if tokenizer.corpus is not None:
                 if tokenizer.corpus not in self.corpora:
-                    raise unknown("corpus", tokenizer.corpus, self.corpora, file=file, key=f"tokenizers.{name}.corpus")
+                    raise self._unknown("corpus", tokenizer.corpus, self.corpora, f"{key}.corpus")
                 self.tokenizers[name] = replace(tokenizer, learnt_from=self.corpora[tokenizer.corpus])
         if self.settings.corpus is not None and self.settings.corpus not in self.corpora:
-            raise unknown("corpus", self.settings.corpus, self.corpora, file=file, key="corpus")
+            raise self._unknown("corpus", self.settings.corpus, self.corpora, "corpus")
+        #: tokenizers trained on the overriding corpus: name → the configured tokenizer it replaces
+        self._replaced_tokenizers: dict[str, str] = {}
         folder = Path(root) / self.settings.experiments_folder
         self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
         for name in self.settings.experiments:
             if self.settings.experiments.count(name) > 1:
                 raise UserError(
-                    "an experiment is named twice.", file=file, key="experiments", found=name, next="name it once"
+                    "an experiment is named twice.",
+                    file=self.file_of("experiments"),
+                    key="experiments",
+                    found=name,
+                    next="name it once",
                 )
             if name not in self.available:
-                raise unknown("experiment", name, self.available, file=file, key="experiments")
+                raise self._unknown("experiment", name, self.available, "experiments")
         for name, path in self.available.items():
             if name in TARGETS or not re.fullmatch(NAME, name):
                 raise UserError(
@@ -145,6 +169,23 @@ class Config:
                 )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
+        #: experiments that this configuration cannot run, and why (see `usable`)
+        self.unusable: dict[str, UserError] = {}
+
+    def file_of(self, key: str) -> str:
+        """The file that sets a dotted key: of the files merged, the last one that holds it, or its nearest parent."""
+        parts = key.split(".")
+        for length in range(len(parts), 0, -1):
+            for file, values in reversed(self._layers):
+                inner: Any = values
+                for part in parts[:length]:
+                    inner = inner[part] if isinstance(inner, Mapping) and part in inner else None
+                if inner is not None:
+                    return file
+        return self._file
+
+    def _unknown(self, kind: str, word: str, words: Iterable[str], key: str) -> UserError:
+        return unknown(kind, word, words, file=self.file_of(key), key=key)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """Names of experiments: those asked for, all that there are for `ALL`, those of the report for none."""
@@ -155,18 +196,24 @@ class Config:
     def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         for key in {"name", "learnt_from"} & values.keys():
             raise UserError(
-                "this is filled in, not written.", file=self.file, key=f"{section}.{name}.{key}", next="remove it"
+                "this is filled in, not written.",
+                file=self.file_of(f"{section}.{name}.{key}"),
+                key=f"{section}.{name}.{key}",
+                next="remove it",
             )
         source = values.get("source")
         if cls is CorpusSettings and isinstance(source, dict):
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.implied_kind(source), **source, **lists}}
-        return validate.build(cls, {**values, "name": name}, file=self.file, key=f"{section}.{name}")
+        return validate.build(cls, {**values, "name": name}, file=self.file_of, key=f"{section}.{name}")
 
     def experiment(self, name: str) -> Experiment:
         """An experiment with its scale's overlay merged in. Raises UserError for an unknown name or a bad file."""
         if name not in self.available:
             raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
+        return self._with_its_corpus_named(name, lambda: self._experiment(name))
+
+    def _experiment(self, name: str) -> Experiment:
         if name not in self._experiments:
             file = str(self.available[name])
             raw = read_yaml(file)
@@ -184,19 +231,55 @@ class Config:
         return self._experiments[name]
 
     def _on_another_corpus(self, values: dict[str, Any], file: str) -> dict[str, Any]:
-        """An experiment with the corpus that the configuration says for all; tokenizers stay what they are."""
-        if "corpus" in varied(values.get("factors", {})):
+        """An experiment's values with the configured `corpus` in place of its own, in runs and benchmarks.
+
+        Its BPE tokenizers are replaced by equal ones that are trained on that corpus. Raises UserError for an
+        experiment that compares corpora, and for the tokenizer `numbers`, which cannot read text.
+        """
+        corpus = self.settings.corpus
+        if "corpus" in varied(values.get("factors") or {}):
+            raise UserError("it compares corpora.", file=file, key="factors.corpus")
+        has_runs = bool(values.get("runs") or values.get("factors"))
+        sections = [key for key in ("data_benchmark", "storage_benchmark") if values.get(key)]
+        sections += ["runs"] if has_runs or not sections else []
+        values = merge(values, {key: {"corpus": corpus} for key in sections})
+        for key in sections:
+            if "tokenizer" in values[key]:
+                values[key]["tokenizer"] = self._tokenizer_for(corpus, values[key]["tokenizer"], file, key)
+        for factor, levels in (values.get("factors") or {}).items():
+            keys = settings_of(factor)
+            if "tokenizer" not in keys or problem_of({factor: levels}) is not None:
+                continue
+            for number, level in enumerate(levels):
+                if len(keys) == 1:
+                    levels[number] = self._tokenizer_for(corpus, level, file, "factors")
+                else:
+                    position = keys.index("tokenizer")
+                    level[position] = self._tokenizer_for(corpus, level[position], file, "factors")
+        return values
+
+    def _tokenizer_for(self, corpus: str, name: Any, file: str, section: str) -> Any:
+        """The tokenizer to use on the overriding corpus: itself, or for one learnt from another corpus its twin."""
+        configured = self.tokenizers.get(name) if isinstance(name, str) else None
+        if configured is None or configured.corpus == corpus:
+            return name
+        if configured.kind == "numbers" and self.corpora[corpus].source.kind != "dummy":
             raise UserError(
-                "the experiment compares corpora, and the configuration says one for all.",
-                file=file,
-                key="factors.corpus",
-                next="leave `corpus` out of the configuration for this experiment",
+                f"its tokenizer {name} reads numbers, and that corpus is text.", file=file, key=f"{section}.tokenizer"
             )
-        asked = ("runs", "data_benchmark", "storage_benchmark")
-        changed = {key: {"corpus": self.settings.corpus} for key in asked if values.get(key) or key == "runs"}
-        if not values.get("runs") and not values.get("factors") and len(changed) > 1:  # benchmarks alone: no runs
-            del changed["runs"]
-        return merge(values, changed)
+        if configured.corpus is None:
+            return name
+        twin = f"{name}-{corpus}"
+        trained = replace(configured, name=twin, corpus=corpus, learnt_from=self.corpora[corpus])
+        if self.tokenizers.setdefault(twin, trained) != trained:
+            raise UserError(
+                f"the tokenizer {twin} is configured, and {name} trained on {corpus} needs this name.",
+                file=self.file_of(f"tokenizers.{twin}"),
+                key=f"tokenizers.{twin}",
+                next="rename it",
+            )
+        self._replaced_tokenizers[twin] = name
+        return twin
 
     def _check(self, experiment: Experiment, file: str) -> None:
         """What the fields of an experiment must be beside their types."""
@@ -250,6 +333,41 @@ class Config:
 
     def runs(self, name: str) -> list[Run]:
         """The run table of an experiment, in the randomised order of starting."""
+        return self._with_its_corpus_named(name, lambda: self._runs(name))
+
+    def usable(self, required: Sequence[str]) -> list[str]:
+        """Names of the experiments that this configuration can run. Raises UserError only for `required` ones.
+
+        The others' errors are kept in `unusable`: a file that nobody asked for must not stop other targets.
+        """
+        for name in self.available:
+            try:
+                self.runs(name)
+            except UserError as error:
+                if name in required:
+                    raise
+                self.unusable[name] = error
+        return [name for name in self.available if name not in self.unusable]
+
+    def _with_its_corpus_named(self, name: str, build: Callable[[], T]) -> T:
+        """What `build` returns. Where only the configured `corpus` makes it fail, the error says so."""
+        try:
+            return build()
+        except UserError as error:
+            if self.settings.corpus is None:
+                raise
+            # raises the experiment's own error, where it has one without that corpus, too
+            Config({**self._values, "corpus": None}, root=self.root, file=self._file, layers=self._layers).runs(name)
+            raise UserError(
+                f"the experiment {name} cannot run on the corpus {self.settings.corpus}.",
+                file=self.file_of("corpus"),
+                key="corpus",
+                experiment=self.available[name],
+                reason=error.facts.get("reason", error.what),
+                next="leave it out of `experiments`, or give it a corpus that fits",
+            ) from None
+
+    def _runs(self, name: str) -> list[Run]:
         if name not in self._tables:
             experiment, file = self.experiment(name), str(self.available[name])
             table = []
@@ -349,13 +467,15 @@ class Config:
 
         The machine is not among them: another machine's profile must not rewrite the table.
         """
-        used = [(r.settings.corpus.name, r.settings.tokenizer) for r in self.runs(name)]
-        corpora = {c for c, _ in used} | {t.corpus for _, t in used if t.corpus}
-        tokenizers = {t.name for _, t in used}
+        corpora, tokenizers = set(), set()
+        for run in self.runs(name):
+            corpora.add(run.settings.corpus.name)
+            tokenizers.add(run.settings.tokenizer.name)
         for benchmark in self.experiment(name).benchmarks.values():
             corpora.add(benchmark.corpus)
             tokenizers.add(benchmark.tokenizer)
-            corpora |= {c for c in [self.tokenizers[benchmark.tokenizer].corpus] if c}
+        tokenizers = {self._replaced_tokenizers.get(t, t) for t in tokenizers}
+        corpora |= {c for t in tokenizers if (c := self.tokenizers[t].corpus)}
         return {
             "scale": self.settings.scale,
             "corpus": self.settings.corpus,
@@ -429,10 +549,31 @@ def benchmark_stores(settings: Any) -> list[StoreSettings]:
 
 
 def load(
-    file: Path | str = "config/config.yaml", *, overrides: dict[str, Any] | None = None, root: Path | str = "."
+    file: Path | str = CONFIG_FILE,
+    *,
+    configfiles: Sequence[Path | str] = (),
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    root: Path | str = ".",
 ) -> Config:
-    """The configuration of a file, with overrides (`--config key=value`) over it."""
-    return Config(merge(read_yaml(Path(root) / file), overrides or {}), root=root, file=str(file))
+    """The configuration, merged as Snakemake merges it: mappings key by key, everything else replaced.
+
+    From lowest to highest: `file`, `configfiles` (without any, those of the Snakemake profile), the `config:` of the
+    profile, and `overrides` (`--config key=value`). Raises UserError for files that are missing or unreadable.
+    """
+    root = Path(root)
+    layers = [(str(file), read_yaml(root / file))]
+    stated: list[tuple[str, Mapping[str, Any]]] = []
+    if profile is not None:
+        found = profiles.read(profile, root)
+        configfiles = configfiles or profiles.configfiles(found[1])
+        stated.append((str(found[0]), profiles.stated(*found)))
+    layers += [(str(name), read_yaml(root / name)) for name in configfiles]
+    layers += [*stated, ("--config", dict(overrides or {}))]
+    values: dict[str, Any] = {}
+    for _, layer in layers:
+        values = merge(values, layer)
+    return Config(values, root=root, file=str(file), layers=layers)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

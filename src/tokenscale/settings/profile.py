@@ -11,7 +11,7 @@ from tokenscale.settings.experiments import merge
 from tokenscale.settings.reading import read_yaml
 
 #: how Snakemake calls a profile's file, without the version that some names carry (`config.v9+.yaml`)
-FILES = ("profile", "config")
+BASENAMES = ("profile", "config")
 #: how a command line names one
 OPTIONS = ("--profile", "--workflow-profile")
 #: the variable in which jobs find the profile of the Snakemake that started them
@@ -27,13 +27,24 @@ def configuration(profile: str, root: Path | str = ".") -> dict[str, Any]:
     """
     root = Path(root)
     file, values = read(profile, root)
-    files, stated = values.get("configfile") or [], values.get("config") or {}
     result: dict[str, Any] = {}
-    for name in [files] if isinstance(files, str) else files:
+    for name in configfiles(values):
         result = merge(result, read_yaml(root / name))
-    if not isinstance(stated, dict):
-        stated = dict(_pair(item, file) for item in ([stated] if isinstance(stated, str) else stated))
-    return merge(result, stated)
+    return merge(result, stated(file, values))
+
+
+def configfiles(values: Mapping[str, Any]) -> list[str]:
+    """The files that a profile's `configfile:` names."""
+    files = values.get("configfile") or []
+    return [files] if isinstance(files, str) else list(files)
+
+
+def stated(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a profile's `config:` sets: a mapping, or `key=value` texts. UserError for a text without `=`."""
+    config = values.get("config") or {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    return dict(_pair(item, file) for item in ([config] if isinstance(config, str) else config))
 
 
 def read(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
@@ -54,7 +65,8 @@ def read(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for name in FILES for path in sorted([*folder.glob(f"{name}.v*+.yaml"), *folder.glob(f"{name}.yaml")])]
+    patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
 def _pair(item: str, file: Path) -> tuple[str, Any]:
@@ -71,8 +83,8 @@ def in_use(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
     return next(iter(named), None) or environment.get("SNAKEMAKE_PROFILE") or environment.get(CARRIED)
 
 
-def left_out(stated: Container[str], argv: Sequence[str], environment: MutableMapping[str, str]) -> dict[str, Any]:
-    """Values of the profile in use that `--config` on the command line has taken away: those of the keys not `stated`.
+def left_out(known: Container[str], argv: Sequence[str], environment: MutableMapping[str, str]) -> dict[str, Any]:
+    """Values of the profile in use that `--config` on the command line has taken away: those of the keys not `known`.
 
     Snakemake replaces a profile's `config:` by the command line's as a whole, machine and scale included. The profile
     is noted in `environment` for jobs, which are started without it. A profile that is not this project's has none.
@@ -85,7 +97,7 @@ def left_out(stated: Container[str], argv: Sequence[str], environment: MutableMa
         values = configuration(profile)
     except UserError:
         return {}
-    return {key: value for key, value in values.items() if key not in stated}
+    return {key: value for key, value in values.items() if key not in known}
 
 
 def taken_away(

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,9 @@ import pydantic
 from tokenscale.errors import UserError, nearest
 from tokenscale.settings.options import NAME, NAME_IN_WORDS
 
+#: the file that holds the settings, or a function from a dotted key to the file that sets this key
+File = str | Callable[[str], str]
+
 
 @cache
 def adapter(cls: type) -> pydantic.TypeAdapter:
@@ -18,7 +22,7 @@ def adapter(cls: type) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(cls)
 
 
-def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
+def build(cls: type, values: Any, *, file: File, key: str = "") -> Any:
     """A settings object from plain values. Raises UserError: file, key, value, what is allowed, nearest spelling."""
     try:
         return adapter(cls).validate_python(values)
@@ -26,22 +30,27 @@ def build(cls: type, values: Any, *, file: str, key: str = "") -> Any:
         raise _explain(cls, error, file, key) from None
 
 
-def check_problems(problems: list[tuple[str, str]], *, file: str, key: str = "") -> None:
+def check_problems(problems: list[tuple[str, str]], *, file: File, key: str = "") -> None:
     """Raise the first of the problems that fields have with each other."""
     for field, text in problems:
         raise UserError(
             "the settings do not fit together.",
-            file=file,
+            file=_file_of(file, _dotted(key, field)),
             key=_dotted(key, field),
             reason=text,
             next="change it, or what it does not go with",
         )
 
 
-def _explain(cls: type, error: pydantic.ValidationError, file: str, key: str) -> UserError:
+def _file_of(file: File, key: str) -> str:
+    return file(key) if callable(file) else file
+
+
+def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -> UserError:
     found = error.errors()
     first = found[0]
     where = _dotted(key, *first["loc"])
+    file = _file_of(file, where)
     more = f"{len(found) - 1} more of this file" if len(found) > 1 else None
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         fields = _fields_at(cls, first["loc"][:-1])

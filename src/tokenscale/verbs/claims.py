@@ -3,10 +3,15 @@
 import argparse
 from pathlib import Path
 
+from tokenscale.commands import configuration
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which ledger, and whose tables."""
-    parser.add_argument("--ledger", type=Path, default=Path("config/claims.yaml"), metavar="FILE", help="the claims")
+    parser.add_argument(
+        "--ledger", type=Path, metavar="FILE", help="the claims; by default the file that the configuration names"
+    )
+    configuration.add_arguments(parser)
     parser.add_argument(
         "--tables",
         type=Path,
@@ -27,4 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Judge, print, and write where asked to."""
     from tokenscale.commands import claims
 
+    if arguments.ledger is None:
+        arguments.ledger = Path(configuration.configuration(arguments).settings.claims)
     return claims.run(**vars(arguments))

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from tokenscale.commands import configuration
+
 ROLES = ("corpus", "tokenizer", "store", "validation_store")
 
 
@@ -18,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_ID",
         help="a run of an experiment; with --sbatch several of one rank: one node",
     )
-    parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
-    parser.add_argument("--config", default="config/config.yaml", help="configuration file")
+    configuration.add_arguments(parser)
     parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")
     parser.add_argument("--sbatch", type=Path, metavar="FILE", help="write a job script for sbatch, and start nothing")
     parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.launch import request
 
     if arguments.run is None:
-        requests = request.named(arguments.run_id, arguments.profile, arguments.config)
+        requests = request.named(arguments.run_id, arguments.profile, configuration.configuration(arguments))
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
         requests = [request.stated(arguments.run, arguments.output, arguments.site, manifests)]

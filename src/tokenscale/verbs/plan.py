@@ -4,14 +4,15 @@ import argparse
 import json
 from pathlib import Path
 
+from tokenscale.commands import configuration
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The experiment, and the configuration to read it from."""
     names = "names of experiments, or all_experiments; by default those of the report"
     parser.add_argument("experiment", nargs="*", help=names)
-    parser.add_argument("--config", default="config/config.yaml", help="configuration file")
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
-    parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
+    configuration.add_arguments(parser)
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
     parser.add_argument("--machine", help="file of the machine to count nodes of, such as profiles/alps/machine.toml")
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
@@ -22,16 +23,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.commands.plan import plan
     from tokenscale.errors import UserError
     from tokenscale.files import write_json
-    from tokenscale.settings import config as configuration
-    from tokenscale.settings import profile
+    from tokenscale.settings.config import Config
 
-    said = {"scale": arguments.scale, "machine": arguments.machine}
-    overrides = profile.configuration(arguments.profile) if arguments.profile else {}
-    overrides |= {key: value for key, value in said.items() if value is not None}
+    overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     if arguments.config_json is not None:
-        config = configuration.Config({**arguments.config_json, **overrides})
+        config = Config({**arguments.config_json, **overrides})
     else:
-        config = configuration.load(arguments.config, overrides=overrides)
+        config = configuration.configuration(arguments, overrides)
     names = config.chosen(arguments.experiment)
     if arguments.output:
         if len(names) != 1:

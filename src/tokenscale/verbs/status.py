@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from tokenscale.commands import configuration
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option says what is asked; without one: the queue and the runs."""
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the queue and the runs again and again, every 5 seconds if not told otherwise, until Ctrl-C",
     )
-    parser.add_argument("--profile", metavar="FOLDER", help="Snakemake's profile, for --stale")
+    configuration.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the queue and the runs as JSON")
 
 
@@ -40,8 +42,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--json is of the queue and the runs, once.", next="python -m tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.diagnosis import stale
+        from tokenscale.settings import calls
+        from tokenscale.settings.calls import PLAIN
 
-        print(stale.stale(arguments.stale, arguments.profile))
+        call = configuration.call_of(arguments)
+        if call == PLAIN and (last := calls.last()) is not None:
+            call = last
+            print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
+        print(stale.stale(arguments.stale, call))
     elif arguments.failed is not None:
         from tokenscale.diagnosis import failed
 

@@ -1,0 +1,86 @@
+"""The configuration of a Snakemake call: which file sets each value, and a record of the last call in this folder."""
+
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenscale.errors import UserError
+from tokenscale.files import write_json
+from tokenscale.settings import profile as profiles
+from tokenscale.settings.config import CONFIG_FILE
+from tokenscale.settings.reading import read_yaml
+
+#: beside Snakemake's own records: it can be deleted
+RECORD = Path(".snakemake/tokenscale-call.json")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a Snakemake command line adds to config/config.yaml: `--configfile`, `--config` and `--profile`."""
+
+    configfiles: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options with which Snakemake, or a command of ours, reads the same configuration."""
+        values = [f"{key}={json.dumps(value)}" for key, value in self.config.items()]
+        files = ["--configfile", *self.configfiles] if self.configfiles else []
+        # lists come first: an option behind them lets targets follow
+        return [
+            *files,
+            *(["--config", *values] if values else []),
+            *(["--profile", self.profile] if self.profile else []),
+        ]
+
+    @cached_property
+    def from_profile(self) -> tuple[str, dict[str, Any]]:
+        """(file of the profile, its `config:` values); empty without a profile, and for one of another project."""
+        try:
+            return _stated(*profiles.read(self.profile)) if self.profile else ("", {})
+        except UserError:
+            return "", {}
+
+    @property
+    def layers(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """(file, its values), in the order in which Snakemake merges them. UserError for a file it cannot read."""
+        file, values = self.from_profile
+        own = {key: value for key, value in self.config.items() if values.get(key) != value}
+        read = [(name, read_yaml(name)) for name in (CONFIG_FILE, *self.configfiles) if Path(name).is_file()]
+        return [*read, (file, values), ("--config", own)]
+
+    def remember(self, record: Path = RECORD) -> None:
+        """Record this call for `last`."""
+        write_json(record, asdict(self) | {"config": dict(self.config)})
+
+
+def _stated(file: Path, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return str(file), profiles.stated(file, values)
+
+
+def current(
+    argv: Sequence[str], environment: MutableMapping[str, str], configfiles: Sequence[Path], config: Mapping[str, Any]
+) -> Call:
+    """The call of this process, from its command line and what Snakemake parsed of it."""
+    here = Path.cwd()
+    # Snakemake appends the workflow's own file to what the command line names
+    named = [path for path in map(Path, configfiles) if path.absolute() != here / CONFIG_FILE]
+    files = tuple(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named)
+    return Call(files, dict(config), profiles.in_use(argv, environment))
+
+
+def last(record: Path = RECORD) -> Call | None:
+    """The last call of Snakemake in this folder that made something; None before the first one."""
+    try:
+        values = json.loads(record.read_text(encoding="utf-8"))
+        return Call(tuple(values["configfiles"]), values["config"], values["profile"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+#: a call of Snakemake without options
+PLAIN = Call()

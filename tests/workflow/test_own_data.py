@@ -1,0 +1,140 @@
+"""A user's own text in a project with every experiment: what is planned for it, and which mistakes planning reports."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.workflow.conftest import Project, make_project
+from tokenscale.settings import calls
+
+pytestmark = pytest.mark.workflow
+ROOT = Path(__file__).parents[2]
+TEXTS = [f"document {i} of {i * i} words" for i in range(50)]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory) -> Project:
+    """The project as it is shipped, with its own configuration."""
+    project = make_project(tmp_path_factory.mktemp("shipped"))
+    shutil.rmtree(project.root / "config")
+    shutil.copytree(ROOT / "config", project.root / "config")
+    data = project.root / "my data"
+    data.mkdir()
+    pq.write_table(pa.table({"body": TEXTS, "number": range(50)}), data / "mine.parquet")
+    pq.write_table(pa.table({"body": pa.array([], pa.string())}), data / "no-rows.parquet")
+    (data / "cut.parquet").write_bytes((data / "mine.parquet").read_bytes()[:-100])
+    (data / "mine.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in TEXTS))
+    (data / "mine.txt").write_bytes("\r\n".join(TEXTS).encode())
+    (data / "empty.txt").write_bytes(b"")
+    (data / "utf-16.txt").write_bytes("\n".join(TEXTS).encode("utf-16"))
+    return project
+
+
+def tokenscale(project: Project, *arguments: str, code: int = 0) -> str:
+    """What a command prints; it must end with `code`."""
+    command = [sys.executable, "-m", "tokenscale", *arguments]
+    done = subprocess.run(command, cwd=project.root, env=project.environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def configure(project: Project, **source) -> str:
+    """Write mine.yaml, as the README shows it, and return its name."""
+    text = json.dumps({"corpus": "mine", "corpora": {"mine": {"source": source}}})
+    (project.root / "mine.yaml").write_text(text)
+    return "mine.yaml"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"files": "my data/mine.parquet", "text_column": "body"},
+        {"files": "my data/*.jsonl", "text_column": "content"},
+        {"files": ["my data/mine.txt"], "separator": "\n"},
+    ],
+    ids=["parquet", "json lines", "text"],
+)
+def test_the_demo_is_planned_on_own_text_alone(shipped, source):
+    planned = shipped.dry_run("--configfile", configure(shipped, **source))
+    assert "corpus mine" in planned and "tokenizer bpe-4096-mine" in planned and "train packed" in planned
+    assert "docstrings" not in planned, "the embedded corpus is neither read nor learnt from"
+
+
+@pytest.mark.parametrize(
+    "source, key, words",
+    [
+        ({"files": "my data/*.csv"}, "files", ["no file fits", "my data/*.csv"]),
+        ({"files": "my data/mien.parquet"}, "files", ["missing", "'mine.parquet'"]),
+        ({"files": "my data"}, "files", ["folder", "my data/*.parquet"]),
+        ({"files": "my data/mine.parquet"}, "text_column", ["no column 'text'", "body, number"]),
+        ({"files": "my data/mine.parquet", "text_column": "bdy"}, "text_column", ["'bdy'", "did you mean 'body'"]),
+        ({"files": "my data/mine.parquet", "text_column": "number"}, "text_column", ["does not hold text", "int64"]),
+        ({"files": "my data/mine.jsonl"}, "text_column", ["no key 'text'", "content"]),
+        ({"files": "my data/no-rows.parquet", "text_column": "body"}, "files", ["no documents", "no-rows.parquet"]),
+        ({"files": "my data/empty.txt"}, "files", ["no documents", "empty.txt"]),
+        ({"files": "my data/cut.parquet", "text_column": "body"}, "files", ["not readable Parquet", "cut.parquet"]),
+        ({"files": "my data/utf-16.txt"}, "files", ["not UTF-8", "utf-16.txt"]),
+        ({"files": "my data/mine.parquet", "text_colum": "body"}, "text_colum", ["unknown key", "'text_column'"]),
+        ({"files": "my data/mine.csv", "format": "csv"}, "format", ["csv", "parquet"]),
+    ],
+)
+def test_planning_reports_a_mistake_in_own_data_with_the_users_file(shipped, source, key, words):
+    done = shipped.snakemake("-n", "--configfile", configure(shipped, **source), check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout and "Job" not in done.stdout, done.stdout
+    told = done.stdout[done.stdout.index("tokenscale: ") :]
+    facts = dict(line.split(None, 1) for line in told.splitlines()[1:] if line.startswith("  "))
+    assert facts["file"] == "mine.yaml" and facts["key"] == f"corpora.mine.source.{key}" and facts["next"]
+    assert not [word for word in words if word not in told], told
+
+
+def test_a_row_longer_than_the_models_positions_is_reported_when_planning(shipped):
+    file = shipped.root / "config/experiments/long.yaml"
+    runs = {"corpus": "docstrings", "tokenizer": "tekken", "model": "gpt2-124m", "sequence_length": 2048}
+    file.write_text(json.dumps({"question": "?", "runs": runs}))
+    try:
+        done = shipped.snakemake("-n", "long", check=False)
+        assert done.returncode == 2 and "1024 is less than sequence_length 2048" in done.stdout
+        assert "config/experiments/long.yaml" in done.stdout and "Traceback" not in done.stdout
+        assert shipped.dry_run("demo"), "what nobody asked for stops nothing"
+    finally:
+        file.unlink()
+
+
+def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
+    file = configure(shipped, files="my data/mine.parquet", text_column="body")
+    plan = tokenscale(shipped, "plan", "demo", "--configfile", file)
+    assert "demo: " in plan
+    runs = re.findall(r"^Job \d+: train (\S+)", shipped.dry_run("--configfile", file), re.MULTILINE)
+    run = sorted(runs)[0]
+    printed = tokenscale(shipped, "launch", run, "--configfile", file, "--print")
+    assert "results/corpus/mine" in printed or "results/tokens/mine" in printed
+    assert f"no experiment has a run {run}" in tokenscale(shipped, "launch", run, "--print", code=2)
+    assert "demo: " in tokenscale(shipped, "check", "demo", "--configfile", file, "--config", "scale=demo")
+    stale = tokenscale(shipped, "status", "--stale", "results/corpus/mine/manifest.json", "--configfile", file)
+    assert "corpus mine" in stale
+    (shipped.root / "other-claims.yaml").write_text("claims: []\n")
+    claims = tokenscale(shipped, "claims", "--configfile", file, "--config", "claims=other-claims.yaml", code=2)
+    assert "other-claims.yaml" in claims
+    for command in ("plan", "check", "launch", "status", "claims"):
+        missing = tokenscale(shipped, command, *["x"] * (command == "launch"), *["--stale"] * (command == "status"),
+                                     "--configfile", "absent.yaml", code=2)  # fmt: skip
+        assert "absent.yaml" in missing and "Traceback" not in missing
+
+
+def test_status_uses_the_configuration_of_the_last_call(shipped):
+    file = configure(shipped, files="my data/mine.parquet", text_column="body")
+    target = "results/corpus/mine/manifest.json"
+    assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
+    shipped.snakemake("--cores", "1", target, "--configfile", file)
+    shipped.snakemake("-n", "corpus")
+    last = calls.last(shipped.root / calls.RECORD)
+    assert last.configfiles == (file,), "dry runs are no calls"
+    told = tokenscale(shipped, "status", "--stale", target)
+    assert f"snakemake --configfile {file}" in told and "nothing is stale" in told
