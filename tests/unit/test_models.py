@@ -342,5 +342,5 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(UserError, match="library transformers, which this environment lacks") as error:
         build(library_shape("opt"), 8, objective="causal", kernel="sdpa")
-    assert "pip install" in error.value.facts["next"]
+    assert "make setup" in error.value.facts["next"]
     decoder()  # its own models need it not

@@ -231,7 +231,7 @@ def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("the peer needs transformers.", reason=error, next="pip install transformers") from None
+        raise UserError("the peer needs transformers.", reason=error, next="make setup") from None
     from tokenscale.models.build import build
     from tokenscale.models.convert_hf import to_hf
 

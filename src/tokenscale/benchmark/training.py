@@ -198,7 +198,7 @@ def _twin(ours: _Ours) -> torch.nn.Module:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("this benchmark needs transformers.", reason=error, next="pip install transformers") from None
+        raise UserError("this benchmark needs transformers.", reason=error, next="make setup") from None
     shape = ours.training.engine.model.settings
     weights = {name: weight.detach().clone() for name, weight in ours.training.engine.model.named_parameters()}
     config, weights = to_hf(shape, weights, ours.training.settings.sequence_length)

@@ -40,6 +40,7 @@ PACKAGES = (
     Package("gigatoken", "gigatoken", "trainer"),
     Package("xxhash", "xxhash", "trainer"),
     Package("zstandard", "zstandard", "trainer", "writing archives"),
+    Package("transformers", "transformers", "trainer", "its models"),
     Package("duckdb", "duckdb", "report"),
     Package("pandas", "pandas", "report"),
     Package("matplotlib", "matplotlib", "report"),
@@ -51,7 +52,6 @@ PACKAGES = (
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
-    Package("transformers", "transformers", "test"),
     Package("tensorboard", "tensorboard", "test"),
     Package("accelerate", "accelerate", "test"),
 )

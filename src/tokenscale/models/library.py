@@ -282,7 +282,7 @@ def _library() -> ModuleType:
         raise UserError(
             "the model is one of the library transformers, which this environment lacks.",
             reason=error,
-            next="install it (pip install 'transformers>=5'), or choose a model without `transformers`",
+            next="make setup installs it; the image of a container needs it, too (profiles/alps/Containerfile)",
         ) from None
     return transformers
 
