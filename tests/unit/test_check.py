@@ -24,6 +24,7 @@ left_out:
   - {cells: {approach: token-list, sequence_length: 128}, reason: "-"}
   - {cells: {micro_batch: 2, sequence_length: 128}, reason: "-"}
 repeats: 6
+scales: {workstation: {}, alps: {}}
 """
 
 
@@ -35,9 +36,10 @@ def folder(tmp_path, monkeypatch):
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
-    (experiments / "e.yaml").write_text(json.dumps(EXPERIMENT))
+    every = {"scales": {"workstation": {}, "alps": {}}}
+    (experiments / "e.yaml").write_text(json.dumps(EXPERIMENT | every))
     (experiments / "mix_up.yaml").write_text(MIX_UP)
-    clean = {**EXPERIMENT, "factors": {"precision": ["fp32", "bf16"]}, "repeats": 6}
+    clean = {**EXPERIMENT, **every, "factors": {"precision": ["fp32", "bf16"]}, "repeats": 6}
     clean["runs"] = {**EXPERIMENT["runs"], "device": "cpu", "budget": {"epochs": 1.0}}
     (experiments / "clean.yaml").write_text(json.dumps(clean))
     return tmp_path
@@ -64,6 +66,19 @@ def test_without_names_everything_is_checked_at_every_scale(folder, capsys):
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * 3
     assert "  warn    e at demo: 2 repeats of a cell" in out
+
+
+def test_an_experiment_is_checked_at_the_scales_that_it_has(folder, capsys):
+    text = (folder / "config/experiments/clean.yaml").read_text()
+    (folder / "config/experiments/clean.yaml").write_text(text.replace('"workstation": {}, ', ""))
+    assert main(["check", "clean"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["demo         clean: 12 runs", "alps         clean: 12 runs"]
+    main(["check", "--scale", "workstation"])
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].endswith("left out of all_experiments, without an overlay for scale workstation: clean")
+    assert "clean: " not in out
+    assert main(["check", "clean", "--scale", "workstation"]) == 2
+    assert "the experiment clean has no settings for scale workstation" in capsys.readouterr().err
 
 
 def test_this_machine_counts_for_the_scale_in_use_alone(folder, capsys):

@@ -128,6 +128,26 @@ def test_a_scale_overlays_the_experiment(tmp_path):
     assert {r.settings.sequence_length for r in runs} == {64}
 
 
+def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name(tmp_path):
+    """Its own settings are those of the scale demo: elsewhere it would run these on another machine's nodes."""
+    project(tmp_path)
+    for name, scales in (("f", {"alps": {"repeats": 1}}), ("g", {"alps": {}, "workstation": {}})):
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENT | {"scales": scales}))
+    alps = Config(BASE | {"scale": "alps"}, root=tmp_path)
+    assert alps.chosen(["all_experiments"]) == alps.at_scale == ["f", "g"]
+    assert alps.left_out_note == "left out of all_experiments, without an overlay for scale alps: e"
+    assert [run.run_id for run in alps.runs("g")] == [run.run_id for run in project(tmp_path).runs("e")]
+    box = Config(BASE | {"scale": "workstation"}, root=tmp_path)
+    assert box.usable(["g"]) == ["g"] and not box.unusable
+    for use in (box.experiment, box.runs, lambda name: box.usable([name])):
+        with pytest.raises(UserError, match="the experiment f has no settings for scale workstation") as error:
+            use("f")
+    assert error.value.facts["key"] == "scales.workstation" and error.value.facts["found"] == "demo, alps"
+    assert "--config scale=alps" in error.value.facts["next"] and "{workstation: {}}" in error.value.facts["next"]
+    demo = Config(BASE, root=tmp_path)
+    assert demo.at_scale == ["e", "f", "g"] and demo.left_out_note is None
+
+
 def test_one_word_stands_for_all_experiments_and_is_none_of_their_names(tmp_path):
     project(tmp_path)
     (tmp_path / "config/experiments/f.yaml").write_text(json.dumps(EXPERIMENT))
@@ -266,8 +286,9 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
 def test_the_shipped_configuration_is_valid_at_every_scale():
     for scale in SCALES:
         config = configuration.load("config/config.yaml", root=ROOT, overrides={"scale": scale})
-        for name in config.available:
+        for name in config.at_scale:
             assert config.runs(name) or config.experiment(name).benchmarks
+        assert config.without_overlay == (["objectives"] if scale == "alps" else [])
 
 
 def test_the_committed_schemas_are_current():

@@ -14,7 +14,9 @@ from tokenscale.settings import config as configuration
 from tokenscale.settings import profile
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "config/experiments").glob("*.yaml"))
+EXPERIMENTS = sorted(
+    path.stem for path in (ROOT / "config/experiments").glob("*.yaml") if "\n  alps:" in path.read_text()
+)
 RUNS = {
     "corpus": "text",
     "tokenizer": "bpe",
@@ -26,6 +28,7 @@ RUNS = {
     "budget": {"steps": 5},
     "schedule": {"warmup_steps": 2},
 }
+EVERY_SCALE = {"scales": {"workstation": {}, "alps": {}}}
 MACHINE = 'name = "box"\nstarter = "srun"\ngpus_per_node = 4\ndevice = "NVIDIA GH200 120GB"\n'
 
 
@@ -47,7 +50,7 @@ def project(tmp_path, monkeypatch):
     }
     (tmp_path / "config/config.yaml").write_text(json.dumps(values))
     for name, sizes in (("a", [1, 2]), ("b", [2, 4])):
-        experiment = {"question": "?", "runs": RUNS, "factors": {"layout.data": sizes}}
+        experiment = {"question": "?", "runs": RUNS, "factors": {"layout.data": sizes}} | EVERY_SCALE
         (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
     (tmp_path / "profiles/box").mkdir(parents=True)
     (tmp_path / "profiles/box/machine.toml").write_text(MACHINE)
@@ -136,7 +139,7 @@ def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, ca
 
 
 def test_what_cannot_be_priced_is_counted_and_the_rest_is_a_lower_bound(project, capsys):
-    experiment = {"question": "?", "runs": RUNS | {"budget": {"epochs": 2}}}
+    experiment = {"question": "?", "runs": RUNS | {"budget": {"epochs": 2}}} | EVERY_SCALE
     (project / "config/experiments/b.yaml").write_text(json.dumps(experiment))
     lines = printed(capsys, "--profile", "box")
     assert table(lines)["b"][2:4] == ["not known", "not known"] and table(lines)["in all"][2] == "≥ 0.1"

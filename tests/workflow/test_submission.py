@@ -28,8 +28,9 @@ def cluster(fresh, tmp_path):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
     dear = RUNS | {"model": {"preset": "llama-8b-nemo"}, "budget": {"steps": 2_000_000}, "sequence_length": 2048}
-    write(fresh, "ways", runs=dear, data_benchmark=None)
-    write(fresh, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
+    write(fresh, "ways", runs=dear, data_benchmark=None, scales={"alps": {}})
+    ranks = {"runs": RUNS | {"approach": "packed"}, "factors": {"layout.data": [1, 2]}, "scales": {"alps": {}}}
+    write(fresh, "ranks", **ranks, data_benchmark=None)
     return fresh
 
 
@@ -135,3 +136,17 @@ def test_jobs_that_run_here_need_no_account(cluster):
     )
     code, text, calls = submit(cluster, "-n", "corpus", account=None)
     assert code == 0 and not refusals(text), text
+
+
+def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_name(cluster):
+    """Its runs are a laptop's, and would take GPU nodes."""
+    write(cluster, "ways", runs=RUNS, data_benchmark=None)
+    (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
+    for target in ("ways", "results/figures/ways/loss_over_time.svg"):
+        code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
+        assert code == 2 and refusals(text) == ["tokenscale: the experiment ways has no settings for scale alps."], text
+    code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", "all_experiments")
+    said = ["tokenscale: left out of all_experiments, without an overlay for scale alps: ways"]
+    assert code == 0 and refusals(text) == said and "train ways" not in text, text
+    code, text, _ = submit(cluster, "-n")
+    assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"

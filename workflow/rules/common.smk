@@ -54,8 +54,9 @@ def refuse(error):
 
 
 def requested(experiment):
-    """Whether the command line names an experiment, as a target or in the path of a file."""
-    return any(word == experiment or f"/{experiment}/" in word for word in sys.argv[1:])
+    """Whether the command line names an experiment, as a target or in the path of a file below results."""
+    path = rf"results/(.*/)?{re.escape(experiment)}/"
+    return any(word == experiment or re.match(path, word) for word in sys.argv[1:])
 
 
 try:
@@ -81,6 +82,8 @@ except UserError as error:
     refuse(error)
 if workflow.is_main_process and workflows.enter(sys.argv[1:]):
     call.remember()
+if workflow.is_main_process and ALL in sys.argv[1:] and settings.left_out_note:
+    print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
 ALL_CORES = 1024

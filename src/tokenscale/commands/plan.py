@@ -19,6 +19,8 @@ from tokenscale.settings.run import RunSettings
 def plan(config: Config, names: list[str]) -> Iterator[str]:
     """Each experiment with its world sizes and its memory; then, last, what all of it takes."""
     yield f"scale {config.settings.scale}"
+    if names == config.at_scale and (note := config.left_out_note):
+        yield note
     for name in config.corpora_of(names):
         if config.corpora[name].source.downloaded is False:
             yield f"corpus {name}: not yet downloaded by anybody with this configuration; its hashes are not known here"

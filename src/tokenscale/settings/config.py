@@ -42,7 +42,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.scales import SCALES
+from tokenscale.settings.scales import BASE, SCALES
 from tokenscale.settings.studies import STUDIES
 
 #: what Snakemake and every command read; files of `--configfile` are merged over it
@@ -79,7 +79,7 @@ class ConfigFile:
 
     __pydantic_config__ = STRICT
 
-    scale: str = option("demo", "which overlay of the experiments applies: demo, workstation, alps")
+    scale: str = option(BASE, "which overlay of the experiments applies: demo, workstation, alps")
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, by the names of their files")
     experiments_folder: str = option("config/experiments", "where the experiments' files lie")
     machine: str | None = option(None, "file of the machine, said by cluster profiles; by default this one")
@@ -169,6 +169,7 @@ class Config:
                 )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
+        self._raw: dict[str, dict[str, Any]] = {}
         #: experiments that this configuration cannot run, and why (see `usable`)
         self.unusable: dict[str, UserError] = {}
 
@@ -188,10 +189,45 @@ class Config:
         return unknown(kind, word, words, file=self.file_of(key), key=key)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """Names of experiments: those asked for, all that there are for `ALL`, those of the report for none."""
+        """Names of experiments: those asked for, all of the chosen scale for `ALL`, those of the report for none."""
         if list(names) == [ALL]:
-            return list(self.available)
+            return self.at_scale
         return list(names or self.settings.experiments)
+
+    @property
+    def at_scale(self) -> list[str]:
+        """Names of the experiments that have settings for the chosen scale."""
+        return [name for name in self.available if self.has_scale(name)]
+
+    @property
+    def without_overlay(self) -> list[str]:
+        """Names of the experiments that have no settings for the chosen scale."""
+        return [name for name in self.available if not self.has_scale(name)]
+
+    @property
+    def left_out_note(self) -> str | None:
+        """One line that lists the experiments `ALL` leaves out; None where it leaves out none."""
+        names = ", ".join(self.without_overlay)
+        return f"left out of {ALL}, without an overlay for scale {self.settings.scale}: {names}" if names else None
+
+    def has_scale(self, name: str) -> bool:
+        """Whether an experiment has settings for the chosen scale: its own are those of `BASE`, others are overlays.
+
+        A file that cannot be read counts as one that has: the error is raised where the experiment is used.
+        """
+        if self.settings.scale == BASE:
+            return True
+        try:
+            scales = self._values(name).get("scales")
+        except UserError:
+            return True
+        return self.settings.scale in scales if isinstance(scales, dict) else scales is not None
+
+    def _values(self, name: str) -> dict[str, Any]:
+        """What an experiment's file says."""
+        if name not in self._raw:
+            self._raw[name] = read_yaml(str(self.available[name]))
+        return self._raw[name]
 
     def _named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
         for key in {"name", "learnt_from"} & values.keys():
@@ -216,11 +252,13 @@ class Config:
     def _experiment(self, name: str) -> Experiment:
         if name not in self._experiments:
             file = str(self.available[name])
-            raw = read_yaml(file)
+            raw = self._values(name)
             stated: Experiment = validate.build(Experiment, raw, file=file)
             for scale in stated.scales:
                 if scale not in SCALES:
                     raise unknown("scale", scale, SCALES, file=file, key="scales")
+            if not self.has_scale(name):
+                raise self._no_overlay(name, stated)
             overlay = stated.scales.get(self.settings.scale, {})
             values = merge({k: v for k, v in raw.items() if k != "scales"}, overlay)
             if self.settings.corpus is not None:
@@ -229,6 +267,17 @@ class Config:
             self._check(merged, file)
             self._experiments[name] = merged
         return self._experiments[name]
+
+    def _no_overlay(self, name: str, stated: Experiment) -> UserError:
+        scale = self.settings.scale
+        return UserError(
+            f"the experiment {name} has no settings for scale {scale}.",
+            file=self.available[name],
+            key=f"scales.{scale}",
+            found=", ".join([BASE, *(other for other in stated.scales if other != BASE)]),
+            next=f"another scale: --config scale={next(reversed(stated.scales), BASE)};\n"
+            f"or add the overlay: `scales: {{{scale}: {{}}}}` keeps the settings of {BASE}",
+        )
 
     def _on_another_corpus(self, values: dict[str, Any], file: str) -> dict[str, Any]:
         """An experiment's values with the configured `corpus` in place of its own, in runs and benchmarks.
@@ -338,16 +387,19 @@ class Config:
     def usable(self, required: Sequence[str]) -> list[str]:
         """Names of the experiments that this configuration can run. Raises UserError only for `required` ones.
 
-        The others' errors are kept in `unusable`: a file that nobody asked for must not stop other targets.
+        The others' errors are kept in `unusable`: a file that nobody asked for must not stop other targets. Experiments
+        without an overlay for the chosen scale are left out.
         """
         for name in self.available:
+            if name in self.without_overlay and name not in required:
+                continue
             try:
                 self.runs(name)
             except UserError as error:
                 if name in required:
                     raise
                 self.unusable[name] = error
-        return [name for name in self.available if name not in self.unusable]
+        return [name for name in self.at_scale if name not in self.unusable]
 
     def _with_its_corpus_named(self, name: str, build: Callable[[], T]) -> T:
         """What `build` returns. Where only the configured `corpus` makes it fail, the error says so."""

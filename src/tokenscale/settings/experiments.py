@@ -127,7 +127,11 @@ class Experiment:
         None, "let the runs' models answer prompts: texts, and speed with a cache of keys and values and without"
     )
     figures: tuple[str, ...] = option(tuple, "figures of its page")
-    scales: dict[str, dict[str, Any]] = option(dict, "scale → overlay, merged over the rest")
+    scales: dict[str, dict[str, Any]] = option(
+        dict,
+        "scale → overlay, merged over the rest, which is scale demo; `{}` keeps the rest as it is. At a scale without "
+        "an overlay the experiment is not run",
+    )
 
     @property
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:

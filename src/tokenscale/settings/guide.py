@@ -15,7 +15,7 @@ One file, one question. Written from the files themselves by `python -m tokensca
 `snakemake NAME` runs one with its figures, `snakemake all_experiments` all of them with one report,
 `python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
 `--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
-for GPUs.
+for GPUs. At a scale without an overlay an experiment is left out of `all_experiments`, and refused by its name.
 
 """
 
@@ -33,6 +33,9 @@ def _section(name: str, configs: Mapping[str, Config]) -> str:
         lines += [note, ""]
     lines += ["| scale | runs | repeats | world sizes | factors |", "|---|---|---|---|---|"]
     for scale, config in configs.items():
+        if not config.has_scale(name):
+            lines.append(f"| {scale} | not run at this scale | | | |")
+            continue
         experiment, runs = config.experiment(name), config.runs(name)
         sizes = sorted({run.settings.layout.world_size for run in runs})
         factors = "; ".join(f"{factor}: {_levels(levels)}" for factor, levels in experiment.factors.items())

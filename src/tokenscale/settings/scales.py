@@ -1,3 +1,5 @@
-"""The scales that experiments have overlays for: a laptop, one box, a cluster."""
+"""The scales that experiments have settings for: a laptop, one box, a cluster."""
 
-SCALES = ("demo", "workstation", "alps")
+#: the scale of an experiment's own settings; those of every other scale are overlays in its file
+BASE = "demo"
+SCALES = (BASE, "workstation", "alps")

@@ -47,7 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
     for scale in [configured.settings.scale] if one_scale else SCALES:
         config = configuration.configuration(arguments, {**overrides, "scale": scale})
         here = scale == configured.settings.scale
-        for line, refuses in check(config, arguments.experiment, here=here):
-            print(line)
-            refused |= refuses
+        names = arguments.experiment
+        if names and not one_scale:  # each experiment at the scales that it has
+            names = [name for name in names if config.has_scale(name)]
+        if names or not arguments.experiment:
+            for line, refuses in check(config, names, here=here):
+                print(line)
+                refused |= refuses
+        if not arguments.experiment and (note := config.left_out_note):
+            print(f"{scale:<12} {note}")
     return 2 if refused else 0
