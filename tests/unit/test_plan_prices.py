@@ -1,17 +1,21 @@
 """What `plan` says of hours, files and bytes, and what it reads from a profile."""
 
 import json
+import math
 import re
 from pathlib import Path
 
+import mistral_common
 import pytest
 
 from tokenscale.cli import main
 from tokenscale.commands.plan import plan
-from tokenscale.commands.priced import Priced
+from tokenscale.commands.priced import VOCABULARIES, Priced
+from tokenscale.costs.prices import total
 from tokenscale.errors import UserError
 from tokenscale.settings import config as configuration
 from tokenscale.settings import profile
+from tokenscale.tokenizer import tekken
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted(
@@ -73,20 +77,24 @@ def printed(capsys, *arguments):
 
 def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
     assert alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
-    hours, unknown = Priced(alps, tmp_path).hours(alps.all_runs(alps.settings.experiments))
-    assert unknown == 0 and 0 < sum(hours.values()) <= 50, hours
+    totals = Priced(alps, tmp_path).totals(alps.all_runs(alps.settings.experiments))
+    assert not any(of.unknown or of.bounded for of in totals.values())
+    assert 0 < sum(of.node_hours for of in totals.values()) <= 50, totals
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
-    """But for runs that keep to the CPU there (no overlay for this scale), and for those whose steps follow from what
-    their stores hold, which are not made yet."""
+    """Runs whose steps follow from what their stores hold, which are not made yet, have an upper bound."""
     runs = alps.all_runs([name])
-    hours, unknown = Priced(alps, tmp_path).hours(runs)
-    print(f"{name}: {sum(hours.values()):.1f} node-hours, {unknown} of {len(runs)} runs not known")
+    found = total(Priced(alps, tmp_path).price(run) for run in runs.values())
+    print(f"{name}: {found.node_hours:.1f} node-hours, bounded {found.bounded}")
     asked = [run.settings for run in runs.values()]
-    assert unknown == sum(run.device == "cpu" or run.budget.kind in ("epochs", "useful_tokens") for run in asked)
-    assert sum(hours.values()) > 0 or unknown == len(runs)
+    assert not found.unknown and found.timed == len(runs) and (found.node_hours > 0 or not runs)
+    assert sum(found.bounded.values()) == sum(run.budget.kind in ("epochs", "useful_tokens") for run in asked)
+    # of packed rows and of streams a least fill is known, and of pairs the published number
+    limited = sum(count for why, count in found.bounded.items() if why.startswith("the time limit"))
+    kinds = ("padded", "pretokenized-padded", "length-bucketed")
+    assert limited == sum(run.budget.kind == "useful_tokens" and run.approach in kinds for run in asked)
 
 
 def test_shared_runs_count_once_and_columns_add_up(project, capsys):
@@ -106,10 +114,11 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
 
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
     config = configuration.load(overrides=profile.configuration("box"))
-    hours, unknown = Priced(config).hours(config.all_runs(["a", "b"]))
-    assert unknown == 0 and hours == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
+    totals = Priced(config).totals(config.all_runs(["a", "b"]))
+    assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
     (only, *_) = config.all_runs(["b"])
-    assert sum(Priced(config).hours([only])[0].values()) == pytest.approx(1 / 30, rel=0.01), "of those asked for"
+    (of,) = Priced(config).totals([only]).values()
+    assert of.node_hours == pytest.approx(1 / 30, rel=0.01), "of those asked for"
 
 
 def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
@@ -138,25 +147,85 @@ def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, ca
     assert not any("budget" in line for line in lines)
 
 
-def test_what_cannot_be_priced_is_counted_and_the_rest_is_a_lower_bound(project, capsys):
-    experiment = {"question": "?", "runs": RUNS | {"budget": {"epochs": 2}}} | EVERY_SCALE
+def changed_to(project, **runs):
+    """Experiment `b` with other settings, one run."""
+    experiment = {"question": "?", "runs": RUNS | runs} | EVERY_SCALE
     (project / "config/experiments/b.yaml").write_text(json.dumps(experiment))
-    lines = printed(capsys, "--profile", "box")
-    assert table(lines)["b"][2:4] == ["not known", "not known"] and table(lines)["in all"][2] == "≥ 0.1"
-    assert "  hours of 1 of 3 runs are not known: an epoch's rows are not known: no token store says them yet" in lines
-    assert lines[-1].endswith("(budget.node_hours); 1 of unknown hours is not counted")
-    assert "  logs of 1 runs are not in these bytes: their number of steps is not known" in lines
-    store = project / "results/tokens/text/bpe/packed-sequence_length=32"
-    store.mkdir(parents=True)
-    facts = {"rows": 1000, "documents": 50, "tokens_useful": 31000, "tokens_cut": 0, "vocabulary_size": 300}
-    facts |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000, "name": "tokens.bin"}]}
-    (store / "manifest.json").write_text(json.dumps(facts))
+
+
+def manifest(project, folder, **facts):
+    path = project / "results" / folder / "manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(facts))
+
+
+def priced(project):
+    """What is known of the one run of experiment `b`."""
     config = configuration.load(overrides=profile.configuration("box"))
     (run,) = config.runs("b")
-    assert Priced(config).price(run).steps == 2 * 1000 / 4
+    return Priced(config).price(run)
+
+
+STORE = {"rows": 1000, "documents": 50, "tokens_useful": 31000, "tokens_cut": 0, "vocabulary_size": 300}
+STORE |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000, "name": "tokens.bin"}]}
+
+
+def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_there(project, capsys):
+    changed_to(project, budget={"epochs": 2})
     lines = printed(capsys, "--profile", "box")
-    assert "not known" not in table(lines)["b"][2]
+    assert table(lines)["b"][2] == "≤ 2.0" and table(lines)["in all"][2] == "≤ 2.1", "the machine's 120 minutes"
+    said = "the time limit of their jobs: an epoch's rows are not known: no token store says them yet"
+    assert f"  ≤: 1 of 3 runs are priced by {said}" in lines
+    assert lines[-1] == "  3 runs are left to do, ≤ 2.1 node-hours: within the budget of 50 (budget.node_hours)"
+    assert "  logs of 1 runs are not in these bytes: their number of steps is not known" in lines
+    manifest(project, "tokens/text/bpe/packed-sequence_length=32", **STORE)
+    assert priced(project).steps == 2 * 1000 / 4 and priced(project).bound is None
+    lines = printed(capsys, "--profile", "box")
+    assert "≤" not in table(lines)["b"][2] and not any("≤" in line for line in lines)
     assert any("token stores beside them: 1 here with 3 files, 64.5 KiB" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("approach", "rows"),
+    # 32,050 tokens: rows of 32, which packing fills half at least; or a row for each of 50 documents
+    [("packed", 2 * 32050 / 32 + 1), ("token-list", 32050 / 32), ("padded", 50)],
+)
+def test_rows_of_an_epoch_are_bounded_by_another_store_of_the_text(project, approach, rows):
+    changed_to(project, budget={"epochs": 2}, approach=approach)
+    manifest(project, "tokens/text/bpe/packed-sequence_length=64", **STORE | {"tokens_useful": 32000})
+    found = priced(project)
+    assert (
+        found.steps == math.ceil(2 * rows / 4)
+        and found.bound == "the most rows of an epoch, by another store of the text"
+    )
+
+
+def test_rows_of_an_epoch_are_bounded_by_the_corpus_and_by_what_is_declared_of_it(project):
+    changed_to(project, budget={"epochs": 2}, approach="padded")
+    values = json.loads((project / "config/config.yaml").read_text())
+    values["corpora"]["text"]["source"]["maximum_documents"] = 70
+    (project / "config/config.yaml").write_text(json.dumps(values))
+    found = priced(project)
+    assert found.steps == 35 and found.bound.endswith("by what the configuration says of the corpus")
+    manifest(project, "corpus/text", splits={"train": {"rows": 60, "utf8_bytes": 9600}})
+    assert priced(project).steps == 30 and priced(project).bound.endswith("by the corpus")
+    changed_to(project, budget={"epochs": 2}, approach="token-list")
+    # no more tokens than bytes, and four of control a document
+    assert priced(project).steps == math.ceil(2 * (9600 + 4 * 60) / 32 / 4)
+
+
+@pytest.mark.parametrize(("approach", "share"), [("packed", 7 / 16), ("padding-free", 7 / 8)])
+def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project, approach, share):
+    changed_to(project, budget={"useful_tokens": 100_000}, approach=approach)
+    found = priced(project)
+    assert found.steps == math.ceil(100_000 / (32 * share) / 4) and "fewest useful tokens" in found.bound
+    changed_to(project, budget={"useful_tokens": 100_000}, approach="padded")
+    assert priced(project).bound.startswith("the time limit"), "documents of any length: nothing is known of padding"
+
+
+def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():
+    file = Path(mistral_common.__file__).parent / "data" / tekken.FILE
+    assert VOCABULARIES == {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]}
 
 
 def test_what_stands_on_the_command_line_goes_before_the_profile(project, capsys):

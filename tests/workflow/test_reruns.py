@@ -114,7 +114,7 @@ def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
     def other(text):
         for old, new in [
             ("mem_mb=settings.machine.memory_mb", "mem_mb=7"),
-            ("runtime=settings.machine.minutes", "runtime=60"),
+            ("runtime=job_minutes", "runtime=60"),
             ("threads: ALL_CORES", "threads: 1"),
             ("results/logs/train/{run_id}.log", "results/logs/elsewhere/{run_id}.log"),
         ]:

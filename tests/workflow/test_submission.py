@@ -107,6 +107,32 @@ def test_an_option_that_takes_nothing_of_what_is_submitted_away_is_not(cluster):
     assert calls and not refusals(text), text
 
 
+def made(project):
+    """What trainings read is there, so that they are the first to be submitted."""
+    project.snakemake("--cores", "2", "--", "tokens")
+    return project
+
+
+def limits(calls):
+    """Time limits, in minutes, of the trainings among sbatch's calls."""
+    return [int(minutes) for call in calls if "rule_train" in call for minutes in re.findall(r" -t (\d+) ", call)]
+
+
+def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_more(cluster):
+    """Two runs of seconds: 30 minutes each, where the machine's limit is 12 hours."""
+    made(cluster)
+    code, text, calls = submit(cluster, "--keep-going", "--", "ranks")
+    assert limits(calls) == [30, 30], (text, calls)
+    code, text, calls = submit(cluster, "--keep-going", "--set-resources", "train:runtime=77", "--", "ranks")
+    assert limits(calls) == [30, 30, 77, 77], calls
+    folder = cluster.root / "profiles/alps"
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text() + "set-resources: {train: {runtime: 99}}\n"
+    )
+    code, text, calls = submit(cluster, "--keep-going", "--", "ranks")
+    assert limits(calls)[4:] == [99, 99], calls
+
+
 def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text
@@ -114,8 +140,23 @@ def test_a_dry_run_warns_and_goes_on(cluster):
         "tokenscale: a variable of the profile has no value: ALPS_ACCOUNT.",
         "tokenscale: the runs need more node-hours than the budget allows.",
     ]
+    assert re.search(r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ", text, re.M)
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and not refusals(text)
+    assert "cost of 2 trainings, estimated: 0.1 node-hours, within the budget of 50 (budget.node_hours)" in text
+    assert re.search(r"^  ranks +0\.1  2 runs$", text, re.M) and "≤" not in text
+
+
+def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
+    runs = RUNS | {"budget": {"useful_tokens": 1000}, "schedule": {"warmup_steps": 0}}
+    write(cluster, "ranks", runs=runs, factors={"approach": ["packed", "padded"]}, scales={"alps": {}})
+    code, text, _ = submit(cluster, "-n", "ranks")
+    assert "cost of 2 trainings, estimated: ≤ 12.0 node-hours, within the budget" in text, text
+    assert "  ≤: 1 runs are priced by the time limit of their jobs: a row's useful tokens are not known" in text
+    assert "  ≤: 1 runs are priced by the fewest useful tokens of a row" in text
+    made(cluster)
+    code, text, _ = submit(cluster, "-n", "ranks")
+    assert "cost of 2 trainings, estimated: 0.1 node-hours, within" in text and "≤" not in text, text
 
 
 def test_a_dry_run_of_this_machine_says_nothing_of_either(cluster):

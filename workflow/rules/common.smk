@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from tokenscale.corpus import fingerprint
@@ -330,6 +331,21 @@ def world_size(w):
 
 def nodes_of(w):
     return geometry(world_size(w), settings.machine.gpus_per_node)
+
+
+@cache
+def priced():
+    """Prices of runs; imported where jobs are submitted, and nowhere else."""
+    from tokenscale.commands.priced import Priced
+
+    return Priced(settings)
+
+
+def job_minutes(w):
+    """Time limit of a training's job: from its estimate where SLURM ends it, the machine's everywhere else."""
+    if settings.machine.starter != "srun" or w.run_id not in RUNS:
+        return settings.machine.minutes
+    return priced().minutes(RUNS[w.run_id])
 
 
 def data_benchmark(w):

@@ -30,12 +30,14 @@ def taken_away(jobs):
     return before.taken_away(lost)
 
 
-def over_budget(jobs):
-    from tokenscale.commands.priced import Priced
+def totals_of(jobs):
+    return priced().totals(
+        job.wildcards.run_id for job in jobs if job.rule.name == "train"
+    )
 
-    trainings = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
-    hours, unknown = Priced(settings).hours(trainings)
-    return before.over_budget(hours, settings.settings.budget.node_hours, unknown)
+
+def over_budget(jobs):
+    return before.over_budget(totals_of(jobs), settings.settings.budget.node_hours)
 
 
 def say(error):
@@ -59,6 +61,8 @@ def warn():
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found.append(over_budget(jobs))
+            costs = before.cost(totals_of(jobs), settings.settings.budget.node_hours)
+            print(*costs, sep="\n", file=sys.stderr, flush=True)
         for error in filter(None, found):
             say(error)
 

@@ -23,7 +23,7 @@ rule train:
         ),
         ranks=world_size,
         mem_mb=settings.machine.memory_mb,
-        runtime=settings.machine.minutes,
+        runtime=job_minutes,
         # by the node: of six GPUs for a job SLURM may put four on one node and two on the next
         gres=lambda w: f"gpu:{nodes_of(w).ranks_per_node}",
         slurm_extra=settings.machine.slurm_options,

@@ -8,7 +8,7 @@ from tokenscale.costs.memory import largest
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
 from tokenscale.errors import UserError
-from tokenscale.launch.before import larger
+from tokenscale.launch.before import hours, larger
 from tokenscale.settings.config import Config
 from tokenscale.settings.continuing import begins_at
 from tokenscale.settings.geometry import geometry
@@ -78,6 +78,8 @@ def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
         yield f"  resume states: up to {_size(of_all.passing_bytes)} more while a run is running"
     if of_all.unlogged:
         yield f"  logs of {of_all.unlogged} runs are not in these bytes: their number of steps is not known"
+    for why, count in of_all.bounded.items():
+        yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
     if of_all.timed:
@@ -86,10 +88,11 @@ def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
 
 
 def _row(name: str, done: int, of: Total) -> tuple[str, ...]:
-    hours = (f"{of.node_hours:,.1f}", f"{of.gpu_hours:,.1f}") if of.timed else ("not known", "not known")
-    # hours of a part of the runs are at least what all of them take
-    hours = tuple(f"≥ {text}" for text in hours) if 0 < of.timed < of.runs else hours
-    return name, f"{of.runs:,}", f"{done:,}", *hours, f"{of.files:,}", _size(of.bytes)
+    sums = ("not known", "not known") if of.runs and not of.timed else (f"{of.node_hours:,.1f}", f"{of.gpu_hours:,.1f}")
+    # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
+    missing = 0 < of.timed < of.runs
+    sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
+    return name, f"{of.runs:,}", f"{done:,}", *(f"{sign}{text}" for text in sums), f"{of.files:,}", _size(of.bytes)
 
 
 def _stores(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
@@ -126,13 +129,13 @@ def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
     """Whether what is left to run keeps to the budget. Without nodes that are counted there is none to keep."""
     if config.machine.gpus_per_node is None:
         return
-    hours, unknown = priced.hours(left)
-    needed, allowed = sum(hours.values()), config.settings.budget.node_hours
+    totals = priced.totals(left)
+    needed, allowed = sum(of.node_hours for of in totals.values()), config.settings.budget.node_hours
     kept = needed <= allowed
     said = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
-    if unknown:
+    if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
         said += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
-    yield f"  {len(left):,} runs are left to do, {needed:,.1f} node-hours: {said}"
+    yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {said}"
     if not kept:
         yield "  submitting them is refused; Snakemake is told of a larger budget by"
         yield f"    --config '{larger(needed)}'"

@@ -6,12 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.costs.prices import Price, Rows, price, store_bytes
+from tokenscale.costs.prices import (
+    Price,
+    Rows,
+    Total,
+    fewest_useful,
+    job_minutes,
+    most_rows,
+    price,
+    store_bytes,
+    total,
+)
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
+
+#: tokenizer kind → its entries, where the kind decides them: known before the tokenizer is built
+VOCABULARIES = {"tekken": 131_072}
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Priced:
         """Of one run."""
         if run.run_id not in self._prices:
             settings, manifest = run.settings, self._manifest("tokenizers", run.settings.tokenizer.name)
-            vocabulary = manifest["vocabulary_size"] if manifest else None
+            vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
             self._prices[run.run_id] = price(settings, self._config.machine, vocabulary, self._rows(settings))
         return self._prices[run.run_id]
 
@@ -46,21 +59,23 @@ class Priced:
         """Whether a run has ended; Snakemake may still find a reason to run it again (`status --stale`)."""
         return (self._results / "runs" / run_id / "done.json").is_file()
 
-    def hours(self, run_ids: Iterable[str]) -> tuple[dict[str, float], int]:
-        """(experiment → node-hours of those of its runs that are asked for, runs whose hours are not known).
+    def minutes(self, run: Run) -> int:
+        """Time limit of the run's job."""
+        return job_minutes(self.price(run), self._config.machine)
+
+    def totals(self, run_ids: Iterable[str]) -> dict[str, Total]:
+        """Experiment → what those of its runs take that are asked for; experiments without any are left out.
 
         A run that several experiments need counts for the first one.
         """
-        wanted, hours, unknown = set(run_ids), {}, 0
+        wanted, found = set(run_ids), {}
         chosen = self._config.settings.experiments
         for name in dict.fromkeys([*chosen, *self._config.usable(chosen)]):
-            for run in self._config.runs(name):
-                if run.run_id in wanted:
-                    wanted.remove(run.run_id)
-                    needed = self.price(run).node_hours
-                    unknown += needed is None
-                    hours[name] = hours.get(name, 0.0) + (needed or 0.0)
-        return hours, unknown
+            runs = [run for run in self._config.runs(name) if run.run_id in wanted]
+            wanted -= {run.run_id for run in runs}
+            if runs:
+                found[name] = total(self.price(run) for run in runs)
+        return found
 
     def stores(self, names: list[str]) -> Stores:
         """The token stores that experiments need. Their archives are not among them."""
@@ -84,17 +99,45 @@ class Priced:
         )
 
     def _rows(self, run: RunSettings) -> Rows | None:
-        """What the run's store holds; of a run that tokenizes while training, a store of the same rows."""
+        """What the run's store holds; of a run that tokenizes while training, a store of the same rows.
+
+        Before that store is there, bounds of what it will hold; None where there are none.
+        """
         if run.budget.kind not in ("epochs", "useful_tokens"):
             return None
         form = {"padded": "padded", "padding-free": "token-list"}.get(run.approach)
         store = run.store or StoreSettings(form, sequence_length=run.sequence_length, eos=run.eos)
         manifest = self._manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
-        if manifest is None:
-            return None
         stream = BATCHES[run.approach].streams
-        rows = _tokens(manifest) / run.sequence_length if stream else manifest["rows"]
-        return Rows(rows, manifest["tokens_useful"])
+        if manifest is not None:
+            rows = _tokens(manifest) / run.sequence_length if stream else manifest["rows"]
+            return Rows(rows, manifest["tokens_useful"])
+        if run.budget.kind == "useful_tokens":
+            useful = fewest_useful(run, stream)
+            return (
+                Rows(1, useful, "the fewest useful tokens of a row; no token store says them yet") if useful else None
+            )
+        documents, tokens, source = self._size(run, store)
+        rows = most_rows(run, stream, documents, tokens)
+        return Rows(rows, 0, f"the most rows of an epoch, by {source}") if rows else None
+
+    def _size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:
+        """(documents, tokens, source) of the text that a run reads: upper bounds, None where there are none.
+
+        The source is another store of the same text, the corpus, or what the configuration declares of the corpus.
+        """
+        corpus = run.corpus
+        if (like := self._like(corpus.name, run.tokenizer.name, store)) is not None:
+            return like["documents"], _tokens(like), "another store of the text"
+        built = self._manifest("corpus", corpus.name)
+        try:
+            split = built["splits"]["train"]
+            # no tokenizer makes more tokens than bytes; beside them two control tokens for each text of a pair
+            return split["rows"], split["utf8_bytes"] + 4 * split["rows"], "the corpus"
+        except (TypeError, KeyError):  # not there, or of another kind
+            source = corpus.source
+            stated = [n for n in (source.documents, source.published_documents, source.maximum_documents) if n]
+            return min(stated, default=None), None, "what the configuration says of the corpus"
 
     def _like(self, corpus: str, tokenizer: str, store: StoreSettings) -> dict[str, Any] | None:
         """The manifest of any store of the same documents and the same ids."""

@@ -33,19 +33,32 @@ LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
 RUN_FILES, RANK_FILES = 6, 3
 #: tokenizer.json or its like, and its manifest, which lie in every checkpoint
 TOKENIZER_FILES = 2
+#: time limit of a training's job, at least: a first start from a cold image and file system can take many minutes
+SHORTEST_MINUTES = 30
+#: assumed useful share of a text's tokens, at least, before a store is there: documents of 8 tokens and more on average
+USEFUL_SHARE = 7 / 8
+#: least share of a row that is text: greedy packing leaves no two rows half empty, a stream fills every row
+PACKED_FILL, STREAM_FILL = 1 / 2, 1
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a token store holds: rows of an epoch (a stream's: tokens over the sequence length), and useful tokens."""
+    """What a token store holds: rows of an epoch (a stream's: tokens over the sequence length), and useful tokens.
+
+    With `bound`, the reason, there is no store yet: an upper bound of its rows, a lower one of its useful tokens.
+    """
 
     per_epoch: float
-    useful_tokens: int
+    useful_tokens: float
+    bound: str | None = None
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one run takes. `unknown` says why its time or its logs are not known."""
+    """What one run takes. `unknown` says why its time or its logs are not known.
+
+    With `bound`, which says why, `seconds` is an upper bound and no estimate.
+    """
 
     ranks: int
     nodes: int
@@ -56,6 +69,7 @@ class Price:
     passing_bytes: int
     files: int
     unknown: str | None = None
+    bound: str | None = None
 
     @property
     def node_hours(self) -> float | None:
@@ -73,7 +87,8 @@ class Total:
     """The sum over runs. Hours are those of the runs whose time is known; `unknown` has the others: why, and how many.
 
     `unlogged` runs have a number of steps that is not known, and their logs' bytes are missing. `passing_bytes` are
-    those of the run with the most: not all runs are there at once.
+    those of the run with the most: not all runs are there at once. `bounded` has the runs whose hours are upper bounds:
+    why, and how many.
     """
 
     runs: int
@@ -84,6 +99,7 @@ class Total:
     files: int
     unlogged: int
     unknown: dict[str, int]
+    bounded: dict[str, int]
 
     @property
     def timed(self) -> int:
@@ -104,13 +120,15 @@ def total(prices: Iterable[Price]) -> Total:
         files=sum(p.files for p in prices),
         unlogged=sum(p.steps is None for p in prices),
         unknown=dict(unknown),
+        bounded=dict(Counter(p.bound for p in prices if p.bound is not None)),
     )
 
 
 def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: Rows | None = None) -> Price:
     """What a run takes on a machine: `vocabulary_size` is the tokenizer's, `rows` what its store holds, where known.
 
-    What is not known is not guessed: `unknown` names it. Bytes are then those that do not depend on it.
+    What is not known is not guessed: `unknown` names it. Bytes are then those that do not depend on it. A job of SLURM
+    has a time limit, which bounds the hours of a run that nothing else bounds.
     """
     layout = run.layout
     nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
@@ -131,11 +149,54 @@ def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None
             unknown = f"the library transformers, which builds {run.model.transformers}, is not here"
     if run.budget.kind == "wall_s" and seconds is None:
         seconds, unknown = STARTING_S + run.budget.wall_s, None
+    counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
+    bound = rows.bound if counted and seconds is not None else None
+    if seconds is None and machine.starter == "srun":
+        seconds, bound, unknown = 60.0 * machine.minutes, f"the time limit of their jobs: {unknown}", None
     kept, passing, files = _checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
     submitted = machine.starter == "srun"  # SLURM's own log is kept, too
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
-    return Price(layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown)
+    return Price(layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound)
+
+
+def job_minutes(price: Price, machine: Machine) -> int:
+    """Time limit of a training's job, in minutes.
+
+    The estimate times the machine's margin and the time in which a state is written, in steps of 10 minutes; at least
+    `SHORTEST_MINUTES`, and at most the machine's own limit, which is also that of a run whose time is not known.
+    """
+    if price.seconds is None:
+        return machine.minutes
+    needed_s = machine.runtime_margin * price.seconds + machine.signal_s
+    return min(machine.minutes, max(SHORTEST_MINUTES, 10 * math.ceil(needed_s / 600)))
+
+
+def fewest_useful(run: RunSettings, streams: bool) -> float | None:
+    """Least number of useful tokens in a row on average, before the store is there; None where documents decide.
+
+    >>> packed, padded = RunSettings(approach="packed", sequence_length=1024), RunSettings(approach="padded")
+    >>> fewest_useful(packed, streams=False), fewest_useful(padded, streams=False)
+    (448.0, None)
+    """
+    if not streams and run.approach != "packed":
+        return None
+    whole = streams or run.packing == "concatenate"
+    return run.sequence_length * USEFUL_SHARE * (STREAM_FILL if whole else PACKED_FILL)
+
+
+def most_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
+    """The most rows of an epoch over a text of so many documents and, at most, so many tokens; None where not known.
+
+    >>> most_rows(RunSettings(approach="packed", sequence_length=1024), False, 10, 10240)
+    21.0
+    """
+    if not streams and run.approach != "packed":
+        return documents
+    if tokens is None:
+        return None
+    fill = STREAM_FILL if streams or run.packing == "concatenate" else PACKED_FILL
+    return tokens / (run.sequence_length * fill) + (0 if streams else 1)
 
 
 def _steps(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:

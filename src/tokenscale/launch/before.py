@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from tokenscale.costs.prices import Total
 from tokenscale.errors import UserError
 
 #: a resource that the environment should have filled in: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
@@ -54,27 +56,68 @@ def taken_away(lost: Mapping[str, Iterable[str]]) -> UserError | None:
     )
 
 
-def over_budget(hours: Mapping[str, float], node_hours: float, unknown: int = 0) -> UserError | None:
+def cost(totals: Mapping[str, Total], node_hours: float) -> list[str]:
+    """Lines on what the runs that are to be submitted take, by experiment, beside the budget; none without runs."""
+    if not totals:
+        return []
+    runs, kept = sum(of.runs for of in totals.values()), _needed(totals) <= node_hours
+    width = max(map(len, totals))
+    lines = [
+        f"cost of {runs:,} trainings, estimated: {hours(totals)} node-hours, "
+        f"{'within' if kept else 'over'} the budget of {node_hours:,g} (budget.node_hours)"
+    ]
+    for name, of in totals.items():
+        share = f", {sum(of.bounded.values()):,} with an upper bound" if of.bounded else ""
+        lines.append(f"  {name:<{width}}  {hours({name: of}):>10}  {of.runs:,} runs{share}")
+    for why, count in _together(of.bounded for of in totals.values()).items():
+        lines.append(f"  ≤: {count:,} runs are priced by {why}")
+    for why, count in _together(of.unknown for of in totals.values()).items():
+        lines.append(f"  hours of {count:,} runs are not known: {why}")
+    return lines
+
+
+def over_budget(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
     """The error for runs that need more node-hours than the budget; None where they keep to it.
 
-    `hours` are those of the runs that are to be submitted, by experiment; of `unknown` more runs nobody knows them.
+    `totals` are those of the runs that are to be submitted, by experiment; upper bounds count as they are.
     """
-    needed = sum(hours.values())
+    needed = _needed(totals)
     if needed <= node_hours:
         return None
-    largest = sorted(hours.items(), key=lambda item: -item[1])
+    largest = sorted(totals.items(), key=lambda item: -item[1].node_hours)
     width = max(len(name) for name, _ in largest[:LARGEST])
-    lines = [f"{name:<{width}}  {spent:8,.1f}" for name, spent in largest[:LARGEST]]
-    if rest := largest[LARGEST:]:
-        lines.append(f"and {len(rest)} more experiments: {sum(spent for _, spent in rest):,.1f}")
+    lines = [f"{name:<{width}}  {hours({name: of}):>10}" for name, of in largest[:LARGEST]]
+    if rest := dict(largest[LARGEST:]):
+        lines.append(f"and {len(rest)} more experiments: {hours(rest)}")
+    unknown, bounded = (
+        _together(getattr(of, name) for of in totals.values()).total() for name in ("unknown", "bounded")
+    )
     return UserError(
         "the runs need more node-hours than the budget allows.",
-        needed=f"{needed:,.1f} node-hours (estimated)" + (f", and {unknown} runs of unknown hours" if unknown else ""),
+        needed=f"{hours(totals)} node-hours (estimated)"
+        + (f", {bounded:,} runs with an upper bound" if bounded else "")
+        + (f", and {unknown:,} runs of unknown hours" if unknown else ""),
         budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
         next=f"--config '{larger(needed)}', or the same key in config.yaml;\n"
-        "or run fewer: `python -m tokenscale plan` prints what each experiment takes",
+        "or run fewer: `python -m tokenscale plan` prints what each experiment takes"
+        + (";\nor `snakemake corpus tokens` first: token stores make bounds exact" if bounded else ""),
     )
+
+
+def hours(totals: Mapping[str, Total]) -> str:
+    """Node-hours of several experiments: `≤` before a sum that holds upper bounds, `≥` before one that lacks runs."""
+    bounded, unknown = any(of.bounded for of in totals.values()), any(of.unknown for of in totals.values())
+    sign = "about " if bounded and unknown else "≤ " * bounded + "≥ " * unknown
+    return f"{sign}{_needed(totals):,.1f}"
+
+
+def _needed(totals: Mapping[str, Total]) -> float:
+    return sum(of.node_hours for of in totals.values())
+
+
+def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum(map(Counter, counts), Counter())
 
 
 def larger(needed: float) -> str:

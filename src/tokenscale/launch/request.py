@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """A run, what it reads and writes, and the machine it is for. `site` and `profile` are where that was said."""
+    """A run, what it reads and writes, and the machine it is for. `site` and `profile` are where that was said.
+
+    `minutes` is the time limit of its job.
+    """
 
     run: RunSettings
     output: Path
@@ -27,6 +30,7 @@ class Request:
     site: str | None = None
     profile: dict[str, Any] | None = None
     profile_name: str | None = None
+    minutes: int | None = None
 
 
 def stated(run: str, output: Path | None, site: str | None, manifests: dict[str, Path]) -> Request:
@@ -38,6 +42,7 @@ def stated(run: str, output: Path | None, site: str | None, manifests: dict[str,
 
 def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[Request]:
     """Requests for runs of any experiment of the configuration by their ids. `profile`: for the resources of jobs."""
+    from tokenscale.commands.priced import Priced
     from tokenscale.settings import profile as profiles
     from tokenscale.settings.manifests import done, manifests_of
 
@@ -53,7 +58,7 @@ def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[R
                 scale=settings.settings.scale,
                 next=f"did you mean {near}?" if near else lists,
             )
-    says = profiles.read(profile)[1] if profile else {}
+    says, priced = profiles.read(profile)[1] if profile else {}, Priced(settings)
     return [
         Request(
             runs[run_id].settings,
@@ -63,6 +68,7 @@ def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[R
             settings.settings.machine,
             says,
             profile,
+            priced.minutes(runs[run_id]),
         )
         for run_id in run_ids
     ]
@@ -87,7 +93,8 @@ def written(requests: list[Request], file: Path) -> str:
         launches.append(words)
     manifests = list(dict.fromkeys(str(path) for each in requests for path in each.manifests.values()))
     runs = [each.run for each in requests]
-    write_text(file, submission.script(runs, request.machine, request.profile or {}, launches, manifests))
+    minutes = max(each.minutes or request.machine.minutes for each in requests)
+    write_text(file, submission.script(runs, request.machine, request.profile or {}, launches, manifests, minutes))
     Path(submission.LOGS).mkdir(parents=True, exist_ok=True)  # sbatch makes no folders, and says nothing of it
     missing = [manifest for manifest in manifests if not Path(manifest).is_file()]
     profile = f"--profile {request.profile_name} " if request.profile_name else ""

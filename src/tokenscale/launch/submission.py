@@ -34,8 +34,13 @@ class SubmittedJob:
         self.resources, self.threads = Asked(resources), threads
 
 
-def resources_of(shape: Geometry, machine: Machine, profile: dict[str, Any]) -> dict[str, Any]:
-    """What the rule asks for, with a profile's `default-resources` under it and its `set-resources` over it."""
+def resources_of(
+    shape: Geometry, machine: Machine, profile: dict[str, Any], minutes: int | None = None
+) -> dict[str, Any]:
+    """What the rule asks for, with a profile's `default-resources` under it and its `set-resources` over it.
+
+    `minutes` is the job's time limit; without it, the machine's.
+    """
     asked = {
         "mpi": "srun",
         "nodes": shape.nodes,
@@ -43,7 +48,7 @@ def resources_of(shape: Geometry, machine: Machine, profile: dict[str, Any]) -> 
         "cpus_per_task": shape.cores_per_task(machine.cores_per_rank),
         "ranks": shape.world_size,
         "mem_mb": machine.memory_mb,
-        "runtime": machine.minutes,
+        "runtime": minutes or machine.minutes,
         "gres": f"gpu:{shape.ranks_per_node}",
         "slurm_extra": machine.slurm_options,
     }
@@ -80,7 +85,12 @@ def options(resources: dict[str, Any], *, name: str, comment: str, log: str, dir
 
 
 def script(
-    runs: list[RunSettings], machine: Machine, profile: dict[str, Any], launches: list[list[str]], manifests: list[str]
+    runs: list[RunSettings],
+    machine: Machine,
+    profile: dict[str, Any],
+    launches: list[list[str]],
+    manifests: list[str],
+    minutes: int | None = None,
 ) -> str:
     """A whole job script: `launches` are the words of each run's launcher, `manifests` what must be there before.
 
@@ -104,7 +114,7 @@ def script(
     # side by side they ask for what a run of as many ranks asks for
     shape = geometry(sum(sizes), machine.gpus_per_node)
     words = options(
-        resources_of(shape, machine, profile),
+        resources_of(shape, machine, profile, minutes),
         name=f"tokenscale_{runs[0].identity}",
         comment=f"rule_{RULE}_wildcards_{name}",
         log=str(here / LOGS / "%j.log"),

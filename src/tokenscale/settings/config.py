@@ -218,12 +218,12 @@ class Config:
         if self.settings.scale == BASE:
             return True
         try:
-            scales = self._values(name).get("scales")
+            scales = self._content(name).get("scales")
         except UserError:
             return True
         return self.settings.scale in scales if isinstance(scales, dict) else scales is not None
 
-    def _values(self, name: str) -> dict[str, Any]:
+    def _content(self, name: str) -> dict[str, Any]:
         """What an experiment's file says."""
         if name not in self._raw:
             self._raw[name] = read_yaml(str(self.available[name]))
@@ -252,7 +252,7 @@ class Config:
     def _experiment(self, name: str) -> Experiment:
         if name not in self._experiments:
             file = str(self.available[name])
-            raw = self._values(name)
+            raw = self._content(name)
             stated: Experiment = validate.build(Experiment, raw, file=file)
             for scale in stated.scales:
                 if scale not in SCALES:

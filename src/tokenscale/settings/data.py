@@ -39,8 +39,8 @@ _READ = ("validation_files", *TARGETS_OF.values(), "format", "text_column", "tar
 SOURCE_OPTIONS = {
     "docstrings": ((), ("packages",)),
     "files": (("files",), _READ),
-    "url": (("files",), (*_READ, "downloaded")),
-    "hub": (("repository", "revision", "files"), (*_READ, "downloaded")),
+    "url": (("files",), (*_READ, "downloaded", "published_documents")),
+    "hub": (("repository", "revision", "files"), (*_READ, "downloaded", "published_documents")),
     "dummy": (("documents",), ("vocabulary_size", "lengths", "seed")),
     "grammar": (("documents",), ("held_out", "seed")),
 }
@@ -98,6 +98,13 @@ class SourceSettings:
     )
     downloaded: bool | None = option(
         None, "false: nobody has downloaded it with this configuration yet; said by `plan`", science=False
+    )
+    published_documents: int | None = option(
+        None,
+        "url, hub: training documents by the word of who published them; before the corpus is built, the price of an "
+        "epoch rests on it",
+        science=False,
+        ge=1,
     )
     documents: int | None = option(None, "dummy, grammar: how many (grammar: for training)", ge=1)
     held_out: int = option(500, "grammar: validation documents, of combinations that no training document has", ge=1)

@@ -23,7 +23,10 @@ class Machine:
     device: str | None = option(None, "the GPU by the name its driver gives: `plan` prices runs by its peak")
     cores_per_rank: int | None = option(None, "what srun gives and binds each rank to", ge=1)
     memory_mb: int = option(16000, "of a node: what a training's job asks for", ge=1)
-    minutes: int = option(120, "of a training's job", ge=1)
+    minutes: int = option(120, "longest time limit of a training's job; its estimate makes it shorter", ge=1)
+    runtime_margin: float = option(
+        3.0, "a training's job asks for so many times its estimated time, and for `signal_s` more", ge=1
+    )
     signal_s: int = option(
         300, "before its time limit a job's ranks are told to write a state to go on from; 0: never", ge=0
     )
