@@ -9,6 +9,7 @@ import pytest
 from tests.unit.test_config import BASE, EXPERIMENT
 from tokenscale.cli import main
 from tokenscale.commands.check import gpus_and_cores
+from tokenscale.settings import config as configuration
 
 ROOT = Path(__file__).parents[2]
 #: one of the study's approaches at local batch 1 was at another sequence length than all others
@@ -94,6 +95,42 @@ def test_a_machines_file_says_what_nodes_hold(folder, capsys):
     main(["check", "e", "--machine", "m.toml"])
     out = capsys.readouterr().out
     assert "runs at world size 1 leave GPUs of a node of 2 idle" in out and "no GPU here" not in out
+
+
+CONTAINER = 'starter = "srun"\ngpus_per_node = 4\ncontainer = "image/train.toml"\n'
+HAS = ["torch", "numpy", "pyarrow", "safetensors", "tokenizers"]
+
+
+def on_alps(folder, packages, capsys, *names):
+    """(exit code, lines) of a check for a machine whose image has these packages."""
+    (folder / "m.toml").write_text(f"{CONTAINER}container_packages = {json.dumps(packages)}\n")
+    code = main(["check", *names, "--scale", "alps", "--machine", "m.toml"])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_a_run_whose_image_lacks_what_it_imports_is_refused_by_name(folder, capsys):
+    model = {"transformers": "distilbert", "dimension": 32, "layers": 1, "heads": 2, "hidden": 64}
+    values = json.loads((folder / "config/experiments/clean.yaml").read_text())
+    values["runs"] |= {"model": model, "objective": "masked"}
+    (folder / "config/experiments/library.yaml").write_text(json.dumps(values))
+    code, lines = on_alps(folder, HAS, capsys, "clean", "library")
+    refused = [line for line in lines if line.startswith("  refuse")]
+    assert code == 2 and len(refused) == 1
+    assert "library at alps: 12 runs import transformers, which the container's image lacks (" in refused[0]
+    ids = [run.run_id for run in configuration.load(overrides={"scale": "alps"}).runs("library")]
+    assert all(run_id in refused[0] for run_id in ids[:3]) and "and 9 more" in refused[0]
+    assert "(m.toml: container_packages). Next: install transformers in the image (image/Containerfile)" in refused[0]
+    code, lines = on_alps(folder, [*HAS, "transformers"], capsys, "clean", "library")
+    assert code == 0 and not any("refuse" in line for line in lines)
+
+
+def test_what_an_image_has_is_compared_where_somebody_says_it(folder, capsys):
+    code, lines = on_alps(folder, [], capsys, "clean")
+    assert code == 0 and any("nothing says which packages the image of image/train.toml has" in line for line in lines)
+    code, lines = on_alps(folder, [name for name in HAS if name != "safetensors"], capsys, "clean")
+    assert code == 2 and any("12 runs import safetensors" in line for line in lines)
+    main(["check", "clean", "--scale", "alps"])
+    assert "safetensors" not in capsys.readouterr().out, "without a container ranks run in this environment"
 
 
 def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,17 @@ import pytest
 from tokenscale.errors import UserError
 from tokenscale.files import sha256_file
 from tokenscale.settings import closure
-from tokenscale.settings.closure import PACKAGE, changes, closure_of, code_of, layout_code, listing, training_code
+from tokenscale.settings.closure import (
+    PACKAGE,
+    changes,
+    closure_of,
+    code_of,
+    lacking,
+    layout_code,
+    listing,
+    training_code,
+    training_imports,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
@@ -54,6 +65,30 @@ def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
         if "pipeline" in files:
             expected |= {"costs/partition.py", "costs/schedules.py"}
         assert names(layout_code(run)) == expected, method
+
+
+def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
+    always = {("torch",), ("numpy",), ("pyarrow",), ("safetensors",)}
+    engines = ("gigatoken", "mistral_common", "tiktoken", "tokenizers")
+    library = replace(PRESETS["llama-micro"], transformers="distilbert")
+    for settings, more in (
+        ({"approach": "packed"}, set()),
+        ({"approach": "padded"}, {engines}),  # tekken: the fastest of these that is there
+        ({"approach": "padded", "engine": "tiktoken"}, {("tiktoken",)}),
+        ({"approach": "packed", "float8": True}, {("torchao",)}),
+        ({"approach": "packed", "attention": "flash"}, {("flash_attn",)}),
+        ({"approach": "packed", "model": library, "objective": "masked"}, {("transformers",)}),
+    ):
+        assert training_imports(RunSettings(**settings)) == always | more, settings
+
+
+def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them():
+    runs = {"a": RunSettings(approach="packed"), "b": RunSettings(approach="padded"), "c": RunSettings(float8=True)}
+    has = ["torch", "numpy", "pyarrow", "safetensors"]
+    found = lacking(runs, has)
+    assert found["torchao"] == ["c"] and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
+    assert not lacking({"a": runs["a"]}, has) and not lacking(runs, [*has, "torchao", "tiktoken"])
+    assert lacking({"a": runs["a"]}, has[1:]) == {"torch": ["a"]}
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():

@@ -117,6 +117,8 @@ def test_what_the_image_has_is_held_while_packages_are_installed():
 
 def test_the_image_checks_the_bounds_of_pyproject():
     (check,) = [line for line in containerfile() if line.startswith("RUN python -c")]
+    imported = re.search(r"import ([\w, ]+);", check)[1].split(", ")
+    assert sorted(imported) == sorted(machine.load(ALPS / "machine.toml").container_packages)
     program = re.search(r'-c "(.+)"$', check)[1]
     compile(program, "Containerfile", "exec")
     for requirement in project()["dependencies"]:

@@ -84,6 +84,18 @@ def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster)
     assert len(calls) > before and not refusals(text), text
 
 
+def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
+    file = cluster.root / "profiles/alps/machine.toml"
+    file.write_text(file.read_text().replace('"safetensors", ', ""))
+    code, text, calls = submit(cluster, "ranks")
+    assert (code, calls) == (2, []), text
+    assert refusals(text) == ["tokenscale: runs import packages that the image of the container lacks."]
+    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text) and unlocked(cluster)
+    assert "install safetensors in the image (profiles/alps/Containerfile)" in text
+    code, text, _ = submit(cluster, "-n", "ranks")
+    assert code == 0 and len(refusals(text)) == 1
+
+
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     code, text, calls = submit(cluster, "ranks", account=None)
     assert (code, calls) == (2, []), text

@@ -1,9 +1,10 @@
-"""Before the first job is submitted: the profile, accounts, the budget. A dry run says the same at its end, and goes on."""
+"""Before the first job is submitted: the profile, accounts, the image, the budget. A dry run prints the same, and the cost."""
 
 import atexit
 
 from tokenscale.launch import before
 from tokenscale.settings import profile
+from tokenscale.settings.closure import lacking
 
 
 def to_submit():
@@ -40,6 +41,19 @@ def over_budget(jobs):
     return before.over_budget(totals_of(jobs), settings.settings.budget.node_hours)
 
 
+def not_in_the_image(jobs):
+    machine = settings.machine
+    if machine.container is None or not machine.container_packages:
+        return None
+    runs = {
+        job.wildcards.run_id: run_of(job.wildcards)
+        for job in jobs
+        if job.rule.name == "train"
+    }
+    found = lacking(runs, machine.container_packages)
+    return before.not_in_the_image(found, settings.settings.machine, machine.container)
+
+
 def say(error):
     print(error.render(), file=sys.stderr, flush=True)
 
@@ -47,7 +61,12 @@ def say(error):
 onstart:
     if workflow.non_local_exec and not workflow.remote_exec:
         jobs = to_submit()
-        error = taken_away(jobs) or without_a_value(jobs) or over_budget(jobs)
+        error = (
+            taken_away(jobs)
+            or without_a_value(jobs)
+            or not_in_the_image(jobs)
+            or over_budget(jobs)
+        )
         if error:
             say(error)
             # leaves through Snakemake, which takes its lock off the folder
@@ -60,7 +79,7 @@ def warn():
         jobs = to_submit()
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
-            found.append(over_budget(jobs))
+            found += [not_in_the_image(jobs), over_budget(jobs)]
             costs = before.cost(totals_of(jobs), settings.settings.budget.node_hours)
             print(*costs, sep="\n", file=sys.stderr, flush=True)
         for error in filter(None, found):

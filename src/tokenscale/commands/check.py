@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenscale.diagnosis.design import Design, Objection, Text, objections
+from tokenscale.launch.before import some, to_install
 from tokenscale.records.hardware import cores
+from tokenscale.settings.closure import lacking
 from tokenscale.settings.config import Config
 
 #: word of a level → how wide all of them are
@@ -37,6 +39,24 @@ def check(
         )
         for objection in objections(design):
             yield _line(config, name, objection), objection.level == "refuse"
+        yield from packages(config, name)
+
+
+def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
+    """(line, whether it refuses) on what an experiment's runs import and the machine's container lacks."""
+    machine, file = config.machine, config.settings.machine
+    if machine.container is None:
+        return
+    where = f"{name} at {config.settings.scale}"
+    if not machine.container_packages:
+        what = f"nothing says which packages the image of {machine.container} has"
+        yield f"  {'note':<{_WIDTH}}  {where}: {what} ({file}: container_packages). Next: list them there", False
+        return
+    runs = {run.run_id: run.settings for run in config.runs(name)}
+    for package, run_ids in lacking(runs, machine.container_packages).items():
+        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({some(run_ids)})"
+        following = f"({file}: container_packages). Next: {to_install([package], machine.container)}"
+        yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
 
 
 def _line(config: Config, name: str, objection: Objection) -> str:

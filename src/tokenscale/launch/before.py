@@ -1,9 +1,10 @@
-"""Before the first job is submitted: is the budget kept, has each account a value, and does the profile still count?"""
+"""Before the first job is submitted: the budget, accounts without a value, the profile, and the image's packages."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from tokenscale.costs.prices import Total
 from tokenscale.errors import UserError
@@ -54,6 +55,41 @@ def taken_away(lost: Mapping[str, Iterable[str]]) -> UserError | None:
         reason="Snakemake puts such an option in the place of the profile's whole map",
         next="copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own",
     )
+
+
+def not_in_the_image(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
+    """The error for runs that import packages which the container's image lacks; None without any.
+
+    `lacking`: package → ids of the runs that import it. `machine` and `container` are the files that say so.
+    """
+    if not lacking:
+        return None
+    return UserError(
+        "runs import packages that the image of the container lacks.",
+        file=machine,
+        key="container_packages",
+        runs="\n".join(f"{package}: {some(run_ids)}" for package, run_ids in lacking.items()),
+        next=to_install(lacking, container),
+    )
+
+
+def to_install(packages: Iterable[str], container: str) -> str:
+    """What to do about packages that an image lacks."""
+    file = Path(container).with_name("Containerfile")
+    return (
+        f"install {', '.join(packages)} in the image ({file}), build it again, and add the name to container_packages; "
+        "or choose other runs"
+    )
+
+
+def some(run_ids: list[str]) -> str:
+    """The first ids of a list.
+
+    >>> some(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    rest = f" and {len(run_ids) - 3:,} more" if len(run_ids) > 3 else ""
+    return ", ".join(run_ids[:3]) + rest
 
 
 def cost(totals: Mapping[str, Total], node_hours: float) -> list[str]:

@@ -12,6 +12,8 @@ import ast
 import json
 import os
 import re
+import sys
+from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +79,76 @@ def _variants(run: RunSettings) -> list[str]:
     if run.model.transformers is not None:
         variants.append(MODELS["transformers"])
     return variants
+
+
+#: packages that make token ids: a run needs the one it names (`engine`), or any of them
+ENGINES = {
+    "gigatoken": "gigatoken",
+    "tiktoken": "tiktoken",
+    "tokenizers": "tokenizers",
+    "mistral-common": "mistral_common",
+}
+#: packages that code imports inside of functions, for what few runs ask for → whether a run does
+ONLY_FOR = {
+    "torchao": lambda run: run.float8,
+    "flash_attn": lambda run: run.attention == "flash",
+    "awkward": lambda run: False,  # gigatoken's arrays, which a rank never makes
+    "huggingface_hub": lambda run: False,  # the rule of the tokenizer downloads it
+}
+
+
+def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
+    """Packages that the ranks of a training import, by their import names; of several in one tuple, any will do.
+
+    What a file imports at its top in a `try` has a substitute, and is left out.
+    """
+    top, inside = _packages_of(training_modules(run))
+    needed = {name for name in inside if name not in ENGINES.values() and ONLY_FOR.get(name, lambda run: True)(run)}
+    found = {(name,) for name in top | needed}
+    engines = sorted(inside & set(ENGINES.values()))
+    if engines and run.reads_text:
+        found.add((ENGINES[run.engine],) if run.engine in ENGINES else tuple(engines))
+    return found
+
+
+def lacking(runs: Mapping[str, RunSettings], packages: Container[str]) -> dict[str, list[str]]:
+    """Package (or several, one of which would do) that trainings import and an image lacks → ids of these runs."""
+    found: dict[str, list[str]] = {}
+    for run_id, run in runs.items():
+        for names in sorted(training_imports(run)):
+            if not any(name in packages for name in names):
+                found.setdefault(" or ".join(names), []).append(run_id)
+    return found
+
+
+@cache
+def _packages_of(modules: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Packages of others that the closure of modules imports: at the top of files, and inside of functions."""
+    files = [path for module in modules for path in _closure(module)]
+    top, inside = (frozenset().union(*parts) for parts in zip(*map(_packages, files), strict=True))
+    return top, inside - top
+
+
+@cache
+def _packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Packages of others that one file imports: at its top and outside of `try`, and inside of functions."""
+    top: set[str] = set()
+    inside: set[str] = set()
+
+    def visit(node: ast.AST, found: set[str] | None) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom) and found is not None:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found |= {name.partition(".")[0] for name in names}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = inside
+        elif isinstance(node, ast.Try | ast.If) and found is top:  # has a substitute, or is for type checkers
+            found = None
+        for child in ast.iter_child_nodes(node):
+            visit(child, found)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), top)
+    ours = {"tokenscale", *sys.stdlib_module_names}
+    return frozenset(top - ours), frozenset(inside - ours)
 
 
 def closure_of(*modules: str) -> list[str]:

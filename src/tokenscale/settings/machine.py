@@ -36,6 +36,11 @@ class Machine:
     cpu_bind: str = option("cores", "srun's --cpu-bind: ranks keep to cores of their own")
     mem_bind: str | None = option(None, "srun's --mem-bind, such as local: memory of the NUMA node that a rank is on")
     container: str | None = option(None, "environment definition file that only the inner srun enters")
+    container_packages: tuple[str, ...] = option(
+        tuple,
+        "Python packages of the container's image, by the names they are imported by: a run that imports another one "
+        "is refused; empty: not compared",
+    )
     python: str | None = option(None, "Python of the ranks; without it the launcher's own, or the container's")
     network: str | None = option(None, "what NCCL must say it talks over between nodes, such as AWS Libfabric")
     environment: dict[str, str] = option(dict, "variables of every rank")
