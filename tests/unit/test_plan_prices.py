@@ -174,7 +174,7 @@ def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_the
     changed_to(project, budget={"epochs": 2})
     lines = printed(capsys, "--profile", "box")
     assert table(lines)["b"][2] == "≤ 2.0" and table(lines)["in all"][2] == "≤ 2.1", "the machine's 120 minutes"
-    said = "the time limit of their jobs: an epoch's rows are not known: no token store says them yet"
+    said = "the time limit of their jobs: an epoch's rows are not known before the token store is built"
     assert f"  ≤: 1 of 3 runs are priced by {said}" in lines
     assert lines[-1] == "  3 runs are left to do, ≤ 2.1 node-hours: within the budget of 50 (budget.node_hours)"
     assert "  logs of 1 runs are not in these bytes: their number of steps is not known" in lines
@@ -221,6 +221,12 @@ def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project
     assert found.steps == math.ceil(100_000 / (32 * share) / 4) and "fewest useful tokens" in found.bound
     changed_to(project, budget={"useful_tokens": 100_000}, approach="padded")
     assert priced(project).bound.startswith("the time limit"), "documents of any length: nothing is known of padding"
+
+
+def test_a_job_script_asks_for_the_limit_that_the_workflow_asks_for(project, capsys):
+    run_id = configuration.load(overrides=profile.configuration("box")).runs("a")[0].run_id
+    assert main(["launch", run_id, "--profile", "box", "--sbatch", "job.sh"]) == 0
+    assert "#SBATCH -t 30\n" in (project / "job.sh").read_text(), "the machine's limit is 120 minutes"
 
 
 def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():

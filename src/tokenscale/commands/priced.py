@@ -114,9 +114,7 @@ class Priced:
             return Rows(rows, manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
             useful = fewest_useful(run, stream)
-            return (
-                Rows(1, useful, "the fewest useful tokens of a row; no token store says them yet") if useful else None
-            )
+            return Rows(1, useful, "the fewest useful tokens of a row") if useful else None
         documents, tokens, source = self._size(run, store)
         rows = most_rows(run, stream, documents, tokens)
         return Rows(rows, 0, f"the most rows of an epoch, by {source}") if rows else None

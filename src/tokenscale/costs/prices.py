@@ -219,7 +219,7 @@ def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None)
         return max(1, math.ceil(budget.flops / (row * run.global_batch))), None
     if rows is None:
         what = "an epoch's rows" if budget.kind == "epochs" else "a row's useful tokens"
-        return None, f"{what} are not known: no token store says them yet"
+        return None, f"{what} are not known before the token store is built"
     if budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
         return None, "how many tokens are predicted is known only where all are"
     asked = budget.epochs or budget.useful_tokens / rows.useful_tokens  # epochs
