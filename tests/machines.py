@@ -13,6 +13,7 @@ STAGES = {
     "gloo": {"stage": "gloo", "ranks": 2, "seconds": 0.1},
     "bf16 on the CPU": {"stage": "bf16 on the CPU"},
     "devices": {"stage": "devices", "devices": [], "reason": None},
+    "accelerate": {"stage": "accelerate"},
 }
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 2**30, "capability": "9.0", "bf16": True}
 

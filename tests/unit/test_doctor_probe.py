@@ -1,5 +1,7 @@
 """What `doctor` learns from children that crash, hang or print."""
 
+import subprocess
+import sys
 import time
 
 from tokenscale.diagnosis import packages, probe
@@ -20,6 +22,20 @@ def test_children_tell_broken_crashing_and_chatty_packages_apart(monkeypatch, tm
         "leaving": "SystemExit: 3",
         "crashing": "importing it ends Python: signal 9",
     }
+
+
+def test_torch_is_imported_by_the_ranks_alone(monkeypatch):
+    """It takes 2 s of a core: the child that imports the other packages does not need it."""
+    names = [p.module for p in packages.PACKAGES if p.module not in ("torch", *probe.WITH_TORCH)]
+    code = f"import sys\nfrom tokenscale.diagnosis import probe\nprobe.imports({names!r})\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
+    started = []
+    monkeypatch.setattr(probe, "_child", lambda kind, *names: started.append(names))
+    monkeypatch.setattr(probe, "_answers", lambda child, timeout_s: ([], 0))
+    probe.try_imports()
+    assert started and not {"torch", "accelerate"} & set(started[0])
 
 
 def test_a_torch_that_hangs_is_given_up(monkeypatch, tmp_path):

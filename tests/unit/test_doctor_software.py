@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.machines import asked
+from tests.machines import TORCH, asked
 from tokenscale.diagnosis import packages, software
 
 
@@ -91,6 +91,21 @@ def test_a_package_that_is_there_and_does_not_import_is_broken():
     assert "--force-reinstall 'duckdb" in found.next
     crashed = software.packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
     assert "importing it ends Python: signal 9" in crashed.fact
+
+
+@pytest.mark.parametrize(
+    "stages, ended, found",
+    [
+        ({"torch": TORCH, "accelerate": {"error": "ImportError: no such symbol"}}, [], "ImportError: no such symbol"),
+        ({"torch": TORCH}, ["signal 11"], "importing it ends Python: signal 11"),
+        ({"torch": TORCH, "accelerate": {"stage": "accelerate"}}, [], None),
+        ({}, ["signal 9"], None),  # torch itself ends Python
+    ],
+)
+def test_a_package_that_needs_torch_is_tried_by_a_rank(monkeypatch, stages, ended, found):
+    monkeypatch.setattr(software, "importable", lambda module: True)
+    said = software.packages("test", asked(stages=stages, ended=ended)).fact
+    assert (f"does not import: {found}" in said) if found else ("does not import" not in said)
 
 
 def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):

@@ -22,13 +22,16 @@ from tokenscale.diagnosis.packages import PACKAGES, importable
 #: a first import from a busy network disk takes its time
 LIMIT_S = 60.0
 
+#: packages that import torch themselves: rank 1 tries them, which has imported it already (2 s of a core)
+WITH_TORCH = ("accelerate",)
+
 #: a collective that takes longer than this on one machine hangs
 COLLECTIVE_LIMIT_S = 20.0
 
 
 def try_imports() -> dict[str, str]:
-    """Import every package but torch in a child. Module → error text, of those that are there and do not import."""
-    names = [p.module for p in PACKAGES if p.module != "torch" and importable(p.module)]
+    """Import the packages that need no torch in a child. Module → error text, of those that are there and fail."""
+    names = [p.module for p in PACKAGES if p.module not in ("torch", *WITH_TORCH) and importable(p.module)]
     lines, code = _answers(_child("imports", *names), LIMIT_S)
     errors = {line["module"]: line["error"] for line in lines if "error" in line}
     unanswered = names[len(lines) :]
@@ -134,7 +137,8 @@ def imports(names: list[str]) -> None:
 
 
 def rank() -> None:
-    """As one of two ranks (environment as a launcher sets it): torch, gloo, and on rank 0 the devices; then NCCL."""
+    """As one of two ranks (environment as a launcher sets it): torch and gloo; on rank 0 the devices, on rank 1 the
+    packages that need torch; then NCCL."""
     me = int(os.environ["RANK"])
     try:
         import torch
@@ -156,6 +160,9 @@ def rank() -> None:
     if me == 0:
         _stage("bf16 on the CPU", lambda: _multiply(torch.device("cpu")))
         _stage("devices", _devices)
+    else:
+        for name in filter(importable, WITH_TORCH):
+            _stage(name, lambda name=name: importlib.import_module(name) and {})
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     together = min(2, devices)
     if me < together and available and dist.is_nccl_available():

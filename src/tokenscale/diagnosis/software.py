@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenscale.diagnosis.finding import Asked, Finding, endings
 from tokenscale.diagnosis.packages import GROUPS, PACKAGES, importable, requirements, satisfies, told, version_of
+from tokenscale.diagnosis.probe import WITH_TORCH
 
 
 def python(asked: Asked) -> Finding:
@@ -25,10 +26,12 @@ def python(asked: Asked) -> Finding:
 def packages(group: str, asked: Asked) -> Finding:
     """The packages of one import group: found, within bounds, and importable."""
     wanted, broken = requirements(), dict(asked.imports.result())
-    if group == "trainer" and importable("torch"):
+    tried_by_ranks = {p.module for p in PACKAGES if p.group == group} & {"torch", *WITH_TORCH}
+    for module in sorted(filter(importable, tried_by_ranks)):
         ranks = asked.ranks.result()
-        torch = ranks["stages"].get("torch", {"error": f"importing it ends Python: {endings(ranks)}"})
-        broken |= {"torch": torch["error"]} if "error" in torch else {}
+        if module == "torch" or "version" in ranks["stages"].get("torch", {}):  # without torch nothing else was tried
+            stage = ranks["stages"].get(module, {"error": f"importing it ends Python: {endings(ranks)}"})
+            broken |= {module: stage["error"]} if "error" in stage else {}
     found = {}
     for package in (p for p in PACKAGES if p.group == group):
         name, bounds = package.distribution, wanted.get(package.distribution, "")
