@@ -16,7 +16,7 @@ from tokenscale.tokenizer.build import build as build_tokenizer
 if TYPE_CHECKING:
     from tokenscale.training.loop import Inputs
 
-DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}], "source_date": "2000-01-01"}
+DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
 
 #: documents that went wrong somewhere, some day
 HOSTILE = (

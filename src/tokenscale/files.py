@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically, UTF-8, newlines as given."""
     with atomic(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
+
+
+def utc_now() -> str:
+    """The time of day in UTC, to the second: `2026-11-22T20:31:02Z`. For build records, never for manifests."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -30,7 +30,7 @@ class Listed:
     def __init__(self, documents, vocabulary_size):
         self._documents = documents
         tokenizer = {"name": "none", "kind": "test", "file_sha256": "0" * 64}
-        self.origin = Origin(tokenizer, vocabulary_size, 0, None, 0, {"text_sha256": "1" * 64}, "2000-01-01")
+        self.origin = Origin(tokenizer, vocabulary_size, 0, None, 0, {"text_sha256": "1" * 64})
 
     def __len__(self):
         return len(self._documents)

@@ -260,4 +260,4 @@ def test_events_say_what_was_written(lab, tmp_path):
     assert written["status"] == "final" and written["bytes"] > 10_000 and written["duration_s"] > 0
     stop = events[-1]
     assert stop["event"] == "run_stop" and stop["energy_j"] is None
-    assert read_json(tmp_path / "run.json")["outcome"]["energy_j"] == "not measured"
+    assert read_json(tmp_path / "run.json")["outcome"]["energy_j"] is None

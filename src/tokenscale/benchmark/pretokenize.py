@@ -106,7 +106,7 @@ def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
                     return
 
     settings = CorpusSettings(name="synthetic", cleaning=CleaningSettings(deduplicate=False), validation_share=0.0)
-    description = {"kind": "synthetic", "seed": seed, "megabytes": megabytes, "source_date": "1970-01-01"}
+    description = {"kind": "synthetic", "seed": seed, "megabytes": megabytes}
     build_from(documents(), settings, directory, description)
 
 

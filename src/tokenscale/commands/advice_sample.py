@@ -57,7 +57,6 @@ class SampleDocuments:
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
             source={"sample": "of advise"},
-            created="undated",
         )
 
     def __len__(self) -> int:

@@ -114,7 +114,6 @@ def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, s
                 **dataclasses.asdict(counts),
             },
         },
-        created="unknown",
         engine=f"converted from {kind}",
     )
     return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)

@@ -148,8 +148,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
             return False
     if settings.source.kind != "files":
         return True
-    found = importlib.import_module(SOURCES["files"]).describe(settings.source)
-    return {k: v for k, v in found.items() if k != "source_date"} == manifest["source"]
+    return importlib.import_module(SOURCES["files"]).describe(settings.source) == manifest["source"]
 
 
 def tokenizer_of(

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from tokenscale import __version__
 from tokenscale.corpus.clean import clean
 from tokenscale.errors import UserError, unknown
-from tokenscale.files import canonical_json, read_json, sha256_file, write_json
+from tokenscale.files import canonical_json, read_json, sha256_file, utc_now, write_json
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
@@ -71,7 +71,7 @@ def build_from(
     validation: Iterable[tuple[str | None, str]] | None = None,
     keep_earlier: bool = True,
 ) -> dict[str, Any]:
-    """Build a corpus from any (text, origin) pairs; `description` says what they are and holds `source_date`.
+    """Build a corpus from any (text, origin) pairs; `description` says what they are.
 
     `validation` are the source's own held-out documents; without them a share is held out by hash. The shards are
     written to a folder of their own first. With `keep_earlier`, where `build.json` tells of an earlier build with these
@@ -98,8 +98,7 @@ def build_from(
         manifest = {
             "schema_version": VERSION,
             "name": settings.name,
-            "source": {k: v for k, v in description.items() if k != "source_date"},
-            "source_date": description["source_date"],
+            "source": description,
             "cleaning": {
                 **dataclasses.asdict(settings.cleaning),
                 "documents": counts,
@@ -131,7 +130,7 @@ def build_from(
             "manifest": manifest,
             "manifest_sha256": manifest_sha256,
             "settings": to_dict(settings),
-            "built_unix_s": started,
+            "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
             "tokenscale": __version__,
             "python": sys.version,

@@ -19,8 +19,6 @@ from typing import Any
 from tokenscale.errors import UserError
 from tokenscale.settings.data import SourceSettings
 
-#: declared, not measured: the date that everything made from this source carries in place of a clock's
-SOURCE_DATE = "2025-01-01"
 #: an upgrade of a package must not change a corpus unasked (see build.py)
 KEEP_EARLIER = True
 
@@ -47,7 +45,7 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
         {"name": name, "version": _version(name), "licence": LICENCES.get(name) or _licence(name)}
         for name in source.packages
     ]
-    return {"kind": "docstrings", "packages": packages, "source_date": SOURCE_DATE}
+    return {"kind": "docstrings", "packages": packages}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:

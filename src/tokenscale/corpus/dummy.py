@@ -16,14 +16,13 @@ import numpy as np
 from tokenscale.settings.data import LengthSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 
-SOURCE_DATE = "undated"
 #: equal settings give equal documents, now and later
 KEEP_EARLIER = False
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """The distribution, for the manifest."""
-    return {"kind": "dummy", "settings": to_dict(source), "source_date": SOURCE_DATE}
+    return {"kind": "dummy", "settings": to_dict(source)}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:

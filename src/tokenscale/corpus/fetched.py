@@ -12,7 +12,6 @@ from tokenscale.errors import UserError
 from tokenscale.files import read_json
 from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
 
-SOURCE_DATE = "undated"
 #: what the addresses give is held by hash already
 KEEP_EARLIER = False
 
@@ -30,7 +29,7 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
                 next=f"snakemake -f {downloads / 'manifest.json'}",
                 content=True,
             )
-    return {**{k: v for k, v in manifest.items() if k != "schema_version"}, "source_date": SOURCE_DATE}
+    return {k: v for k, v in manifest.items() if k != "schema_version"}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:

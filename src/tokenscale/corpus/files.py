@@ -13,7 +13,6 @@ from tokenscale.files import sha256_file
 from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings, SourceSettings
 
 #: files carry no date that could be declared
-SOURCE_DATE = "undated"
 #: a file whose content changed was changed on purpose: an earlier corpus is not kept (see build.py)
 KEEP_EARLIER = False
 
@@ -22,7 +21,7 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
     """The files by name, size and hash, for the manifest. Raises UserError where a name or a glob finds nothing."""
     paths = {key: expand(getattr(source, key), key) for key in FILE_LISTS}
     listed = {key: [_fact(name, path) for name, path in named(found).items()] for key, found in paths.items()}
-    return {"kind": "files", **{k: v for k, v in listed.items() if v}, "source_date": SOURCE_DATE}
+    return {"kind": "files", **{k: v for k, v in listed.items() if v}}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:

@@ -25,7 +25,6 @@ from tokenscale.errors import UserError
 from tokenscale.settings.data import SourceSettings
 from tokenscale.settings.options import to_dict
 
-SOURCE_DATE = "undated"
 #: equal settings give equal documents, now and later
 KEEP_EARLIER = False
 #: one combination in so many is held out
@@ -54,7 +53,7 @@ Item = TypeVar("Item")
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """The settings, for the manifest."""
-    return {"kind": "grammar", "settings": to_dict(source), "source_date": SOURCE_DATE}
+    return {"kind": "grammar", "settings": to_dict(source)}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "corpus", VERSION, restore(directory))
     with understood(path, "manifest of the corpus", restore(directory)):
-        check_types(manifest, {"name": str, "source_date": str, "splits": dict})
+        check_types(manifest, {"name": str, "splits": dict})
         for split in manifest["splits"].values():
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
             for file in split["files"]:

@@ -74,7 +74,7 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
             "places": tokens,
             "tokens_cut": 0,
             "documents_cut": 0,
-            "origin": {"source": documents.origin.source, "created": documents.origin.created},
+            "origin": {"source": documents.origin.source},
         }
         return writer.finish(list(STORE_FILES), facts, {"blocks.bin": file.sha256}, checks="blocks.npy")
 
@@ -193,7 +193,6 @@ class ArchiveDocuments:
             eos_id=manifest["eos_id"],
             pad_id=manifest["padding"]["id"],
             source=manifest["origin"]["source"],
-            created=manifest["origin"]["created"],
             engine="archive",
             ids_digest=manifest["ids_digest"]["value"],
         )

@@ -48,7 +48,6 @@ class Origin:
     eos_id: int | None
     pad_id: int
     source: dict[str, Any]  # hashes of the text, or of the files that were converted
-    created: str  # a date of the source's own
     engine: str = ""  # what made the ids; for the build record, never for the manifest
     ids_digest: str | None = None  # of all documents, where it is known before they are written
     command: str | None = None  # what writes the store again, where no rule of the workflow does; for the build record

@@ -43,7 +43,7 @@ class _Part:
 
     def __init__(self, path: Path, store: StoreSettings, documents: Documents):
         origin = documents.origin
-        metadata = {"tokenizer": origin.tokenizer["name"], "format": "padded", "created": origin.created}
+        metadata = {"tokenizer": origin.tokenizer["name"], "format": "padded"}
         self._shard = Shard(path, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata)
         self._width, self._pad_id = store.sequence_length + 1, origin.pad_id
         self._counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}

@@ -63,7 +63,6 @@ class TextDocuments:
                 "text_sha256": self.text.split["text_sha256"],
                 **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
             },
-            created=self.text.manifest["source_date"],
             engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
         )
         self._beside = ThreadPoolExecutor(1, "gate")

@@ -41,7 +41,7 @@ class _Part:
 
     def __init__(self, path: Path, store: StoreSettings, documents: Documents):
         origin = documents.origin
-        metadata = {"tokenizer": origin.tokenizer["name"], "format": "token-list", "created": origin.created}
+        metadata = {"tokenizer": origin.tokenizer["name"], "format": "token-list"}
         self._shard = Shard(path, store, {"tokens": store.dtype}, metadata)
         self._tokens = 0
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, sha256_file, write_json
+from tokenscale.files import canonical_json, sha256_file, utc_now, write_json
 from tokenscale.formats.documents import Chunk, Documents, IdsDigest
 from tokenscale.formats.manifest import VERSION, SingleFile, build_record, seal
 from tokenscale.formats.xxh3 import xxh3_128
@@ -215,7 +215,7 @@ def writing(
     write_json(
         build_record(manifest),
         {
-            "built_unix_s": started,
+            "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
             "engine": documents.origin.engine,
             "parts_taken_over": writer.resumed,

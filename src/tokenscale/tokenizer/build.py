@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.errors import UserError, unknown
-from tokenscale.files import canonical_json, sha256_file, sha256_text, write_json
+from tokenscale.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.tokenizer.base import SPECIAL_TOKEN_POLICY
@@ -51,7 +51,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
         directory / "build.json",
         {
             "manifest_sha256": sha256_text(canonical_json(manifest)),
-            "built_unix_s": started,
+            "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
             "tokenscale": __version__,
             "python": sys.version,

@@ -381,7 +381,7 @@ class Training:
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
             outcome |= {"begins_at": self.begins_at, "begins_at_useful_tokens": self.begins_at_useful_tokens}
-            outcome |= {"energy_j": energy if energy is not None else "not measured"}
+            outcome |= {"energy_j": energy}  # null: not measured
             if stopped is not None:
                 outcome["stopped_at"] = stopped
             provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})

@@ -21,7 +21,6 @@ class StoreDocuments:
             eos_id=manifest["eos_id"],
             pad_id=manifest["padding"]["id"],
             source={name: manifest[name] for name in made if name in manifest},
-            created="unknown",
             engine=f"the store {manifest['ids_digest']['value'][:12]}",
         )
 
