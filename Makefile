@@ -3,19 +3,27 @@
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
+# make setup NEWEST=1 installs the newest torch that pyproject.toml allows in place of the one in constraints.txt.
+# make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
 PYTHON ?= python3
 PIP_ARGS ?=
 CONFIG ?=
+NEWEST ?=
+# what the user asked for, to be named in an error
+GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
-# the list of dependencies by content: touching a file installs nothing
-READY := $(VENV)/.ready-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+# the lists of dependencies by content: touching a file installs nothing
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+VERSIONS := $(if $(NEWEST),--upgrade torch,--constraint constraints.txt)
+# fails on a Python that pyproject.toml does not allow (a test compares)
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
 HERE := --ignore tests/faults --ignore tests/slurm
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run test experiments-test faults-test slurm-test setup lint clean
+.PHONY: run test experiments-test faults-test slurm-test long-test setup lint clean
 
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
@@ -40,6 +48,9 @@ slurm-test: $(READY)
 	@$(VENV)/bin/python -m tests.slurm.missing
 	$(PYTEST) tests/slurm
 
+long-test: $(READY)
+	$(VENV)/bin/python -m tests.long.wheels
+
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	$(VENV)/bin/snakefmt --check workflow
@@ -47,13 +58,18 @@ lint: $(READY)
 
 setup:
 	@rm -f $(VENV)/.ready-*
-	@$(MAKE) --no-print-directory $(READY)
+	@$(MAKE) --no-print-directory $(READY) GOAL=setup
 
 $(READY):
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 12) else \
-	  f"tokenscale: Python {v[0]}.{v[1]} is not supported.\n  expected  3.11 or 3.12\n  next      make run PYTHON=python3.11")'
+	@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { \
+	  next='install one (`uv python install 3.13`, or https://www.python.org/downloads), then  make $(GOAL) PYTHON=python3.13'; \
+	  for python in python3.13 python3.12 python3.11 python3.14; do \
+	    if $$python -c 'import ensurepip; $(SUPPORTED)' 2>/dev/null; then next="make $(GOAL) PYTHON=$$python"; break; fi; \
+	  done; \
+	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.11 to 3.14\n  next      %s\n' \
+	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -e ".[test]"
+	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) $(VERSIONS) -e ".[test]"
 	@touch $@
 
 clean:

@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def utc_now() -> str:
     """The time of day in UTC, to the second: `2026-11-22T20:31:02Z`. For build records, never for manifests."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def write_json(path: str | Path, value: Any) -> None:

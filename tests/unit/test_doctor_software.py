@@ -5,28 +5,41 @@ import sys
 
 import pytest
 
-from tests.machines import TORCH, asked
+from tests.machines import TORCH, asked, program
 from tokenscale.diagnosis import packages, software
 
 
-@pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.12.9", "ok"), ("3.13.1", "no")])
-def test_python_3_11_and_3_12_are_right(monkeypatch, version, verdict):
+@pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.1", "ok"), ("3.15.0", "no")])
+def test_python_3_11_to_3_14_are_right(monkeypatch, version, verdict):
     monkeypatch.setattr(software.platform, "python_version", lambda: version)
     found = software.python(asked())
-    assert found.verdict == verdict and version in found.fact and ">=3.11,<3.13" in found.fact
+    assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
+
+
+def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
+    """Python 3.10 has no tomllib, and pyenv has commands for versions that are not in use."""
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    monkeypatch.setattr(software.platform, "python_version", lambda: "3.10.14")
+    program(tmp_path, "python3.13", "exit 127")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = software.python(asked())
+    assert found.verdict == "no" and found.fact == "3.10.14; >=3.11,<3.15 is needed"
+    assert found.next.startswith("make setup PYTHON=python3.13, once it is installed")
+    program(tmp_path, "python3.12", "echo 3.12.4")
+    assert software.python(asked()).next == "make setup PYTHON=python3.12"
 
 
 def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
     ours = packages.requirements()
     trackers = {"mlflow", "wandb"}  # nobody misses them
     assert set(ours) - {"python"} - trackers == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
-    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.13", ">=2.9,<2.14", ">=0.17,<0.18")
+    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
 
     monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/diagnosis/packages.py")
     stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
     monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: stated)
     installed = packages.requirements()
-    assert installed.pop("python") == ">=3.11,<3.13"
+    assert installed.pop("python") == ">=3.11,<3.15"
     assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
 
 
@@ -76,13 +89,13 @@ def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch
     assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
 
 
-@pytest.mark.parametrize("version", ["2.8.0", "2.14.0"])
+@pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
 def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
     real = packages.version_of
     monkeypatch.setattr(software, "version_of", lambda name: version if name == "torch" else real(name))
     found = software.packages("trainer", asked())
-    assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.14" in found.fact
-    assert "'torch>=2.9,<2.14'" in found.next
+    assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
+    assert "'torch>=2.9,<2.16'" in found.next
 
 
 def test_a_package_that_is_there_and_does_not_import_is_broken():

@@ -1,6 +1,7 @@
 """One list of dependencies, import groups, nothing of one machine in the project; and what others read about it."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,9 @@ import tokenscale
 from tests.conftest import ROOMS, rooms_of
 from tests.faults import campaign, shared
 from tests.faults import table as faults
+from tests.long import wheels
 from tokenscale.cli import VERBS, main
+from tokenscale.diagnosis import packages
 
 ROOT = Path(__file__).parents[2]
 #: conda's names where they differ from pip's
@@ -37,18 +40,6 @@ def split(requirement: str) -> tuple[str, str]:
     return name.lower(), ",".join(sorted((bounds or "").replace(" ", "").split(",")))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def resolution():
-    """pip at work on what pyproject.toml asks for, while the other tests run: it waits for the network most of all."""
-    extras = project()["optional-dependencies"].values()
-    wanted = [*project()["dependencies"], *(requirement for extra in extras for requirement in extra)]
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", *wanted]
-    pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    yield pip
-    pip.kill()
-    pip.communicate()
-
-
 def test_conda_and_pip_install_the_same():
     extras = project()["optional-dependencies"]
     wanted_by_few = ("mlflow", "wandb")  # heavy, and only for who has these trackers
@@ -64,7 +55,109 @@ def test_conda_and_pip_install_the_same():
 
 def test_torch_and_mistral_common_are_bounded():
     bounds = dict(split(r) for r in project()["dependencies"])
-    assert bounds["torch"] == "<2.14,>=2.9" and bounds["mistral-common"] == "<1.10,>=1.8"
+    assert bounds["torch"] == "<2.16,>=2.9" and bounds["mistral-common"] == "<1.10,>=1.8"
+
+
+def test_installed_packages_find_their_requirements():
+    """One environment holds all extras that are installed (`make long-test` resolves all of them)."""
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+# -- versions: Python, torch
+
+
+def supported() -> list[str]:
+    """The Python versions that pyproject.toml allows."""
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project()["requires-python"]).groups()
+    return [f"3.{minor}" for minor in range(int(low), int(high))]
+
+
+def test_the_constraint_on_torch_lies_within_its_range():
+    """`make setup` installs a tested release; the range of pyproject.toml goes further."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    (release,) = re.fullmatch(r"torch==(\d+\.\d+)\.\*", "\n".join(lines)).groups()
+    bounds = dict(split(r) for r in project()["dependencies"])["torch"]
+    assert packages.satisfies(release, bounds), f"{release} is outside {bounds}"
+
+
+@pytest.fixture
+def makefile(tmp_path):
+    """A folder with nothing but what `make setup` reads, and a function that runs make there on a PATH."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm"):
+        (tools / name).symlink_to(shutil.which(name))
+
+    def make(*arguments: str, **pythons: str) -> subprocess.CompletedProcess:
+        for name, script in pythons.items():
+            (tools / name.replace("_", ".")).write_text(f"#!/bin/sh\n{script}\n")
+            (tools / name.replace("_", ".")).chmod(0o755)
+        environment = {"PATH": str(tools), "MAKEFLAGS": ""}
+        return subprocess.run(
+            ["make", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    return make
+
+
+def test_make_setup_constrains_torch_unless_the_newest_is_asked_for(makefile):
+    installs = {
+        flag: next(line for line in makefile("-n", "setup", *flag).stdout.splitlines() if " pip install" in line)
+        for flag in ((), ("NEWEST=1",))
+    }
+    assert "--constraint constraints.txt" in installs[()]
+    assert "constraints.txt" not in installs["NEWEST=1",] and "--upgrade torch" in installs["NEWEST=1",]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
+    def ready():
+        return re.search(r"\.ready-\d+", makefile("-n", "setup").stdout.split("touch")[1])[0]
+
+    before = ready()
+    (tmp_path / name).touch()
+    assert ready() == before
+    with (tmp_path / name).open("a") as file:
+        file.write("# edited\n")
+    assert ready() != before
+
+
+OLD = "case $1 in --version) echo Python 3.9.2;; *) exit 1;; esac"
+SHIM = 'echo "pyenv: $0: command not found" >&2; exit 127'
+REAL = f'exec {sys.executable} "$@"'
+
+
+@pytest.mark.parametrize(
+    "goal, pythons, next",
+    [
+        ((), {"python3": OLD, "python3_11": REAL}, "make run PYTHON=python3.11"),
+        (("setup",), {"python3": OLD, "python3_13": SHIM, "python3_12": REAL}, "make setup PYTHON=python3.12"),
+        (("run", "CONFIG=mine.yaml"), {"python3_11": REAL}, "make run CONFIG=mine.yaml PYTHON=python3.11"),
+        (("test",), {"python3": OLD, "python3_13": SHIM}, "then  make test PYTHON=python3.13"),
+    ],
+    ids=["another is on PATH", "a command of pyenv that does not run", "no python3", "none"],
+)
+def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tmp_path, goal, pythons, next):
+    done = makefile(*goal, **pythons)
+    assert done.returncode == 2 and not (tmp_path / ".venv").exists()
+    shown = done.stderr.splitlines()
+    assert shown[0] == "tokenscale: this Python is not supported."
+    assert ("Python 3.9.2" if "python3" in pythons else "python3: not found") in shown[1]
+    assert shown[2].split(None, 1)[1] == f"Python {supported()[0]} to {supported()[-1]}"
+    assert shown[3].startswith("  next") and shown[3].endswith(next)
+
+
+def test_every_list_of_python_versions_is_the_one_of_pyproject():
+    low, high = (version.split(".")[1] for version in (supported()[0], supported()[-1]))
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"(3, {low}) <= sys.version_info[:2] <= (3, {high})" in makefile
+    assert set(re.findall(r"for python in (.*);", makefile)[0].split()) == {f"python{v}" for v in supported()}
+    assert list(wheels.PYTHONS) == supported()
+    for name in ("README.md", "profiles/alps/README.md"):
+        assert f"Python {supported()[0]} to {supported()[-1]}" in " ".join((ROOT / name).read_text().split()), name
 
 
 @pytest.mark.parametrize(
@@ -203,8 +296,7 @@ def test_github_runs_the_commands_of_ci_and_of_the_readme():
 def test_github_runs_them_on_each_supported_python_and_may_only_read():
     workflow, job, commands = commands_of_ci()
     assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads the key `on` as true
-    low, high = re.findall(r"3\.(\d+)", project()["requires-python"])
-    assert job["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
+    assert job["strategy"]["matrix"]["python"] == supported()
     assert workflow["permissions"] == {"contents": "read"} and workflow["concurrency"]["cancel-in-progress"]
     assert 0 < job["timeout-minutes"] <= 60
     assert commands[0].startswith("make setup") and "whl/cpu" in commands[0]
@@ -246,17 +338,6 @@ def test_a_room_can_be_tested_by_its_name():
     assert "tests/unit/test_packing.py" in passed
     assert any(name.startswith("src/tokenscale/order/") for name in passed)
     assert not [name for name in passed if "records" in name or "costs" in name]
-
-
-# -- last, since pip has been at work since the first
-
-
-def test_all_extras_resolve_together(resolution):
-    said = resolution.communicate(timeout=240)[0]
-    assert resolution.returncode == 0, said
-    # every installed package finds its own requirements: one environment holds all extras
-    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
 
 
 def test_the_lists_of_test_files_name_files_that_are_there():

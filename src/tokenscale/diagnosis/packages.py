@@ -80,13 +80,15 @@ def requirements() -> dict[str, str]:
     may be older); elsewhere from the installed metadata.
     """
     try:
-        import tomllib  # not before Python 3.11
-
-        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+        try:
+            import tomllib
+        except ImportError:  # before Python 3.11: which Python is needed is all that can be of interest
+            return {"python": _in_order(re.search(r'^requires-python = "(.+)"$', text, re.MULTILINE)[1])}
+        project = tomllib.loads(text)["project"]
         python, extras = project["requires-python"], project["optional-dependencies"].values()
         stated = [*project["dependencies"], *(r for extra in extras for r in extra)]
-    except (ImportError, OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         try:
             stated = importlib.metadata.requires("tokenscale") or []
             python = importlib.metadata.metadata("tokenscale")["Requires-Python"] or ""

@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,9 +19,22 @@ def python(asked: Asked) -> Finding:
         hint = "tokenscale is not installed here, and pyproject.toml is not found or not readable"
         return Finding("note", f"{version}; which one is needed is not known", hint, values)
     if not satisfies(version, wanted):
-        return Finding("no", f"{version}; {wanted} is needed", "make setup PYTHON=python3.12", values)
+        return Finding("no", f"{version}; {wanted} is needed", f"make setup PYTHON={_supported_python(wanted)}", values)
     place = "in a virtual environment" if sys.prefix != sys.base_prefix else "not in a virtual environment"
     return Finding("ok", f"{version} ({wanted}), {place}", values=values)
+
+
+def _supported_python(wanted: str) -> str:
+    """The name of a Python on PATH that the bounds allow and that can make environments, or of one to install."""
+    code = "import ensurepip, platform; print(platform.python_version())"
+    for name in (f"python3.{minor}" for minor in (13, 12, 11, 14)):
+        try:  # found is not enough: pyenv has commands for versions that are not in use
+            done = subprocess.run([name, "-c", code], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and satisfies(done.stdout.strip(), wanted):
+            return name
+    return "python3.13, once it is installed (`uv python install 3.13` or https://www.python.org/downloads)"
 
 
 def packages(group: str, asked: Asked) -> Finding:
