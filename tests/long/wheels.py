@@ -4,14 +4,13 @@ Needs the package registry, installs nothing here, and writes `evidence/long-tes
 in a temporary folder: unlike pip it evaluates environment markers for a Python that is not installed.
 """
 
-import datetime
 import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
-from tests.long import LOGS
+from tests.long import logs
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -45,8 +44,7 @@ def main() -> int:
         uv = Path(folder) / "bin/uv"
         version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
         found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = [f"{today}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]
+    lines = [f"{logs.today()}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]
     lines += [f"  {package:<16} every Python: pure Python, built by pip" for package in PURE_PYTHON]
     lines += [
         f"  {package:<16} {python}: built with a C compiler" for python in COMPILED for package in COMPILED[python]
@@ -55,9 +53,7 @@ def main() -> int:
         lines += ["", f"Python {python}, {platform}: {error or f'{len(versions)} packages'}"]
         lines += [f"  {name:<32} {versions.get(name, 'none')}" for name in own_packages() if not error]
     text = "\n".join(lines) + "\n"
-    LOGS.mkdir(parents=True, exist_ok=True)
-    (LOGS / f"wheels-{today}.txt").write_text(text)
-    print(text)
+    logs.write("wheels", text)
     return 1 if any(error for _, error in found.values()) else 0
 
 

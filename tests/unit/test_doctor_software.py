@@ -18,6 +18,11 @@ def test_python_3_11_to_3_14_are_right(monkeypatch, version, verdict):
 
 def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
     """Python 3.10 has no tomllib, and pyenv has commands for versions that are not in use."""
+
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
     monkeypatch.setitem(sys.modules, "tomllib", None)
     monkeypatch.setattr(software.platform, "python_version", lambda: "3.10.14")
     program(tmp_path, "python3.13", "exit 127")

@@ -443,12 +443,17 @@ def complaints(record, fields: dict, when) -> list[str]:
             found.append(f"{shown}: not declared")
 
     def units(last: str, value) -> list:
-        ending = next((ending for ending in UNITS if last.endswith(ending)), None)
+        ending = unit_of(last)
         return [] if ending is None or value is None or isinstance(value, (dict, list)) else [UNITS[ending]]
 
     for key, value in record.items():
         visit(value, (key,))
     return found
+
+
+def unit_of(field: str) -> str | None:
+    """The ending in UNITS that a field's name has."""
+    return next((ending for ending in UNITS if field.endswith(ending)), None)
 
 
 def fits(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
@@ -508,6 +513,22 @@ def test_each_record_is_declared(complete):
     declared = {path for pattern in (*FIELDS, *FOREIGN) for path in results.glob(pattern)}
     found = {path for path in results.rglob("*.json") if not path.name.startswith(".")}
     assert sorted(found - declared) == []
+
+
+def test_each_column_of_the_tables_holds_its_unit(complete):
+    """Columns by the end of their names. `_mono_s` counts from a boot and is compared with itself alone."""
+    found, units = {}, set()
+    for file in sorted((complete.root / "results/tables").glob("*/*.parquet")):
+        when, table = times_of(complete, file), pq.read_table(file)
+        for column in table.column_names:
+            ending = unit_of(column)
+            if ending is None or column.endswith("_mono_s"):
+                continue
+            values = [value for value in table[column].to_pylist() if value is not None]
+            wrong = [value for value in values if not UNITS[ending](value, when)]
+            found |= {f"{file.name}: {column}": wrong[:3]} if wrong else {}
+            units |= {ending} if values else set()
+    assert found == {} and {"_unix_s", "_s", "bytes"} <= units
 
 
 def test_metadata_of_parquet_stores_hold_no_time(complete):
