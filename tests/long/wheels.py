@@ -4,6 +4,7 @@ Needs the package registry, installs nothing here, and writes `evidence/long-tes
 in a temporary folder: unlike pip it evaluates environment markers for a Python that is not installed.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ def resolve(uv: Path, python: str, platform: str) -> tuple[dict[str, str], str]:
 def own_packages() -> list[str]:
     """The distributions that pyproject.toml names without an extra."""
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [requirement.split(";")[0].rstrip("0123456789.,<>=!~ ") for requirement in stated]
+    return [re.match(r"[\w.-]+", requirement)[0] for requirement in stated]
 
 
 def main() -> int:
