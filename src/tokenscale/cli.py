@@ -3,10 +3,12 @@
 import argparse
 import importlib
 import os
+import re
 import sys
+from collections.abc import Sequence
 
 from tokenscale import __version__
-from tokenscale.errors import UserError, unknown
+from tokenscale.errors import UserError, nearest, unknown
 
 #: verb → what it does. Each is a file in `verbs/`, imported only when asked for.
 VERBS = {
@@ -38,11 +40,51 @@ VERBS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser that reports mistakes as `UserError` does: one message, the nearest spelling, exit code 2.
+
+    Flags are not abbreviated: an abbreviation would change its meaning when a flag is added.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuse unknown flags first: argparse would report a required flag as missing instead of misspelt."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._refuse_unknown_flags(words)
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> None:
+        """Print argparse's message as a user's error, with the nearest allowed value, and exit with code 2."""
+        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
+        hint = f"did you mean {near}?  " if near else ""
+        self._refuse(UserError(f"{message.removesuffix('.')}.", next=f"{hint}{self.prog} --help"))
+
+    def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
+        flags = self._option_string_actions
+        for word in words:
+            flag = word.split("=", 1)[0]
+            if word == "--" or (self._subparsers and not word.startswith("-")):
+                return  # the rest are values, or flags of a sub-command, whose own parser looks at them
+            if not word.startswith("-") or word == "-" or " " in word or self._negative_number_matcher.match(word):
+                continue  # a value, as argparse sees it
+            if flag not in flags and not (flag[1:2] != "-" and flag[:2] in flags):  # -n4 is -n 4
+                shown = [name for name, action in flags.items() if action.help != argparse.SUPPRESS]
+                near = nearest(flag.replace("_", "-"), shown)
+                hint = f"did you mean {near}?" if near else f"{self.prog} --help"
+                self._refuse(UserError(f"unknown flag {flag}.", command=self.prog, next=hint))
+
+    def _refuse(self, error: UserError) -> None:
+        self.exit(2, f"{error.render()}\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb. Returns the exit code: 0, or 2 for a user's error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     listing = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tokenscale",
         description=__doc__.split(":")[0].replace("`", ""),
         usage="python -m tokenscale VERB [options]   (VERB --help lists a verb's options)",
@@ -60,10 +102,12 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.verb not in VERBS:
             raise unknown("verb", parsed.verb, VERBS)
         module = importlib.import_module(f"tokenscale.verbs.{parsed.verb}")
-        verb_parser = argparse.ArgumentParser(prog=f"python -m tokenscale {parsed.verb}", description=module.__doc__)
+        verb_parser = Parser(prog=f"python -m tokenscale {parsed.verb}", description=module.__doc__)
         module.add_arguments(verb_parser)
         return module.run(verb_parser.parse_args(arguments[1:])) or 0
     except UserError as error:
+        if "next" not in error.facts:
+            error = UserError(error.what, **error.facts, next=f"python -m tokenscale {parsed.verb} --help")
         print(error.render(), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output went away (`| head`)

@@ -16,6 +16,13 @@ def submit(cluster, folder, *options, comment=f"rule_train_wildcards_{RUN}", nam
     return cluster.run("sbatch", f"--job-name={name}", *options, "--wrap=sleep 60").stdout.strip()
 
 
+@pytest.fixture
+def tmp_path(tmp_path):
+    """A folder that holds a project's results."""
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
 def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     jobs = {
         "running": submit(cluster, tmp_path, "--nodes=4", "--exclusive"),

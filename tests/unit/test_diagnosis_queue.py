@@ -74,7 +74,7 @@ def folder(monkeypatch, tmp_path):
     """A working folder, and no program but the test's."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work/results").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 

@@ -8,6 +8,8 @@ from tokenscale.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: a file where a folder is needed, and the like
+MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 #: names of types, and words, by which libraries say that they got no memory; Arrow's and NumPy's are MemoryErrors
 NO_MEMORY = ("OutOfMemoryError", "OutOfMemoryException", "DefaultCPUAllocator: ")
 
@@ -31,6 +33,8 @@ def error_of(error: Exception) -> UserError | None:
     if number in LOCKED:
         how = "the file system is read-only." if number == errno.EROFS else "this file or folder may not be used so."
         return UserError(how, **facts, next="make it writable for this user, or take another folder")
+    if number in MISPLACED and path is not None:
+        return UserError("this path cannot be used so.", **facts, next="name another file or folder")
     return _of_memory(error)
 
 

@@ -9,7 +9,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from tokenscale.commands.advice_settings import FLAGS
     from tokenscale.settings import flags
 
-    parser.allow_abbrev = False
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [--sequence-length N] [--tokens-per-second X] [options]"
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="Parquet, JSON lines or text; also patterns ('*.jsonl')"

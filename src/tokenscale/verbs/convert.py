@@ -11,7 +11,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from tokenscale.commands.convert_settings import FLAGS
     from tokenscale.settings import flags
 
-    parser.allow_abbrev = False
     parser.usage = "%(prog)s SOURCE TARGET --to FORMAT [--tokenizer FOLDER] [options]"
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a store, a pair's prefix, a .bin, a folder")
     parser.add_argument(

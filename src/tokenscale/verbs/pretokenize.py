@@ -19,7 +19,6 @@ RULE = ("store", "corpus", "tokenizer", "output")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's options, of both ways."""
-    parser.allow_abbrev = False
     parser.usage = (
         "%(prog)s --input-path FILE --output-dir DIR [options]\n"
         "       %(prog)s --store NAME --corpus FILE --tokenizer FILE --output FILE"

@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     figure.add_argument("name", help="name of the figure")
     figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
     figure.add_argument(
-        "--output", required=True, type=Path, help="path without ending: results/figures/<experiment>/<name>"
+        "--output",
+        required=True,
+        type=Path,
+        help="results/figures/<experiment>/<name>, with any of the endings or none",
     )
     page = parts.add_parser("page", help="the first page: verdicts and claims, and a sole experiment in full")
     _of_experiments(page)
@@ -109,8 +112,11 @@ def _figure(arguments: argparse.Namespace) -> str:
     from tokenscale.report import registry, save
 
     registry.module(arguments.name)  # a misspelt name is told before a missing table
-    paths = save.save(arguments.name, arguments.tables, arguments.output)
-    return f"{arguments.output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
+    output = arguments.output
+    if output.suffix[1:] in save.KINDS:  # fig.svg: the name of one of the files
+        output = output.with_suffix("")
+    paths = save.save(arguments.name, arguments.tables, output)
+    return f"{output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
 
 
 def _page(arguments: argparse.Namespace) -> Path:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tokenscale.commands import configuration
 
+#: a folder with one of these is a project's, or holds a copy of its results
+PROJECT = ("workflow/Snakefile", "results", ".snakemake")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option says what is asked; without one: the queue and the runs."""
@@ -35,7 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the answer. Raises UserError where JSON is asked for of what has none."""
+    """Print the answer. Raises UserError where JSON is asked for of what has none, and outside of a project."""
+    if not any(Path(name).exists() for name in PROJECT):
+        from tokenscale.errors import UserError
+
+        raise UserError(
+            "this folder holds no project.",
+            folder=Path.cwd(),
+            expected="workflow/Snakefile, or results/",
+            next="cd to the project's folder, and give the command again",
+        )
     if arguments.json and any(asked is not None for asked in (arguments.stale, arguments.failed, arguments.watch)):
         from tokenscale.errors import UserError
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Runs in, tracker, folder out."""
-    parser.allow_abbrev = False
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY", help="results/runs/RUN_ID")
     parser.add_argument("--to", required=True, metavar="TRACKER", help="tensorboard, mlflow or wandb")
     parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="an earlier export is replaced")

@@ -7,7 +7,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags in the studies' words, and one for each setting of a run."""
     from tokenscale.settings import flags, study
 
-    parser.allow_abbrev = False
     parser.usage = (
         "%(prog)s [--dataset FILE|dummy|CORPUS] [--training-steps N] [--world-size N] [options]\n"
         "       torchrun --nproc-per-node N -m tokenscale train [options]"

@@ -13,7 +13,6 @@ from tokenscale.settings.data import StoreSettings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where from, what, where to."""
-    parser.allow_abbrev = False
     parser.add_argument("--archive", required=True, type=Path, metavar="PATH", help="the archive: folder or manifest")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sequence-length", type=int, default=1024, metavar="N", help="positions a row (default 1024)")
