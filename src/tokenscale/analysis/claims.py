@@ -202,8 +202,9 @@ class _Asked:
         try:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
-                self._make(re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE))
-                return self.connection.execute(sql).df()
+                with queries.damage_reported(self.connection):
+                    self._make(re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE))
+                    return self.connection.execute(sql).df()
             reason = "it has to be one SELECT, which changes nothing for the others"
         except duckdb.Error as error:
             reason = f"it takes longer than {LIMIT_S:g} s" if late.is_set() else str(error).splitlines()[0]

@@ -1,13 +1,14 @@
 """An experiment's own runs through the scaling model: what they would do at other world sizes. Always a model."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis.queries import connect
+from tokenscale.analysis.queries import connect, damage_reported
 from tokenscale.analysis.scaling_model import (
     COVERAGE,
     Fit,
@@ -120,16 +121,13 @@ def project_line(
 
 def _runs(tables: Path) -> pd.DataFrame:
     """One row a run that counts: its columns, mean seconds of a step after warm-up, waiting, useful tokens a step."""
-    connection = connect(tables)
-    try:
+    with closing(connect(tables)) as connection, damage_reported(connection):
         runs = connection.execute("SELECT * FROM runs WHERE validity IN ('valid', 'suspect')").df()
         steps = connection.execute(
             "SELECT run_id, step_s, coalesce(data_wait_s, 0) AS data_wait_s, useful_tokens FROM steps_global "
             "WHERE step_s IS NOT NULL AND attempt_step >= ? ORDER BY run_id, step",
             [WARMUP_STEPS],
         ).df()
-    finally:
-        connection.close()
     means = steps.groupby("run_id")[["step_s", "data_wait_s", "useful_tokens"]].mean()
     found = runs.merge(means.rename(columns={"data_wait_s": "waited_s"}).reset_index(), on="run_id")
     if found.empty:

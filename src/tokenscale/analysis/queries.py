@@ -1,13 +1,18 @@
 """The definitions of `sql/*.sql`, asked of a folder of tables. One thread: equal tables, equal digits."""
 
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tokenscale.analysis.tables import TABLES
+from tokenscale.analysis.tables import ARROW, TABLES
 from tokenscale.errors import UserError, unknown
 from tokenscale.files import read_json
 
@@ -75,23 +80,79 @@ def definition(name: str) -> str:
 
 def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with every table of the folder, and `VIEWS`. Nothing is read before it is asked for: of
-    two million steps a query needs a few columns."""
+    two million steps a query needs a few columns. Raises UserError for a table that is missing or damaged."""
     tables = Path(tables)
-    connection = duckdb.connect(":memory:")
-    connection.execute("SET threads = 1")
     for table in TABLES:
         path = tables / f"{table}.parquet"
-        if not path.is_file():
-            connection.close()
-            raise UserError(
-                "a table is missing.", path=path, next="python -m tokenscale ingest --experiment … --runs … --output …"
-            )
-        file = str(path).replace("'", "''")
-        connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
-    connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [_target_loss(tables)])  # of time_to_target.sql
-    for view in VIEWS:  # whoever asks a view gives its rows an order
-        connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
+        if not path.exists():
+            raise UserError("a table is missing.", path=path, next=_restoring(tables))
+    target_loss = _target_loss(tables)  # of time_to_target.sql
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET threads = 1")
+    connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [target_loss])
+    connection.execute("SET VARIABLE tables = ?", [str(tables)])
+    with damage_reported(connection):
+        for table in TABLES:
+            file = str(tables / f"{table}.parquet").replace("'", "''")
+            connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
+        for view in VIEWS:  # whoever asks a view gives its rows an order
+            connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
     return connection
+
+
+@contextmanager
+def damage_reported(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Around queries: raise a UserError that names the table's file where a query fails because of that file."""
+    try:
+        yield
+    except duckdb.Error:
+        (tables,) = connection.execute("SELECT getvariable('tables')").fetchone()
+        errors = (_damage(Path(tables), table) for table in TABLES)
+        error = next(filter(None, errors), None)
+        if error is None:
+            raise
+        raise error from None
+
+
+def _damage(tables: Path, table: str) -> UserError | None:
+    """The error for a table that cannot be read to its end, or lacks columns of this version; None for a good one."""
+    path = tables / f"{table}.parquet"
+    try:
+        schema = pq.read_table(path).schema
+    except (OSError, pa.ArrowException) as error:
+        return _damaged(path, error)
+    wrong = [
+        f"{name} ({kind})" for name, kind in TABLES[table].items()
+        if name not in schema.names or schema.field(name).type != ARROW[kind]
+    ]  # fmt: skip
+    if not wrong:
+        return None
+    return UserError(
+        "a table does not have the columns that this version writes.",
+        path=path,
+        missing=", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""),
+        next=_restoring(tables),
+    )
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    denied = isinstance(error, PermissionError)
+    return UserError(
+        "a table may not be read by this user." if denied else "a table is damaged.",
+        path=path,
+        reason="it is a folder" if path.is_dir() else str(error).splitlines()[0],
+        next=f"chmod u+r {path}" if denied else _restoring(path.parent, remove=path if path.is_dir() else None),
+    )
+
+
+def _restoring(tables: Path, remove: Path | None = None) -> str:
+    """The command that makes an experiment's tables again from its logs."""
+    folder = Path(os.path.relpath(tables))
+    if folder.parts[:-1] == ("results", "tables"):
+        command = f"snakemake -f {folder}/runs.parquet --cores 2"
+    else:  # a copy of an experiment's tables
+        command = f"python -m tokenscale ingest --experiment results/experiments/NAME/runs.json --output {tables}"
+    return f"rm -r {remove} && {command}" if remove else command
 
 
 def _target_loss(tables: Path) -> float | None:
@@ -111,10 +172,8 @@ def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameter
         if key not in PARAMETERS[name]:
             raise unknown(f"parameter of query {name}", key, PARAMETERS[name])
     values = PARAMETERS[name] | parameters
-    if isinstance(source, duckdb.DuckDBPyConnection):
+    if not isinstance(source, duckdb.DuckDBPyConnection):
+        with closing(connect(source)) as connection:
+            return query(name, connection, **parameters)
+    with damage_reported(source):
         return source.execute(text, values or None).df()
-    connection = connect(source)
-    try:
-        return connection.execute(text, values or None).df()
-    finally:
-        connection.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file
+from tokenscale.files import read_json, sha256_file, understood
 
 Row = dict[str, Any]
 
@@ -16,13 +16,20 @@ def rows(manifests: list[Path], corpora: list[Path] = ()) -> list[Row]:
     `corpora` are manifests of corpora: a store whose own manifest names one of them by its hash gets the bytes of the
     text that it was made of. Raises UserError for a file that is no manifest.
     """
-    texts = {sha256_file(path): read_json(path, "corpus manifest") for path in corpora}
+    texts = dict(map(_corpus, corpora))
     found = [_row(path, texts) for path in manifests]
     return sorted(found, key=lambda row: (row["corpus"], row["tokenizer"], row["store"]))
 
 
+def _corpus(path: Path) -> tuple[str, dict[str, int]]:
+    """(hash of a corpus' manifest, split → bytes of its text)."""
+    manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
+    with understood(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
+        return sha256_file(path), {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
+
+
 def _row(path: Path, texts: dict[str, Row]) -> Row:
-    manifest = read_json(path, "store's manifest", next=f"snakemake {path}")
+    manifest = read_json(path, "store's manifest", next=f"snakemake {path} --cores 2")
     try:
         padding = manifest["places"] - manifest["tokens_stored"]
         return {
@@ -42,7 +49,7 @@ def _row(path: Path, texts: dict[str, Row]) -> Row:
             "vocabulary_size": manifest["vocabulary_size"],
             "entropy_bits": manifest["bits_per_token"]["order_0_entropy"],
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
-            "text_bytes": _text_bytes(texts.get(manifest.get("corpus_manifest_sha256")), manifest["split"]),
+            "text_bytes": texts.get(manifest.get("corpus_manifest_sha256"), {}).get(manifest["split"]),
             "manifest_sha256": sha256_file(path),
             "corpus_sha256": manifest.get("corpus_manifest_sha256"),
             **_build(path.with_name("build.json")),
@@ -52,12 +59,8 @@ def _row(path: Path, texts: dict[str, Row]) -> Row:
             "this is no manifest of a token store that this version writes.",
             path=path,
             missing=error,
-            next=f"snakemake -f {path}",
+            next=f"snakemake -f {path} --cores 2",
         ) from None
-
-
-def _text_bytes(corpus: Row | None, split: str) -> int | None:
-    return None if corpus is None else corpus["splits"][split]["utf8_bytes"]
 
 
 def _build(path: Path) -> Row:

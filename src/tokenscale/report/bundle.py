@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.analysis.queries import PARAMETERS, connect, sql
+from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.errors import UserError
 from tokenscale.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
 from tokenscale.records import provenance
@@ -157,7 +157,7 @@ def _carried(figure: str, path: Path) -> dict[str, Any]:
 
 def runs(tables: Path) -> dict[str, dict[str, Any]]:
     """Run id → what its record tells of its origin; what it does not tell is left out."""
-    with connect(tables) as connection:
+    with connect(tables) as connection, damage_reported(connection):
         rows = connection.execute("SELECT * FROM runs WHERE status <> 'missing' ORDER BY run_id").df()
     found = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):

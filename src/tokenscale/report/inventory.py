@@ -5,6 +5,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 
+from tokenscale.analysis.queries import damage_reported
 from tokenscale.report.table import Link, Table, count
 from tokenscale.settings.experiments import dotted
 
@@ -75,8 +76,9 @@ def _newest_log(run: Any) -> str:
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
     """Broken log lines; the ones that a killed process does not explain come first."""
-    rows = connection.execute(
-        "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
-    ).fetchall()
+    with damage_reported(connection):
+        rows = connection.execute(
+            "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
+        ).fetchall()
     columns = [("file", False), ("line", True), ("reason", False), ("benign", False), ("text", False)]
     return Table(columns, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])
