@@ -27,6 +27,7 @@ REPORT := results/report/index.html
 
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
+	@$(if $(CONFIG),$(VENV)/bin/python -m tokenscale.settings.reading $(CONFIG))
 	@if $(SNAKEMAKE) --dry-run $(YOURS) 2>&1 | grep "Nothing to be done"; then :; \
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 	@echo "report: $(REPORT)"

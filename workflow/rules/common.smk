@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from snakemake.cli import get_argument_parser
+
 from tokenscale.corpus import fingerprint
 from tokenscale.errors import UserError, nearest
 from tokenscale.files import canonical_json, sha256_text
@@ -19,6 +21,7 @@ from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.continuing import writer_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
+from tokenscale.settings.ledger import read as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
     done,
@@ -210,8 +213,9 @@ def figure_files(experiments):
 
 
 def ledger():
-    """The ledger of claims as plain values."""
+    """The ledger of claims as plain values, once they are valid."""
     try:
+        read_ledger(settings.settings.claims)
         return read_yaml(settings.settings.claims)
     except UserError as error:
         refuse(error)
@@ -372,3 +376,41 @@ def benchmark_files(w):
             for kind in settings.experiment(w.experiment).measured
         ]
     )
+
+
+def check_command_line():
+    """Refuse targets that no rule makes, naming the nearest, and a call without cores. Called when all rules are known."""
+    if not workflow.is_main_process:
+        return
+    if (cores := workflow.resource_settings.cores) is not None and cores < 1:
+        what = "nothing can run on no cores."  # Snakemake would wait without end
+        refuse(UserError(what, flag="--cores", found=cores, next="--cores 2, or all"))
+    made = {rule.name: rule for rule in workflow.rules}
+
+    def is_known(word):
+        producers = (rule for rule in made.values() if rule.is_producer(word))
+        return word in made or os.path.exists(word) or any(producers)
+
+    unknown = {word for word in sys.argv[1:] if word[0:1] != "-" and not is_known(word)}
+    if not unknown:
+        return
+    # among them are values of options: only Snakemake's own parser tells them from targets
+    for target in get_argument_parser().parse_known_args(sys.argv[1:])[0].targets:
+        if target in unknown:
+            names = [name for name, rule in made.items() if not rule.has_wildcards()]
+            near = nearest(target, files_of_all() if "/" in target else names)
+            listing = "snakemake --list-target-rules lists the rules"
+            hint = f"did you mean {near}?" if near else listing
+            refuse(UserError("no rule makes this target.", target=target, next=hint))
+
+
+def files_of_all():
+    """Files that may be asked for by their paths, of every experiment."""
+    found = [done(run_id) for run_id in RUNS] + table_files(settings.available)
+    found += [corpus_manifest(name) for name in settings.corpora]
+    found += [tokenizer_manifest(name) for name in settings.tokenizers]
+    found += [store_manifest(*store) for store in settings.stores(EXPERIMENTS)]
+    found += [
+        f"results/figures/{e}/{f}.svg" for e in settings.available for f in FIGURES
+    ]
+    return found + report_files()

@@ -233,6 +233,11 @@ rule report_ddp:
         multiext("results/report/report_ddp", ".html", ".pdf"),
 
 
+rule all_experiments:
+    input:
+        report_files(),
+
+
 # Each experiment is a target by its name.
 for name in USABLE:
 

@@ -4,12 +4,13 @@ What PyYAML raises for a file of other hands is more than its own errors: its co
 says of a date that no calendar has, or of a number of too many digits.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tokenscale.errors import UserError
+from tokenscale.errors import UserError, nearest
 
 #: values of one file, those that anchors repeat counted each time: a hundred times the largest file here
 MOST_VALUES = 100_000
@@ -23,7 +24,9 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         values = yaml.load(text, Loader=_UniqueKeys)
         size = _size(values, {})
     except FileNotFoundError:
-        raise UserError("the configuration file is missing.", file=path, next="name a file that is there") from None
+        near = nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
+        hint = f"did you mean {Path(path).with_name(near)}?" if near else "name a file that is there"
+        raise UserError("the configuration file is missing.", file=path, next=hint) from None
     except OSError as error:
         raise UserError("the file cannot be read.", file=path, reason=error.strerror, next="name a file") from None
     except RecursionError:
@@ -78,3 +81,18 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key) if isinstance(key, str) else None
         return super().construct_mapping(node, deep)
+
+
+def main(files: list[str]) -> int:
+    """Check that configuration files can be read, before Snakemake reads them: its messages do not name the file."""
+    try:
+        for file in files:
+            read_yaml(file)
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

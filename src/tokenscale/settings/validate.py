@@ -14,6 +14,8 @@ from tokenscale.settings.options import NAME, NAME_IN_WORDS
 
 #: the file that holds the settings, or a function from a dotted key to the file that sets this key
 File = str | Callable[[str], str]
+#: pydantic's types of error for a key that a settings class does not have
+UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
 
 @cache
@@ -48,11 +50,12 @@ def _file_of(file: File, key: str) -> str:
 
 def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -> UserError:
     found = error.errors()
-    first = found[0]
+    # a misspelt key is also reported as a missing one
+    first = next((one for one in found if one["type"] in UNKNOWN_KEY), found[0])
     where = _dotted(key, *first["loc"])
     file = _file_of(file, where)
     more = f"{len(found) - 1} more of this file" if len(found) > 1 else None
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if first["type"] in UNKNOWN_KEY:
         fields = _fields_at(cls, first["loc"][:-1])
         near = nearest(str(first["loc"][-1]), fields)
         return UserError(
@@ -70,6 +73,7 @@ def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -
     if expected and isinstance(first["input"], str):
         near = nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = message.replace("a valid tuple", "a list")
     if first.get("ctx", {}).get("pattern") == NAME:
         message = NAME_IN_WORDS
     return UserError(

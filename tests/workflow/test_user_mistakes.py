@@ -1,0 +1,387 @@
+"""Mistakes of users and the message each gets: exit code 2, the file or the key, the next step, no traceback."""
+
+import argparse
+import importlib
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests import tables
+from tests.refusals import refused
+from tests.workflow import forked
+from tests.workflow.conftest import EXPERIMENTS, ROOT, RUNS, Project, make_project
+from tokenscale import cli
+from tokenscale.report.save import KINDS
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Project:
+    """A project with nothing built, for all mistakes: each writes files of its own only."""
+    return make_project(tmp_path_factory.mktemp("mistakes"))
+
+
+def said_by(command: str, project: Project, monkeypatch, capfd) -> tuple[int, str]:
+    """(exit code, output) of a command line in the project: tokenscale's in this process, Snakemake's in a fork."""
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        makefile = ["--file", str(ROOT / "Makefile"), "READY=", f"VENV={sys.prefix}"]
+        options = {"cwd": project.root, "env": project.environment, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(["make", *makefile, *arguments], **options, stdout=subprocess.PIPE)
+        return done.returncode, done.stdout
+    if program == "snakemake":
+        return forked.snakemake([*arguments, "-n", "--quiet", "host"], project.root, project.environment)
+    monkeypatch.chdir(project.root)
+    capfd.readouterr()
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:
+        code = end.code
+    output = capfd.readouterr()
+    return code, output.out + output.err
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command with a mistake in it or in the files that `arrange` writes, and words that the message must hold."""
+
+    what: str
+    command: str
+    words: tuple[str, ...]
+    arrange: Callable[[Path], object] = lambda root: None
+
+
+def config(text: str | dict) -> Callable[[Path], object]:
+    """Write the user's own configuration file."""
+    return lambda root: (root / "mine.yaml").write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+def experiment(**values: object) -> Callable[[Path], object]:
+    """Write a folder with one experiment, and a configuration that chooses it."""
+
+    def arrange(root: Path) -> None:
+        (root / "own").mkdir(exist_ok=True)
+        (root / "own/ways.yaml").write_text(json.dumps(EXPERIMENTS["ways"] | values))
+        config({"experiments_folder": "own", "experiments": ["ways"]})(root)
+
+    return arrange
+
+
+def file(name: str, content: str | bytes) -> Callable[[Path], object]:
+    """Write a file of the project."""
+
+    def arrange(root: Path) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return arrange
+
+
+MINE = "snakemake --configfile mine.yaml"
+PAGE = b"<!DOCTYPE html>\n<html><body>404: not found</body></html>\n"
+TEXT = "Once upon a time there was a text.\n" * 50
+#: key of an experiment's runs, changed
+CHANGED = {"runs": RUNS | {"sequence_length": -1}}
+
+MISTAKES = [
+    # the configuration
+    Mistake("a key is misspelt", MINE, ("expriments", "did you mean 'experiments'"), config("expriments: [ways]\n")),
+    Mistake("a number in place of a list", MINE, ("experiments", "list"), config("experiments: 3\n")),
+    Mistake("an unknown scale", MINE, ("scale", "did you mean 'alps'"), config("scale: alp\n")),
+    Mistake("an unknown corpus", MINE, ("corpus", "did you mean 'small'"), config("corpus: smal\n")),
+    Mistake("an unknown experiment", MINE, ("experiments", "did you mean 'ways'"), config("experiments: [way]\n")),
+    Mistake("an experiment twice", MINE, ("experiments", "ways"), config("experiments: [ways, ways]\n")),
+    Mistake(
+        "YAML that does not parse", "make run CONFIG=mine.yaml", ("mine.yaml", "line 1"), config("experiments: [ways\n")
+    ),
+    Mistake("tabs in YAML", "make run CONFIG=mine.yaml", ("mine.yaml", "line 2"), config("corpora:\n\tmine: 3\n")),
+    Mistake(
+        "a key twice",
+        "make run CONFIG=mine.yaml",
+        ("mine.yaml", "'scale' is written twice"),
+        config("scale: demo\nscale: alps\n"),
+    ),
+    Mistake(
+        "a list as configuration", "make run CONFIG=mine.yaml", ("mine.yaml", "mapping"), config("- experiments\n")
+    ),
+    Mistake("a folder as configuration", "make run CONFIG=config", ("config",)),
+    Mistake(
+        "a missing configuration file",
+        "make run CONFIG=min.yaml",
+        ("min.yaml", "did you mean mine.yaml?"),
+        config("{}"),
+    ),
+    Mistake("an empty folder of experiments", MINE, ("experiments",), config("experiments_folder: nowhere\n")),
+    Mistake("a corpus without files", MINE, ("mine",), config({"corpora": {"mine": {"source": {"files": []}}}})),
+    Mistake(
+        "a machine's wrong key",
+        MINE,
+        ("cores_per_rnk", "did you mean 'cores_per_rank'"),
+        lambda root: (config("machine: m.toml\n")(root), file("m.toml", "cores_per_rnk = 2\n")(root)),
+    ),
+    Mistake("a missing machine file", MINE, ("nope.toml",), config("machine: nope.toml\n")),
+    Mistake(
+        "a claims file with a wrong key",
+        "snakemake claims --configfile mine.yaml",
+        ("clams", "did you mean 'claims'"),
+        lambda root: (config("claims: c.yaml\n")(root), file("c.yaml", "clams: {}\n")(root)),
+    ),
+    Mistake(
+        "a claims file with a wrong key, judged",
+        "tokenscale claims --ledger c.yaml",
+        ("clams", "did you mean 'claims'"),
+        file("c.yaml", "clams: {}\n"),
+    ),
+    # experiments
+    Mistake("a negative length", MINE, ("own/ways.yaml", "runs.sequence_length"), experiment(**CHANGED)),
+    Mistake(
+        "an unknown tokenizer",
+        MINE,
+        ("own/ways.yaml", "runs.tokenizer", "did you mean 'bpe'"),
+        experiment(runs=RUNS | {"tokenizer": "bp"}),
+    ),
+    Mistake(
+        "an unknown model",
+        MINE,
+        ("own/ways.yaml", "runs.model", "llama-micro"),
+        experiment(runs=RUNS | {"model": "lama-micro"}),
+    ),
+    Mistake("an unknown approach", MINE, ("own/ways.yaml", "packed"), experiment(factors={"approach": ["paked"]})),
+    Mistake(
+        "an unknown figure", MINE, ("own/ways.yaml", "figures", "loss_over_time"), experiment(figures=["los_over_time"])
+    ),
+    Mistake("a word for a number", MINE, ("own/ways.yaml", "repeats"), experiment(repeats="three")),
+    # targets
+    Mistake("a mistyped rule", "snakemake reprot", ("reprot", "did you mean report?")),
+    Mistake("a mistyped experiment", "snakemake wayss", ("wayss", "did you mean ways?")),
+    Mistake(
+        "a mistyped figure",
+        "snakemake results/figures/ways/los_over_time.svg",
+        ("did you mean results/figures/ways/loss_over_time.svg?",),
+    ),
+    Mistake("no cores", "snakemake --cores 0", ("--cores",)),
+    # commands
+    Mistake("an unknown command", "tokenscale statsu", ("statsu", "did you mean 'status'?")),
+    Mistake(
+        "a mistyped flag",
+        "tokenscale train --sequnce-length 8",
+        ("--sequnce-length", "did you mean --sequence-length?"),
+    ),
+    Mistake("an unknown profile", "tokenscale plan --profile nope", ("nope", "alps")),
+    Mistake("an unknown experiment to plan", "tokenscale plan way", ("way", "did you mean 'ways'")),
+    Mistake("an unknown experiment to check", "tokenscale check way", ("way", "did you mean 'ways'")),
+    Mistake("an unknown scale to check", "tokenscale check --scale alp", ("alp", "did you mean 'alps'")),
+    Mistake("an unknown run", "tokenscale launch nope", ("nope",)),
+    Mistake("a missing log", "tokenscale status --failed nope.log", ("nope.log",)),
+    Mistake("an unknown target to look at", "tokenscale status --stale wayss", ("wayss", "did you mean ways?")),
+    Mistake("a missing run table", "tokenscale ingest --experiment nope.json --output o", ("nope.json",)),
+    Mistake(
+        "a missing corpus manifest",
+        "tokenscale ingest --experiment e.json --corpus nope.json --output o",
+        ("nope.json",),
+        file("e.json", '{"experiment": "e", "runs": []}'),
+    ),
+    Mistake(
+        "a missing store manifest",
+        "tokenscale ingest --experiment e.json --store nope.json --output o",
+        ("nope.json",),
+        file("e.json", '{"experiment": "e", "runs": []}'),
+    ),
+    Mistake(
+        "a corpus manifest of something else",
+        "tokenscale ingest --experiment e.json --corpus m.json --output o",
+        ("m.json",),
+        lambda root: (file("e.json", '{"experiment": "e", "runs": []}')(root), file("m.json", "[]")(root)),
+    ),
+    Mistake(
+        "a benchmark of something else",
+        "tokenscale ingest --experiment e.json --benchmark m.json --output o",
+        ("m.json",),
+        lambda root: (file("e.json", '{"experiment": "e", "runs": []}')(root), file("m.json", "[]")(root)),
+    ),
+    Mistake(
+        "tables that are not there",
+        "tokenscale report figure loss_over_time --tables results/tables/ways --output o",
+        ("results/tables/ways", "snakemake -f results/tables/ways/runs.parquet"),
+    ),
+    Mistake(
+        "an unknown figure to draw",
+        "tokenscale report figure los_over_time --tables t --output o",
+        ("los_over_time", "'loss_over_time'"),
+    ),
+    Mistake("a page without an experiment's tables", "tokenscale report page --experiments wayss", ("wayss",)),
+    Mistake("a prediction without tables", "tokenscale predict --tables nope", ("nope",)),
+    Mistake("a checkpoint that is not there", "tokenscale generate --checkpoint nope --prompt a", ("nope",)),
+    Mistake("a checkpoint folder that is none", "tokenscale generate --checkpoint config --prompt a", ("config",)),
+    Mistake("generate without a model", "tokenscale generate --prompt a", ("--checkpoint",)),
+    Mistake("a missing file of prompts", "tokenscale generate --checkpoint config --prompts-file nope", ("nope",)),
+    Mistake("evaluate what is no checkpoint", "tokenscale evaluate --checkpoint config", ("config",)),
+    Mistake("export what is no checkpoint", "tokenscale export --checkpoint config --output o", ("config",)),
+    Mistake("a report that is none", "tokenscale diff config config", ("config",)),
+    Mistake("verify what is not there", "tokenscale verify nope.svg", ("nope.svg",)),
+    Mistake("track what is no run", "tokenscale track config --to tensorboard --output o", ("config",)),
+    Mistake(
+        "an unknown tracker",
+        "tokenscale track config --to tensorbord --output o",
+        ("tensorbord", "did you mean 'tensorboard'"),
+    ),
+    # a person's own files
+    Mistake("text in UTF-16", "tokenscale advise t.txt", ("t.txt", "UTF-8"), file("t.txt", TEXT.encode("utf-16"))),
+    Mistake("a web page called Parquet", "tokenscale advise t.parquet", ("t.parquet",), file("t.parquet", PAGE)),
+    Mistake("an empty file", "tokenscale advise t.txt", ("t.txt",), file("t.txt", b"")),
+    Mistake("a missing file", "tokenscale advise nope.jsonl", ("nope.jsonl",)),
+    Mistake(
+        "a key that lines do not have",
+        "tokenscale advise t.jsonl",
+        ("t.jsonl", "text"),
+        file("t.jsonl", '{"txt": "a"}\n' * 9),
+    ),
+    Mistake("a broken line of JSON", "tokenscale advise t.jsonl", ("t.jsonl",), file("t.jsonl", '{"text": "a"\n' * 9)),
+    Mistake(
+        "an output folder inside a file",
+        "tokenscale pretokenize --input-path t.txt --output-dir t.txt/o",
+        ("t.txt",),
+        file("t.txt", TEXT),
+    ),
+    Mistake(
+        "a file to pretokenize that is missing",
+        "tokenscale pretokenize --input-path nope.txt --output-dir o",
+        ("nope.txt",),
+    ),
+    Mistake(
+        "a damaged corpus manifest",
+        "tokenscale pretokenize --store packed --corpus c/manifest.json --output o/manifest.json",
+        ("c/manifest.json",),
+        file("c/manifest.json", '{"schema_ver'),
+    ),
+    Mistake(
+        "an unknown format",
+        "tokenscale pretokenize --store paked --corpus c/manifest.json --output o/manifest.json",
+        ("paked", "packed"),
+    ),
+    Mistake("an output that is a folder", "tokenscale tokenizer --settings {} --output config", ("manifest.json",)),
+    Mistake("negative steps", "tokenscale train --training-steps -5", ("-5", "≥")),
+    Mistake("a word for a number of steps", "tokenscale train --training-steps many", ("many", "integer")),
+    Mistake("a learning rate that is none", "tokenscale train --learning-rate nan", ("nan",)),
+    Mistake("more degrees than ranks", "tokenscale train --world-size 2 --layout.tensor 4", ("4", "2")),
+    Mistake("an unknown dataset", "tokenscale train --dataset smal", ("smal",)),
+    Mistake(
+        "settings that are no JSON",
+        "tokenscale tokenizer --settings {kind --output o/manifest.json",
+        ("settings", "{kind"),
+    ),
+    Mistake(
+        "settings with a wrong key", "tokenscale tokenizer --settings '{\"knd\": 1}' --output o/manifest.json", ("knd",)
+    ),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
+    mistake.arrange(shared.root)
+    code, output = said_by(mistake.command, shared, monkeypatch, capfd)
+    assert "Traceback" not in output and 'File "/' not in output, output
+    assert code == 2, output
+    messages = [line for line in output.splitlines() if line.startswith("tokenscale: ")]
+    assert len(messages) == 1, output
+    assert any(line.startswith("  next ") for line in output.splitlines()), output
+    for word in mistake.words:
+        assert word in output, output
+
+
+# ------------------------------------------------------------------------------------------------------------ flags
+
+
+def parsers() -> list[argparse.ArgumentParser]:
+    """The parser of every command and sub-command."""
+    found = []
+    for verb in cli.VERBS:
+        parser = cli.Parser(prog=verb)
+        importlib.import_module(f"tokenscale.verbs.{verb}").add_arguments(parser)
+        inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        found += [*inner[0].values()] if inner else [parser]
+    return found
+
+
+@pytest.mark.parametrize("parser", parsers(), ids=lambda parser: parser.prog)
+def test_an_unknown_flag_gets_the_nearest_spelling(parser, capsys):
+    """Of every flag with a letter doubled; also before a required flag that is missing, which is the same one."""
+    flags = [a.option_strings[-1] for a in parser._actions if a.option_strings and a.help != argparse.SUPPRESS]
+    for flag in flags:
+        wrong = f"--{flag[2]}{flag[2:]}"
+        if wrong in parser._option_string_actions:
+            continue
+        with pytest.raises(SystemExit, match="^2$"):
+            parser.parse_args([wrong, "1"])
+        said = capsys.readouterr().err
+        assert said.startswith(f"tokenscale: unknown flag {wrong}.") and f"did you mean {flag}?" in said, said
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "zeroed pages": lambda path: path.write_bytes(b"PAR1" + bytes(996) + path.read_bytes()[1000:]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a web page": lambda path: path.write_bytes(PAGE),
+    "another table": lambda path: path.write_bytes(path.with_name("stores.parquet").read_bytes()),
+    "a missing column": lambda path: pq.write_table(pq.read_table(path).drop_columns(["run_id"]), path),
+    "a wrong type": lambda path: pq.write_table(with_text(pq.read_table(path)), path),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "missing": lambda path: path.unlink(),
+}
+
+
+def with_text(table: pa.Table) -> pa.Table:
+    """The table with every column as words."""
+    return pa.table({name: ["many"] * len(table) for name in table.column_names})
+
+
+@pytest.fixture(scope="module")
+def tables_folder(tmp_path_factory) -> Path:
+    """An experiment's tables."""
+    folder = tmp_path_factory.mktemp("tables") / "results/tables/demo"
+    steps = tables.steps("a", 2000, loss_sum=lambda step, _: 60.0 + math.sin(step))
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text('{"experiment": "demo", "scale": "demo"}')
+    return tables.write(folder, runs=[tables.run("a", steps_asked=2000)], steps=steps)
+
+
+@pytest.mark.parametrize("table", ["runs", "steps"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_table_is_named_with_the_command_that_restores_it(
+    table, damage, tables_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/tables/demo")
+    shutil.copytree(tables_folder, folder)
+    damage(folder / f"{table}.parquet")
+    arguments = ["report", "figure", "loss_over_time", "--tables", folder, "--output", "o"]
+    told = refused(capsys, arguments, untouched=tmp_path)
+    assert f"{folder}/{table}.parquet" in told
+    assert "snakemake -f results/tables/demo/runs.parquet" in told
+
+
+def test_a_figures_path_may_have_an_ending(tables_folder, tmp_path):
+    for name in ("plain", "svg.svg", "table.csv"):
+        arguments = ["report", "figure", "loss_over_time", "--tables", tables_folder, "--output", tmp_path / name]
+        assert cli.main([str(argument) for argument in arguments]) == 0
+    expected = {f"{name}.{kind}" for name in ("plain", "svg", "table") for kind in KINDS}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def test_status_outside_of_a_project_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], ["--failed"], ["--stale"], ["--json"]):
+        assert str(tmp_path) in refused(capsys, ["status", *arguments], untouched=tmp_path)
