@@ -110,7 +110,7 @@ def test_an_experiments_file_which_is_a_target_is_of_plain_letters(tmp_path, nam
     project(tmp_path)
     (tmp_path / "config/experiments" / f"{name}.yaml").write_text(json.dumps(EXPERIMENT))
     with pytest.raises(UserError, match="cannot have this name"):
-        project(tmp_path)
+        project(tmp_path).runs(name)
 
 
 def test_names_of_plain_letters_are_taken(tmp_path):

@@ -155,7 +155,7 @@ def test_one_word_stands_for_all_experiments_and_is_none_of_their_names(tmp_path
     assert (config.chosen([]), config.chosen(["f"]), config.chosen(["all_experiments"])) == (["e"], ["f"], ["e", "f"])
     (tmp_path / "config/experiments/all_experiments.yaml").write_text(json.dumps(EXPERIMENT))
     with pytest.raises(UserError, match="cannot have this name"):
-        Config(BASE, root=tmp_path)
+        Config(BASE, root=tmp_path).runs("all_experiments")
 
 
 def test_two_experiments_share_the_run_they_both_need(tmp_path):
@@ -336,8 +336,10 @@ def test_an_unrelated_entry_does_not_concern_an_experiment(tmp_path):
 def test_an_experiment_cannot_take_the_name_of_a_target(tmp_path, name):
     project(tmp_path)
     (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENT))
+    config = Config(BASE, root=tmp_path)
     with pytest.raises(UserError, match="cannot have this name"):
-        Config(BASE, root=tmp_path)
+        config.usable([name])
+    assert config.usable(["e"]) == ["e"] and config.misfits == [name]
 
 
 def nodes_of(tmp_path, ranks) -> str:

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import math
+import re
 import shlex
 import shutil
 import subprocess
@@ -268,7 +269,6 @@ MISTAKES = [
         "tokenscale pretokenize --store paked --corpus c/manifest.json --output o/manifest.json",
         ("paked", "packed"),
     ),
-    Mistake("an output that is a folder", "tokenscale tokenizer --settings {} --output config", ("manifest.json",)),
     Mistake("negative steps", "tokenscale train --training-steps -5", ("-5", "≥")),
     Mistake("a word for a number of steps", "tokenscale train --training-steps many", ("many", "integer")),
     Mistake("a learning rate that is none", "tokenscale train --learning-rate nan", ("nan",)),
@@ -296,6 +296,37 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
     assert any(line.startswith("  next ") for line in output.splitlines()), output
     for word in mistake.words:
         assert word in output, output
+
+
+@pytest.mark.parametrize("wrong", ["question: [", "questin: what?\n", "question: ?\nruns: {model: lama}\n"])
+def test_an_experiment_that_does_not_fit_stops_no_other_target(wrong, fresh):
+    """It is listed by its name, and refused where it is asked for."""
+    (fresh.root / "config/experiments/other.yaml").write_text(wrong)
+    done = fresh.snakemake("ways", "-n", "--quiet", "host")
+    assert "experiments are left out" in done.stdout and "experiments  other\n" in done.stdout
+    for target in ("other", "all_experiments"):
+        done = fresh.snakemake(target, "-n", check=False)
+        assert done.returncode == 2 and "config/experiments/other.yaml" in done.stdout
+
+
+def test_renaming_an_experiment_repeats_no_measurement(fresh):
+    """Its benchmark has the same file under either name, as its runs have; another measurement has another."""
+    before = measured(fresh, "ways")
+    assert len(before) == 1
+    (fresh.root / "config/experiments/ways.yaml").rename(fresh.root / "config/experiments/paths.yaml")
+    config({"experiments": ["paths"]})(fresh.root)
+    assert measured(fresh, "paths", "--configfile", "mine.yaml") == before
+    changed = EXPERIMENTS["ways"]["data_benchmark"] | {"settings": {"sequence_length": 32, "rounds": 3}}
+    (fresh.root / "config/experiments/paths.yaml").write_text(
+        json.dumps(EXPERIMENTS["ways"] | {"data_benchmark": changed})
+    )
+    assert measured(fresh, "paths", "--configfile", "mine.yaml") != before
+
+
+def measured(project: Project, *arguments: str) -> set[str]:
+    """Files of benchmarks that a dry run names."""
+    text = project.snakemake(*arguments, "-n").stdout
+    return set(re.findall(r"results/benchmarks/data/[^ ,;]+\.json", text))
 
 
 # ------------------------------------------------------------------------------------------------------------ flags

@@ -17,9 +17,11 @@ rule benchmark_data:
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
         ),
     output:
-        "results/benchmarks/data/{experiment}.json",
+        "results/benchmarks/data/{benchmark}.json",
     log:
-        "results/logs/benchmark/data-{experiment}.log",
+        "results/logs/benchmark/data-{benchmark}.log",
+    wildcard_constraints:
+        benchmark=one_of(BENCHMARKS["data"]),
     threads: ALL_CORES
     resources:
         machine=1,
@@ -28,7 +30,7 @@ rule benchmark_data:
         settings=lambda w: canonical_json(to_dict(data_benchmark(w).settings)),
         stores=lambda w, input: os.path.dirname(os.path.dirname(input.stores[0])),
     message:
-        "benchmark of tokenising and reading for {wildcards.experiment}"
+        "benchmark of tokenising and reading, {wildcards.benchmark}"
     shell:
         "python -m tokenscale benchmark data --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --stores {params.stores:q} --output {output:q} > {log:q} 2>&1"
@@ -46,9 +48,11 @@ rule benchmark_storage:
             TOKENIZERS[settings.tokenizers[storage_benchmark(w).tokenizer].kind],
         ),
     output:
-        "results/benchmarks/storage/{experiment}.json",
+        "results/benchmarks/storage/{benchmark}.json",
     log:
-        "results/logs/benchmark/storage-{experiment}.log",
+        "results/logs/benchmark/storage-{benchmark}.log",
+    wildcard_constraints:
+        benchmark=one_of(BENCHMARKS["storage"]),
     threads: ALL_CORES
     resources:
         machine=1,
@@ -56,7 +60,7 @@ rule benchmark_storage:
     params:
         settings=lambda w: canonical_json(to_dict(storage_benchmark(w).settings)),
     message:
-        "benchmark of tokens at rest for {wildcards.experiment}"
+        "benchmark of tokens at rest, {wildcards.benchmark}"
     shell:
         "python -m tokenscale benchmark storage --settings {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"

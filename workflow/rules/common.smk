@@ -84,6 +84,11 @@ try:
         )
 except UserError as error:
     refuse(error)
+if workflow.is_main_process and settings.misfits:
+    what = "experiments are left out: their files do not fit."
+    names = ", ".join(settings.misfits)
+    hint = "python -m tokenscale plan NAME says why"
+    print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
 if workflow.is_main_process and workflows.enter(sys.argv[1:]):
     call.remember()
 if workflow.is_main_process and ALL in sys.argv[1:] and settings.left_out_note:
@@ -122,6 +127,13 @@ def stores_of(formats):
 # The formats that come out of archives, and those that come from text: each store has one rule.
 UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
 PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
+
+
+# Experiments that ask for the same measurement share it, as they share runs; so does one under another name.
+BENCHMARKS = {"data": {}, "storage": {}}
+for name in USABLE:
+    for kind, benchmark in settings.experiment(name).benchmarks.items():
+        BENCHMARKS[kind][benchmark.id] = benchmark
 
 
 wildcard_constraints:
@@ -353,11 +365,11 @@ def job_minutes(w):
 
 
 def data_benchmark(w):
-    return settings.experiment(w.experiment).data_benchmark
+    return BENCHMARKS["data"][w.benchmark]
 
 
 def storage_benchmark(w):
-    return settings.experiment(w.experiment).storage_benchmark
+    return BENCHMARKS["storage"][w.benchmark]
 
 
 def inference_code(w):
@@ -370,12 +382,7 @@ def inference_code(w):
 
 
 def benchmark_files(w):
-    return there(
-        [
-            f"results/benchmarks/{kind}/{w.experiment}.json"
-            for kind in settings.experiment(w.experiment).measured
-        ]
-    )
+    return there(settings.experiment(w.experiment).benchmark_files(w.experiment))
 
 
 def check_command_line():

@@ -159,14 +159,6 @@ class Config:
                 )
             if name not in self.available:
                 raise self._unknown("experiment", name, self.available, "experiments")
-        for name, path in self.available.items():
-            if name in TARGETS or not re.fullmatch(NAME, name):
-                raise UserError(
-                    "an experiment cannot have this name.",
-                    file=path,
-                    taken=", ".join(TARGETS),
-                    next=f"rename the file: {NAME_IN_WORDS}",
-                )
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
         self._raw: dict[str, dict[str, Any]] = {}
@@ -247,6 +239,13 @@ class Config:
         """An experiment with its scale's overlay merged in. Raises UserError for an unknown name or a bad file."""
         if name not in self.available:
             raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
+        if name in TARGETS or not re.fullmatch(NAME, name):
+            raise UserError(
+                "an experiment cannot have this name.",
+                file=self.available[name],
+                taken=", ".join(TARGETS),
+                next=f"rename the file: {NAME_IN_WORDS}",
+            )
         return self._with_its_corpus_named(name, lambda: self._experiment(name))
 
     def _experiment(self, name: str) -> Experiment:
@@ -400,6 +399,11 @@ class Config:
                     raise
                 self.unusable[name] = error
         return [name for name in self.at_scale if name not in self.unusable]
+
+    @property
+    def misfits(self) -> list[str]:
+        """Names of `unusable` experiments whose own files are wrong; not of those that cannot take another corpus."""
+        return [name for name, error in self.unusable.items() if error.facts.get("key") != "corpus"]
 
     def _with_its_corpus_named(self, name: str, build: Callable[[], T]) -> T:
         """What `build` returns. Where only the configured `corpus` makes it fail, the error says so."""

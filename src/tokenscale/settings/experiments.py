@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from tokenscale.errors import UserError
-from tokenscale.files import canonical_json
+from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.inference import InferenceBenchmarkSettings
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import STRICT, option, to_dict
 from tokenscale.settings.run import RunSettings
 
 #: what is compared, offline over online and ours over both: (approach, baseline)
@@ -37,6 +37,11 @@ class DataBenchmark:
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
     settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "shape and size of the measurement")
 
+    @property
+    def id(self) -> str:
+        """Name of the measurement's file, which does not depend on the experiment that asks for it."""
+        return _id_of(self)
+
 
 @dataclass(frozen=True)
 class StorageBenchmark:
@@ -47,6 +52,16 @@ class StorageBenchmark:
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
     settings: StorageBenchmarkSettings = option(StorageBenchmarkSettings, "the ways to store, and how much")
+
+    @property
+    def id(self) -> str:
+        """Name of the measurement's file, which does not depend on the experiment that asks for it."""
+        return _id_of(self)
+
+
+def _id_of(benchmark: DataBenchmark | StorageBenchmark) -> str:
+    digest = sha256_text(canonical_json(to_dict(benchmark)))
+    return f"{benchmark.corpus}-{benchmark.tokenizer}-{digest[:8]}"
 
 
 @dataclass(frozen=True)
@@ -140,10 +155,10 @@ class Experiment:
         found = {"data": self.data_benchmark, "storage": self.storage_benchmark}
         return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
 
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """The kinds of its benchmarks, that of its models included: `results/benchmarks/<kind>/<experiment>.json`."""
-        return (*self.benchmarks, *(["inference"] if self.inference_benchmark is not None else []))
+    def benchmark_files(self, name: str) -> list[str]:
+        """Files of its benchmarks; that of its models is called as the experiment is, `name`."""
+        found = [f"results/benchmarks/{kind}/{benchmark.id}.json" for kind, benchmark in self.benchmarks.items()]
+        return found + [f"results/benchmarks/inference/{name}.json"] * (self.inference_benchmark is not None)
 
 
 @dataclass(frozen=True)
