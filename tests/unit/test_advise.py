@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import make_corpus
+from tests.workflow.conftest import make_project
 from tokenscale.cli import main
 from tokenscale.commands import advice_estimates, advice_sample
 from tokenscale.commands import advise as command
@@ -201,7 +202,35 @@ def test_short_documents_ask_for_packing_and_full_rows_for_none(place, tmp_path,
     tokenizer = ["--tokenizer", str(place / "tokenizer")]
     assert main(["advise", str(tmp_path / "full.parquet"), *tokenizer, "--sequence-length", str(T)]) == 0
     out = capsys.readouterr().out
-    assert "choose  padded: documents fill their rows" in out and "--format padded" in out
+    assert "choose  padded: documents fill their rows" in out and "approach: pretokenized-padded" in out
+
+
+@pytest.mark.parametrize("tokenizer", ["numbers", "bpe"])
+def test_the_printed_configuration_plans_as_it_is_pasted(place, tmp_path, monkeypatch, capsys, tokenizer):
+    project = make_project(tmp_path)
+    monkeypatch.chdir(project.root)
+    (project.root / "data").mkdir()
+    (project.root / "data/my numbers.jsonl").write_bytes((place / "numbers.jsonl").read_bytes())
+    folder = place / "tokenizer"
+    if tokenizer == "bpe":
+        folder = tmp_path / "bpe"
+        build(TokenizerSettings(name="learnt", kind="bpe", corpus="c", vocabulary_size=300), folder, corpus(tmp_path))
+    arguments = ["data/my numbers.jsonl", "--tokenizer", str(folder), "--text-column", "body", "--documents", "500"]
+    assert main(["advise", *arguments, "--sequence-length", str(T)]) == 0
+    pasted = capsys.readouterr().out
+    for file, text in re.findall(r"  save as (\S+):\n\n(.*?)\n\n", pasted, re.DOTALL):
+        (project.root / file).write_text(text)
+    assert "then    make run CONFIG=mine.yaml" in pasted
+    plan = project.snakemake("--configfile", "mine.yaml", "-n").stdout
+    assert "results/corpus/my-my-numbers/manifest.json" in plan and "data/my numbers.jsonl" in pasted
+    name = "numbers" if tokenizer == "numbers" else "learnt"
+    assert f"results/tokens/my-my-numbers/{name}/packed-sequence_length={T}/manifest.json" in plan
+    assert re.search(r"^train +1$", plan, re.MULTILINE)
+
+
+def corpus(folder):
+    """The folder of a small corpus."""
+    return make_corpus(folder / "corpus", ["a few words", "and some more of them"] * 50)
 
 
 @pytest.mark.parametrize("more", [[], ["--tokens-per-second", "50000", "--epochs", "3"]])

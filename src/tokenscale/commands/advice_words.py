@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -57,7 +59,13 @@ def render(facts: dict[str, Any]) -> str:
             f"{_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
         )
     lines += ["", *_stall_lines(facts)]
-    lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}."), *_wrapped("next", facts["next"])]
+    lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}.")]
+    label = "next"
+    for file, values in facts["configuration"].items():
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=80)
+        lines += [f"{label:<6}  save as {file}:", "", *text.splitlines(), ""]
+        label = "then"
+    lines += [f"{label:<6}  {facts['next']}"]
     return "\n".join(lines)
 
 

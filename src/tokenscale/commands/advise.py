@@ -5,6 +5,7 @@ into a folder that is thrown away. What comes from the sample carries a 95 % int
 row groups or stretches of a file, where only some were looked at), shrunk by what share of all documents was seen.
 """
 
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,9 @@ from tokenscale.corpus.paths import expand
 from tokenscale.corpus.sample import sample
 from tokenscale.costs import data as costs
 from tokenscale.errors import UserError
-from tokenscale.settings.data import SourceSettings, StoreSettings
+from tokenscale.settings.data import SourceSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.reading import read_yaml
 from tokenscale.tokenizer.base import Tokenizer
 from tokenscale.tokenizer.build import build
 from tokenscale.tokenizer.load import load
@@ -58,7 +61,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str]
         tokenizer = _tokenizer(settings.tokenizer, Path(folder), say)
         measured = measure(found, tokenizer, settings.sequence_length, Path(folder))
     size = sum(path.stat().st_size for path in paths)
-    return _facts(settings, [str(path) for path in paths], size, measured)
+    return _facts(settings, files, [str(path) for path in paths], size, measured)
 
 
 def _in_flags(error: UserError) -> UserError:
@@ -90,7 +93,9 @@ def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer
 # -- measuring
 
 
-def _facts(settings: AdviceSettings, files: list[str], file_bytes: int, measured: Measured) -> dict[str, Any]:
+def _facts(
+    settings: AdviceSettings, given: tuple[str, ...], files: list[str], file_bytes: int, measured: Measured
+) -> dict[str, Any]:
     estimator = Estimator(measured)
     lengths, wanted = measured.lengths, settings.sequence_length
     by_length = {t: of_length(estimator, t) for t in sorted({*LENGTHS, wanted})}
@@ -121,18 +126,47 @@ def _facts(settings: AdviceSettings, files: list[str], file_bytes: int, measured
     if settings.tokens_per_second:
         facts["approaches"] = of_approaches(estimator, settings, by_length[wanted]["fill_packed"].value)
     facts["choice"], facts["reason"] = choice(by_length[wanted])
-    facts["next"] = _next(facts, settings)
+    facts["configuration"] = configuration(settings, given, facts["choice"])
+    facts["next"] = "make run CONFIG=mine.yaml"
     return facts
 
 
-def _next(facts: dict[str, Any], settings: AdviceSettings) -> str:
-    store = StoreSettings(facts["choice"], sequence_length=settings.sequence_length).directory
-    if facts["choice"] == "padded":
-        return (
-            f"python -m tokenscale pretokenize --input-path {facts['files'][0]} --output-dir OUT "
-            f"--max-length {settings.sequence_length} --format padded"
-        )
-    return f"name the data in config/config.yaml, then: snakemake results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
+def configuration(
+    settings: AdviceSettings, files: tuple[str, ...], chosen: str, root: Path = Path()
+) -> dict[str, dict[str, Any]]:
+    """File → values to paste: the corpus and its tokenizer, and an experiment that trains on it as advised.
+
+    Paths stay as they were given in a project's folder, where they are looked up from, and are absolute elsewhere.
+    """
+    in_project = (root / "workflow/Snakefile").is_file()
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(files[0]).name.split(".")[0]).strip("._-")
+    name = f"my-{stem or 'text'}"[:80]
+    source: dict[str, Any] = {"files": [f if in_project else str(Path(f).resolve()) for f in files]}
+    for key in ("text_column", "separator"):
+        if (value := getattr(settings, key)) != getattr(AdviceSettings, key):
+            source[key] = unescaped(value) if key == "separator" else value
+    values: dict[str, Any] = {"corpora": {name: {"source": source}}, "experiments": [name]}
+    tokenizer = named(settings.tokenizer)
+    known = read_yaml(root / "config/config.yaml").get("tokenizers") or {} if in_project else {}
+    if tokenizer.settings.name not in known:
+        kind, described = tokenizer.settings.kind, to_dict(tokenizer.settings)
+        described.pop("name", None)
+        if kind == "bpe":  # what it was trained on is not known here
+            kind, described = "huggingface", {"source": str(tokenizer.directory)}
+        values["tokenizers"] = {tokenizer.settings.name: {"kind": kind} | described}
+    experiment = {
+        "question": f"How fast does llama-tiny train on {name}?",
+        "runs": {
+            "corpus": name,
+            "tokenizer": tokenizer.settings.name,
+            "approach": {"padded": "pretokenized-padded"}.get(chosen, chosen),
+            "sequence_length": settings.sequence_length,
+            "model": "llama-tiny",
+            "budget": {"steps": 100},
+        },
+        "figures": ["loss_over_time", "tokens_per_second"],
+    }
+    return {"mine.yaml": values, f"config/experiments/{name}.yaml": experiment}
 
 
 def to_json(value: Any) -> Any:
