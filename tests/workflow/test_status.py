@@ -1,12 +1,14 @@
-"""`status --stale` and `--failed` in a real project: the edited file, the runs, what Snakemake refuses, what failed."""
+"""`status` in a real project: what is missing, what is stale and why, what failed, what Snakemake refuses."""
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.workflow.conftest import CONFIG
+from tests.workflow.conftest import CONFIG, EXPERIMENTS, ROOT
 
 pytestmark = pytest.mark.workflow
 
@@ -64,3 +66,59 @@ def test_a_failed_call_ends_with_what_failed_and_why(fresh):
     assert "  log     results/logs/corpus/small.log\n" in told[1]
     again = status(fresh, "--failed")
     assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told[1]
+
+
+def delete_some_files(project):
+    """Delete one run, store, figure and table of the report that no other job needs; return one file of each."""
+    run = next(project.root.glob("results/runs/packed-llama-micro-single-w1-*"))
+    found = {
+        "run": run / "done.json",
+        "store": project.root / "results/tokens/small/bpe/token-list/manifest.json",
+        "figure": project.root / "results/figures/ways/data_stall_share.svg",
+        "tables": project.root / "results/tables/ranks/steps.parquet",
+    }
+    for kind, path in found.items():
+        shutil.rmtree(path.parent) if kind in ("run", "store") else path.unlink()
+    return found
+
+
+def test_deleted_files_of_the_report_are_listed_with_the_command_that_restores_them(copy):
+    assert "missing" not in status(copy).stdout
+    deleted = delete_some_files(copy)
+    # as `make run` calls Snakemake, which counts all of them as up to date
+    shutil.copy(ROOT / "Makefile", copy.root)
+    make = ["make", "run", "READY=Makefile", f"SNAKEMAKE={sys.executable} -m snakemake --profile profiles/local"]
+    done = subprocess.run(make, cwd=copy.root, env=copy.environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "Nothing to be done" in done.stdout, done.stdout + done.stderr
+    note = status(copy).stdout.partition("\nmissing  4 parts of the report.")[2]
+    assert note and note.strip() in done.stdout
+    for kind in deleted:
+        assert f"\n  {kind} " in note
+    assert deleted["run"].parent.name in note
+    assert status(copy, "--missing").stdout.split() == sorted(
+        str(path.relative_to(copy.root)) for path in deleted.values()
+    )
+    command = shlex.split(note.partition("\n  next")[2])
+    copy.snakemake(*command[1:])
+    assert all(path.is_file() for path in deleted.values())
+    assert "missing" not in status(copy).stdout and status(copy, "--missing").stdout == ""
+
+
+def test_what_a_call_would_build_is_not_missing(copy):
+    """Files of a new run are planned, not deleted."""
+    ranks = EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 3]}}
+    (copy.root / "config/experiments/ranks.yaml").write_text(json.dumps(ranks))
+    text = copy.command("-n", "--cores", "2")
+    assert "packed-llama-micro-ddp-w3-" in text and "missing  " not in text
+    assert "missing  " not in status(copy).stdout
+
+
+def test_snakemakes_own_report_leaves_out_missing_figures_and_lists_them(copy):
+    deleted = delete_some_files(copy)
+    text = copy.command("--report", "report.zip", "--cores", "1")
+    assert "Adding loss_over_time.svg" in text and "Adding data_stall_share.svg" not in text
+    assert "missing  1 part of the report." in text and "figure     data_stall_share of ways" in text
+    assert (copy.root / "report.zip").is_file()
+    # the report after a run has all figures: the call draws the missing one first
+    text = copy.command("--report", "report.html", "--report-after-run", "--cores", "1")
+    assert "Adding data_stall_share.svg" in text and deleted["figure"].is_file()

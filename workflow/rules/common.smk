@@ -45,6 +45,11 @@ from tokenscale.settings.registry import (
 use_this_python()
 # A report of what is there: no rule that trains, or makes what trainings read, is known, and what is missing is no input.
 NOW = "report_now" in sys.argv[1:]
+# Snakemake's own report is made of the files that are there; `--report-after-run` makes the missing ones first.
+AFTER_RUN = any(word.startswith("--report-after") for word in sys.argv[1:])
+SELF_CONTAINED = not AFTER_RUN and any(
+    word.startswith("--report") for word in sys.argv[1:]
+)
 PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
 PARTS += ["analysis", "claims", "report"]
 # What is imported stays: the thousands of runs made below would have Python search it for garbage again and again.
@@ -217,11 +222,22 @@ def table_files(experiments):
 
 
 def figure_files(experiments):
-    return [
+    return without_missing(
         f"results/figures/{e}/{f}.svg"
         for e in experiments
         for f in settings.experiment(e).figures
-    ]
+    )
+
+
+def without_missing(figures):
+    """All figures; for Snakemake's own report, which stops at a missing one, those that exist."""
+    figures = list(figures)
+    if SELF_CONTAINED:
+        LEFT_OUT.update(f for f in figures if not os.path.isfile(f))
+    return [f for f in figures if f not in LEFT_OUT]
+
+
+LEFT_OUT = set()
 
 
 def ledger():
@@ -235,12 +251,12 @@ def ledger():
 
 def figures_of(view):
     """Figures that a view shows, of all experiments that draw them."""
-    return [
+    return without_missing(
         f"results/figures/{e}/{f}.svg"
         for e in EXPERIMENTS
         for f in VIEWS[view].figures
         if f in settings.experiment(e).figures
-    ]
+    )
 
 
 def page_files():
@@ -285,6 +301,7 @@ def report_files():
         "results/report/report.pdf",
         "results/report/SHA256SUMS",
         *(file for file in made if os.path.isfile(file)),
+        *(figure_files(EXPERIMENTS) if AFTER_RUN else []),
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from tokenscale.diagnosis.missing import Missing, missing
 from tokenscale.diagnosis.queue import Queue, QueuedJob, queue, seconds_until
 from tokenscale.diagnosis.runs import RunState, runs, writers
 from tokenscale.diagnosis.stale import duration
@@ -23,17 +24,24 @@ ORDER = ("complete", "diverged", "running", "waiting", "interrupted", "failed")
 
 @dataclass(frozen=True)
 class Overview:
-    """What `status` found at a time. `attended`: a Snakemake of this folder runs on this machine."""
+    """What `status` found at a time. `attended`: a Snakemake of this folder runs on this machine.
+
+    `missing`: files of the report that have been deleted.
+    """
 
     queue: Queue
     runs: list[RunState]
     attended: bool
     unix_s: float
+    missing: Missing = Missing([], "")
 
     def render(self, width: int = 120) -> str:
         """A line a job or run, and below it what there is to say of it."""
         lines = [*self._jobs(), "", *self._runs()]
-        return "\n".join(line for text in lines for line in (_wrapped(text, width) if len(text) > width else [text]))
+        if note := self.missing.render():  # its command is not wrapped, so that it can be copied
+            note = f"\n\n{note}"
+        lines = [line for text in lines for line in (_wrapped(text, width) if len(text) > width else [text])]
+        return "\n".join(lines) + note
 
     def to_json(self) -> str:
         """The same for programs."""
@@ -46,6 +54,7 @@ class Overview:
             "slurm": {"here": self.queue.here, "problem": self.queue.problem or None, "jobs": jobs},
             "snakemake_runs_here": self.attended,
             "runs": [{**asdict(run), "left_s": run.left_s} for run in self.runs],
+            "missing": {"files": self.missing.files, "next": self.missing.command if self.missing.files else None},
         }
         return json.dumps(content, indent=2)
 
@@ -113,7 +122,7 @@ class Overview:
 def overview(folder: Path = Path()) -> Overview:
     """Ask SLURM, read the runs."""
     now, found = time.time(), queue(folder)
-    return Overview(found, runs(folder / "results", found.jobs, now), attended(folder), now)
+    return Overview(found, runs(folder / "results", found.jobs, now), attended(folder), now, missing(folder))
 
 
 def attended(folder: Path, processes: Path = Path("/proc")) -> bool:

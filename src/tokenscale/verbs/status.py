@@ -1,4 +1,4 @@
-"""How things stand: jobs in the queue and why they wait, runs and how far they are; what failed; what is stale."""
+"""Status of the queue's jobs and of the runs, with reasons and progress; files that are missing, failed or stale."""
 
 import argparse
 from pathlib import Path
@@ -26,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what failed and why, by a log of Snakemake's; by default that of its last call in this folder",
     )
     asked.add_argument(
+        "--missing",
+        action="store_true",
+        help="files of the report that have been deleted, one a line, as targets for Snakemake",
+    )
+    asked.add_argument(
         "--watch",
         nargs="?",
         const=5.0,
@@ -48,7 +53,8 @@ def run(arguments: argparse.Namespace) -> None:
             expected="workflow/Snakefile, or results/",
             next="cd to the project's folder, and give the command again",
         )
-    if arguments.json and any(asked is not None for asked in (arguments.stale, arguments.failed, arguments.watch)):
+    others = (arguments.stale, arguments.failed, arguments.watch, arguments.missing or None)
+    if arguments.json and any(asked is not None for asked in others):
         from tokenscale.errors import UserError
 
         raise UserError("--json is of the queue and the runs, once.", next="python -m tokenscale status --json")
@@ -67,6 +73,11 @@ def run(arguments: argparse.Namespace) -> None:
 
         if text := failed.failed(Path(arguments.failed) if arguments.failed else None):
             print(text)
+    elif arguments.missing:
+        from tokenscale.diagnosis import missing
+
+        for file in missing.missing().files:
+            print(file)
     elif arguments.watch is not None:
         from tokenscale.diagnosis import overview
 
