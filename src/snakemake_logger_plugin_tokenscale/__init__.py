@@ -1,0 +1,162 @@
+"""Snakemake's logger plugin `tokenscale`: progress of a call, one line a job, with an estimate of the time left.
+
+On a terminal, a line for each finished job stands above a status line that is rewritten. Elsewhere, in a log file say,
+one line is printed for each job when it starts. Warnings and errors look as without the plugin. So does everything in a
+dry run, and with `--verbose`, `--debug-dag`, `--quiet progress`, `--quiet rules` or `--quiet all`.
+
+Snakemake imports every installed plugin in every call, so nothing of `tokenscale` is imported before it is used.
+"""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from logging import LogRecord
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+#: messages about Snakemake itself, by how they begin
+LEFT_OUT = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Using shell:",
+    "Singularity containers: ignored",
+    "Conda environments: ignored",
+    "Select jobs to execute",
+    "Elapsed time:",
+)
+#: events that the progress display replaces
+REPLACED = {
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.RUN_INFO,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.JOB_INFO,
+    LogEvent.JOB_STARTED,
+    LogEvent.JOB_FINISHED,
+    LogEvent.PROGRESS,
+}
+
+
+class LogHandler(LogHandlerBase):
+    """Print progress, and pass everything else to the handler that Snakemake has without plugins."""
+
+    writes_to_stream, writes_to_file = True, False
+    has_filter, has_formatter, needs_rulegraph = True, True, False
+
+    def __post_init__(self) -> None:
+        from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
+        from snakemake.settings.enums import Quietness
+
+        s = self.common_settings
+        self.stream = sys.stdout if s.stdout else sys.stderr
+        quiet = set(s.quiet or ())
+        self.default = ColorizingTextHandler(nocolor=s.nocolor, stream=self.stream)
+        self.default.addFilter(DefaultFilter(quiet, s.debug_dag, s.verbose, s.dryrun, s.printshellcmds))
+        self.default.setFormatter(DefaultFormatter(quiet, s.show_failed_logs))
+        replaced = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS}
+        self.plain = bool(s.dryrun or s.verbose or s.debug_dag or quiet & replaced)
+        self.display: Display | None = None
+
+    def emit(self, record: LogRecord) -> None:
+        """Print a record of Snakemake's."""
+        try:
+            self._emit(record)
+        except Exception:
+            self.handleError(record)
+
+    def _emit(self, record: LogRecord) -> None:
+        event = getattr(record, "event", None)
+        if self.plain:
+            self.default.handle(record)
+        elif event in REPLACED:
+            self._show(event, record)
+        elif not (event is None and str(record.msg).startswith(LEFT_OUT)):
+            if event == LogEvent.JOB_ERROR and self.display:
+                self.display.fail(record.jobid)
+            above = self.display.above if self.display else lambda print_record: print_record()
+            above(lambda: self.default.handle(record))
+
+    def _show(self, event: LogEvent, record: LogRecord) -> None:
+        if event == LogEvent.RUN_INFO:
+            self.display = Display(self.stream, record.stats)
+        elif event == LogEvent.JOB_INFO and self.display:
+            wildcards = dict(record.wildcards or {})
+            self.display.start(record.jobid, record.rule_name, wildcards, is_target=not record.output)
+        elif event == LogEvent.JOB_FINISHED and self.display:
+            self.display.finish(record.job_id)
+
+    def close(self) -> None:
+        """Print how many jobs have run."""
+        if self.display:
+            self.display.close()
+        super().close()
+
+
+class Display:
+    """Lines about jobs on a stream; on a terminal a status line below them, rewritten every second."""
+
+    def __init__(self, stream, counts: dict[str, int]):
+        from tokenscale.diagnosis import progress
+        from tokenscale.settings.config import TARGETS
+
+        self.stream, self.terminal = stream, stream.isatty()
+        self.label_of = progress.label_of
+        self.progress = progress.Progress(progress.recorded_jobs())
+        self.progress.plan({rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)})
+        self.lines = progress.Lines(self.progress, time.time())
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        if self.terminal:
+            threading.Thread(target=self._refresh, daemon=True).start()
+
+    def start(self, job_id: int, rule: str, wildcards: dict[str, str], is_target: bool) -> None:
+        """Show a job that starts. A target, such as an experiment's name, makes nothing itself and is not counted."""
+        with self._lock:
+            if is_target:
+                return self.progress.remove(rule)
+            job = self.progress.start(job_id, rule, self.label_of(rule, wildcards), time.time())
+            self._print(None if self.terminal else self.lines.started(job, time.time()))
+
+    def finish(self, job_id: int) -> None:
+        """Show a job that has finished."""
+        with self._lock:
+            finished = self.progress.finish(job_id, time.time())
+            self._print(self.lines.finished(*finished) if finished and self.terminal else None)
+
+    def fail(self, job_id: int) -> None:
+        """Count a job that has failed; Snakemake's own message says why."""
+        with self._lock:
+            self.progress.fail(job_id)
+
+    def above(self, print_text: Callable[[], None]) -> None:
+        """Print something above the status line."""
+        with self._lock:
+            self._write("\r\x1b[K" if self.terminal else "")
+            print_text()
+            self._print(None)
+
+    def close(self) -> None:
+        """Print the last line, once."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with self._lock:
+                self._print(self.lines.ended(time.time()), status=False)
+
+    def _refresh(self) -> None:
+        while not self._closed.wait(1.0):
+            with self._lock:
+                self._print(None)
+
+    def _print(self, line: str | None, status: bool = True) -> None:
+        """Print a line, if there is one, then the status line on a terminal."""
+        text = f"{line}\n" if line else ""
+        if self.terminal:
+            below = self.lines.status(time.time(), shutil.get_terminal_size().columns) if status else ""
+            text = f"\r\x1b[K{text}{below}"
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
