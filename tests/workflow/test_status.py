@@ -68,6 +68,27 @@ def test_a_failed_call_ends_with_what_failed_and_why(fresh):
     assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told[1]
 
 
+def test_the_local_profile_shows_one_line_a_job_and_the_whole_error_of_one_that_fails(fresh):
+    corpora = CONFIG["corpora"] | {"broken": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}
+    (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
+    files = ["results/tokenizers/bpe/manifest.json", "results/corpus/broken/manifest.json"]
+    done = fresh.snakemake("--profile", "profiles/local", "--cores", "1", "--keep-going", *files, check=False)
+    assert done.returncode == 1
+    lines = [line.split("(")[0].split() for line in done.stdout.splitlines()]
+    jobs = [words[1:] for words in lines if len(words) == 4 and words[1].endswith("/3")]
+    assert sorted(words[0] for words in jobs) == ["1/3", "2/3", "3/3"]
+    assert sorted(words[1:] for words in jobs) == [
+        ["build_corpus", "broken"],
+        ["build_corpus", "small"],
+        ["build_tokenizer", "bpe"],
+    ]
+    assert "2 of 3 jobs done, 1 failed, in " in done.stdout
+    for words in ("Select jobs", "Provided cores", "Finished job", "Using shell", "Job stats"):
+        assert words not in done.stdout
+    error = done.stdout.split("Error in rule build_corpus:")[1]
+    assert "results/logs/corpus/broken.log" in error and "no_such_package" in error
+
+
 def delete_some_files(project):
     """Delete one run, store, figure and table of the report that no other job needs; return one file of each."""
     run = next(project.root.glob("results/runs/packed-llama-micro-single-w1-*"))

@@ -43,11 +43,11 @@ class Estimate:
         """The estimate as words; times are rounded.
 
         >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 5).render(), Estimate(0, 0).render()
-        ('about 4 min left', 'about 45 s left and 3 jobs without an estimate', 'no estimate yet', 'nearly done')
+        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', 'no estimate yet', 'nearly done')
         """
         if not self.seconds:
             return "no estimate yet" if self.without else "nearly done"
-        more = f" and {self.without} job{'s' * (self.without > 1)} without an estimate" if self.without else ""
+        more = f", {self.without} job{'s' * (self.without > 1)} not estimated" if self.without else ""
         return f"about {duration(_rounded(self.seconds))} left{more}"
 
 
@@ -148,15 +148,17 @@ class Lines:
         return f"{self._number(job)}  {job.label}  {duration(seconds)}"
 
     def status(self, now: float, columns: int) -> str:
-        """For a terminal: the running jobs, how long each has run, and the time left. Never wraps."""
+        """For a terminal: the job that has run longest, the number of others, and the time left. Never wraps."""
         jobs = sorted(self.progress.running.values(), key=lambda job: job.started_s)
         if not jobs:
             return ""
-        left = f"  {self.progress.done}/{self.progress.total} done, {self.progress.time_left(now).render()}"
-        running = ", ".join(f"{job.label} {duration(now - job.started_s)}" for job in jobs)
-        room = max(20, columns - 1 - len(left) - len("running  "))
-        running = running if len(running) <= room else f"{running[: room - 1]}…"
-        return f"running  {running}{left}"[: columns - 1]
+        more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        end = f" {duration(now - jobs[0].started_s)}{more}"
+        end += f"  {self.progress.done}/{self.progress.total} done, {self.progress.time_left(now).render()}"
+        room = max(1, columns - len("running  ") - len(end) - 1)
+        label = jobs[0].label
+        label = label if len(label) <= room else f"{label[: room - 1]}…"
+        return f"running  {label}{end}"[: columns - 1]
 
     def ended(self, now: float) -> str:
         """How many jobs of how many have run, and the time that the call took."""
@@ -198,7 +200,7 @@ def recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = defaultdict(list)
     for (rule, *_), interval in jobs.items():
         found[rule].append(interval)
-    return dict(found)
+    return {rule: sorted(intervals) for rule, intervals in found.items()}
 
 
 def label_of(rule: str, wildcards: Mapping[str, str]) -> str:

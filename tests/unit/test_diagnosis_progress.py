@@ -1,0 +1,215 @@
+"""Progress of a call: numbers of jobs, the estimate of the time left, and the plugin that shows them in Snakemake."""
+
+import io
+import json
+import logging
+import re
+
+import pytest
+from snakemake.settings.enums import Quietness
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
+
+import snakemake_logger_plugin_tokenscale as plugin
+from tokenscale.diagnosis.progress import Lines, Progress, recorded_jobs
+
+
+def call(counts, recorded=None):
+    progress = Progress(recorded)
+    progress.plan(counts)
+    return progress
+
+
+def run(progress, job_id, rule, start, end):
+    progress.start(job_id, rule, f"{rule} {job_id}", start)
+    return progress.finish(job_id, end)
+
+
+# -- the estimate
+
+
+def test_no_time_is_estimated_without_evidence_and_the_jobs_are_counted():
+    progress = call({"train": 4, "draw": 2})
+    assert progress.time_left(0).seconds == 0 and progress.time_left(0).without == 6
+    assert progress.time_left(0).render() == "no estimate yet"
+    run(progress, 1, "train", 0, 60)
+    left = progress.time_left(60)
+    assert (left.seconds, left.without) == (180, 2)
+    assert left.render() == "about 3 min left, 2 jobs not estimated"
+
+
+def test_a_running_job_counts_with_the_rest_of_its_time():
+    progress = call({"train": 3})
+    run(progress, 1, "train", 0, 60)
+    progress.start(2, "train", "train 2", 60)
+    assert progress.time_left(100).seconds == 60 + 20
+    assert progress.time_left(500).seconds == 60  # late: no time is taken from the jobs that wait
+
+
+def test_jobs_that_run_side_by_side_share_their_time_and_timed_jobs_do_not():
+    """Two figures at a time on two cores; trainings hold the machine and run one after another."""
+    progress = call({"draw": 6, "train": 4})
+    for number in (1, 2):
+        progress.start(number, "draw", "", 0)
+    for number in (1, 2):
+        progress.finish(number, 10)
+    run(progress, 3, "train", 10, 40)
+    run(progress, 4, "train", 40, 70)
+    assert progress.time_left(70).seconds == 4 * 5 + 2 * 30
+
+
+def test_jobs_recorded_before_are_evidence_that_the_jobs_of_this_call_outweigh():
+    progress = call({"train": 11}, {"train": [(0, 100), (100, 200)]})
+    assert progress.time_left(0).seconds == 11 * 100
+    for number in range(9):
+        run(progress, number, "train", 10 * number, 10 * number + 10)
+    assert progress.time_left(90).seconds == pytest.approx(2 * (100 + 9 * 10) / 10)
+
+
+def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
+    progress = call({"train": 2})
+    first = progress.start(7, "train", "train a", 0)
+    progress.fail(7)
+    assert (progress.done, progress.failed) == (0, 1)
+    assert progress.start(7, "train", "train a", 50).number == first.number == 1
+    assert progress.start(8, "train", "train b", 60).number == 2 and progress.total == 2
+
+
+def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(tmp_path):
+    def record(name, rule, start, end, log):
+        values = {"rule": rule, "starttime": start, "endtime": end, "log": [log]}
+        (tmp_path / name).write_text(json.dumps(values))
+
+    record("a-svg", "draw", 0.0, 9.9, "a.log")
+    record("a-pdf", "draw", 0.001, 10.0, "a.log")
+    record("b-svg", "draw", 10.0, 30.0, "b.log")
+    record("touched", "train", 50.0, 50.001, "c.log")
+    (tmp_path / "broken").write_text("{")
+    assert recorded_jobs(tmp_path) == {"draw": [(0.001, 10.0), (10.0, 30.0)]}
+    assert recorded_jobs(tmp_path / "absent") == {}
+
+
+# -- the lines
+
+
+def test_a_status_line_never_wraps_and_keeps_the_time_left():
+    progress = call({"train": 30})
+    run(progress, 1, "train", 0, 60)
+    for number in range(2, 6):
+        progress.start(number, "train", f"train packed-llama-micro-single-w1-{number:010d}", 60)
+    for columns in (70, 80, 120, 400):
+        line = Lines(progress, 0).status(75, columns)
+        assert len(line) < columns and line.startswith("running  train packed")
+        assert line.endswith(" 15 s and 3 more  1/30 done, about 29 min left")
+    assert Lines(call({}), 0).status(0, 80) == ""
+
+
+# -- the plugin
+
+
+class TestPlugin(TestLogHandlerBase):
+    """What Snakemake's interface asks of every logger plugin."""
+
+    __test__ = True
+
+    def get_log_handler_cls(self):
+        return plugin.LogHandler
+
+    def get_log_handler_settings(self):
+        return None
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def record(event=None, message="", level=logging.INFO, **extra):
+    made = logging.LogRecord("snakemake", level, "", 0, message, (), None)
+    made.__dict__.update({"event": event} | extra)
+    return made
+
+
+def job_info(number, rule, **wildcards):
+    extra = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "output": ["file"], "rule_msg": "words"}
+    return record(LogEvent.JOB_INFO, **extra)
+
+
+def failed(number, log):
+    extra = {"jobid": number, "rule_name": "train", "rule_msg": "", "input": [], "output": ["done.json"], "aux": {}}
+    extra |= {"log": [log], "conda_env": None, "shellcmd": "python -m tokenscale", "container_img": None}
+    return record(LogEvent.JOB_ERROR, "Error in rule train", logging.ERROR, **extra)
+
+
+EVENTS = [
+    record(message="Building DAG of jobs..."),
+    record(LogEvent.RESOURCES_INFO, "Provided cores: 2", cores=2),
+    record(LogEvent.RUN_INFO, "Job stats:", stats={"train": 2, "draw": 1, "all": 1, "total": 4}),
+    record(message="Select jobs to execute..."),
+    record(LogEvent.JOB_STARTED, "Execute 1 jobs...", jobs=[1]),
+    job_info(1, "train", run_id="packed-w1"),
+    record(LogEvent.JOB_FINISHED, "Finished jobid: 1", job_id=1),
+    record(LogEvent.PROGRESS, "None", done=1, total=4),
+    job_info(2, "train", run_id="packed-w2"),
+]
+
+
+def shown(monkeypatch, tmp_path, stream, events=EVENTS, **settings):
+    """What the plugin prints for some events."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stderr", stream)
+    common = MockOutputSettings()
+    common.printshellcmds = False
+    common.__dict__.update(settings)
+    handler = plugin.LogHandler(common_settings=common, settings=None)
+    for event in events:
+        handler.handle(event)
+    handler.close()
+    handler.close()  # as `logging` does at the interpreter's end
+    return stream.getvalue()
+
+
+def test_a_log_file_has_one_line_a_job(monkeypatch, tmp_path):
+    lines = shown(monkeypatch, tmp_path, io.StringIO()).splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  1/3  train packed-w1  \(no estimate yet\)", lines[0])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  2/3  train packed-w2  \(last job under 1 s, .*\)", lines[1])
+    assert lines[2].startswith("1 of 3 jobs done, in ")
+
+
+def test_a_terminal_has_a_line_for_each_finished_job_above_the_status_line(monkeypatch, tmp_path):
+    text = shown(monkeypatch, tmp_path, Terminal())
+    # what stands there at last: a rewritten line replaces what was on it
+    lines = [line.rpartition("\r\x1b[K")[2] for line in text.split("\n")]
+    assert lines[0] == "1/3  train packed-w1  under 1 s" and lines[1].startswith("1 of 3 jobs done, in ")
+    assert re.search(r"\r\x1b\[Krunning  train packed\S* under 1 s  1/3 done, about 5 s left", text)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_error_of_a_job_is_shown_whole_with_its_log(monkeypatch, tmp_path, stream):
+    log = tmp_path / "train.log"
+    log.write_text("tokenscale: the disk is full.\n")
+    warning = record(message="a warning", level=logging.WARNING)
+    text = shown(monkeypatch, tmp_path, stream(), [*EVENTS, failed(2, str(log)), warning])
+    for part in ("Error in rule train:", f"log: {log} (check", "python -m tokenscale", "tokenscale: the disk is full."):
+        assert part in text
+    assert "\na warning" in text.replace("\r\x1b[K", "").replace("\x1b[33m", "")
+    assert "1 of 3 jobs done, 1 failed, in " in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dryrun": True}, {"verbose": True}, {"quiet": {Quietness.PROGRESS}}, {"quiet": {Quietness.RULES}}],
+)
+def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin(monkeypatch, tmp_path, settings):
+    from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
+
+    events = [EVENTS[0], *EVENTS[2:4], EVENTS[7]]  # without times of day
+    text = shown(monkeypatch, tmp_path, io.StringIO(), events, **settings)
+    stream, quiet = io.StringIO(), settings.get("quiet", set())
+    default = ColorizingTextHandler(stream=stream)
+    default.addFilter(DefaultFilter(quiet, False, settings.get("verbose", False), settings.get("dryrun", False), False))
+    default.setFormatter(DefaultFormatter(quiet, True))
+    for event in events:
+        default.handle(event)
+    assert text == stream.getvalue() and "Select jobs" in text
