@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from inspect import signature
 from logging import LogRecord
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -51,12 +52,14 @@ class LogHandler(LogHandlerBase):
 
         s = self.common_settings
         self.stream = sys.stdout if s.stdout else sys.stderr
-        quiet = set(s.quiet or ())
         self.default = ColorizingTextHandler(nocolor=s.nocolor, stream=self.stream)
-        self.default.addFilter(DefaultFilter(quiet, s.debug_dag, s.verbose, s.dryrun, s.printshellcmds))
-        self.default.setFormatter(DefaultFormatter(quiet, s.show_failed_logs))
-        replaced = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS}
-        self.plain = bool(s.dryrun or s.verbose or s.debug_dag or quiet & replaced)
+        # its parameters are named as the settings are, and newer versions of Snakemake have more of them
+        self.default.addFilter(
+            DefaultFilter(**{name: getattr(s, name) for name in signature(DefaultFilter).parameters})
+        )
+        self.default.setFormatter(DefaultFormatter(s.quiet, s.show_failed_logs))
+        quiet = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS} & set(s.quiet or ())
+        self.plain = bool(s.dryrun or s.verbose or s.debug_dag or quiet)
         self.display: Display | None = None
 
     def emit(self, record: LogRecord) -> None:

@@ -194,6 +194,23 @@ def test_import_groups(modules, forbidden):
     assert done.returncode == 0, done.stderr
 
 
+def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
+    """By its name among the installed packages; a call that does not use the plugin imports nothing of ours with it."""
+    from setuptools import find_packages
+
+    name = yaml.safe_load((ROOT / "profiles/local/config.yaml").read_text())["logger"]
+    package = f"snakemake_logger_plugin_{name}"
+    where = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["where"]
+    assert package in find_packages(ROOT / where[0])
+    code = (
+        "import sys; from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry as Registry\n"
+        f"assert Registry().is_installed({name!r}) and {package!r} in sys.modules\n"
+        "assert 'tokenscale' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_workflow_names_every_verb(capsys):
     assert {p.stem for p in (ROOT / "src/tokenscale/verbs").glob("*.py")} - {"__init__"} == set(VERBS)
     for verb in VERBS:
