@@ -12,7 +12,7 @@ def built(folder, outputs):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()
     (folder / RECORD).parent.mkdir(exist_ok=True)
-    write_record(outputs, "--cores 1", folder)
+    write_record(outputs, "snakemake --cores 1", folder)
 
 
 def test_a_job_is_named_once_by_the_first_of_its_files_that_is_missing(tmp_path):
@@ -23,7 +23,7 @@ def test_a_job_is_named_once_by_the_first_of_its_files_that_is_missing(tmp_path)
     (tmp_path / FIGURE[0]).unlink()
     (tmp_path / STORE[0]).unlink()
     assert missing(tmp_path).files == [FIGURE[0], STORE[0]]
-    assert missing(tmp_path).command == f"snakemake {FIGURE[0]} {STORE[0]} --cores 1"
+    assert missing(tmp_path).command == f"snakemake --cores 1 {FIGURE[0]} {STORE[0]}"
 
 
 def test_without_a_report_or_a_readable_record_nothing_is_missing(tmp_path):
@@ -33,20 +33,22 @@ def test_without_a_report_or_a_readable_record_nothing_is_missing(tmp_path):
     (tmp_path / PAGE).unlink()
     assert missing(tmp_path).files == []
     (tmp_path / PAGE).touch()
-    for text in ("", "{}", '{"outputs": 3, "options": ""}', "[]"):
+    for text in ("", "{}", '{"outputs": 3, "call": ""}', "[]"):
         (tmp_path / RECORD).write_text(text)
         assert missing(tmp_path).files == []
 
 
 def test_a_call_for_other_targets_leaves_the_record_as_it_is(tmp_path):
     built(tmp_path, [[PAGE], STORE])
-    write_record([FIGURE], "--cores 8", tmp_path)
+    write_record([FIGURE], "snakemake --cores 8", tmp_path)
     (tmp_path / STORE[0]).unlink()
-    assert missing(tmp_path) == Missing(STORE, "--cores 1")
+    assert missing(tmp_path) == Missing(STORE, "snakemake --cores 1")
 
 
 def test_many_missing_files_still_are_one_short_command():
-    found = Missing([f"results/runs/run-{number}/done.json" for number in range(50)], "--profile profiles/local")
-    assert found.command == "snakemake $(python -m tokenscale status --missing) --profile profiles/local"
+    found = Missing(
+        [f"results/runs/run-{number}/done.json" for number in range(50)], "snakemake --profile profiles/local"
+    )
+    assert found.command == "snakemake --profile profiles/local $(python -m tokenscale status --missing)"
     assert len(found.render().splitlines()) == MOST_LISTED + 3
     assert "  run        run-0" in found.render() and "and 38 more" in found.render()

@@ -1,6 +1,6 @@
 import atexit
 
-from tokenscale.diagnosis import missing
+from tokenscale.diagnosis import dry_run, missing
 
 
 report: "../report/workflow.rst"
@@ -255,9 +255,8 @@ for name in USABLE:
 
 def report_missing():
     """At the end of a call, list missing files that no job of the call makes; record the report's files for `status`."""
-    options = missing.options_of(sys.argv[1:])
     if NOW or workflow.scheduler is None:
-        say_missing(LEFT_OUT, options)
+        say_missing(LEFT_OUT)
         return
     run = set(workflow.dag.needrun_jobs(exclude_finished=False))
     jobs = [job for job in workflow.dag.jobs if job.output]
@@ -268,12 +267,12 @@ def report_missing():
         if job in run and all(map(os.path.exists, job.output))
     ]
     if not (workflow.dryrun and run):
-        missing.write_record(left + done, options)
-    say_missing(missing.missing_of(left), options)
+        missing.write_record(left + done, dry_run.snakemake(call))
+    say_missing(missing.missing_of(left))
 
 
-def say_missing(files, options):
-    if note := missing.Missing(sorted(files), options).render():
+def say_missing(files):
+    if note := missing.Missing(sorted(files), dry_run.snakemake(call)).render():
         print(note, file=sys.stderr, flush=True)
 
 

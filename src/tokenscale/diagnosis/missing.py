@@ -1,6 +1,5 @@
 """Files of the current report that have been deleted. Snakemake counts them as up to date while no job needs them."""
 
-import argparse
 import json
 import shlex
 from collections.abc import Iterable, Sequence
@@ -22,10 +21,10 @@ MOST_LISTED = 12
 
 @dataclass(frozen=True)
 class Missing:
-    """Missing files of the report, one for each job that makes them; `options` of the command that restores them."""
+    """Missing files of the report, one for each job that makes them, and the Snakemake call without targets."""
 
     files: list[str]
-    options: str
+    call: str
 
     @property
     def command(self) -> str:
@@ -33,7 +32,7 @@ class Missing:
         named = shlex.join(self.files)
         if len(self.files) > MOST_NAMED:
             named = "$(python -m tokenscale status --missing)"
-        return f"snakemake {named} {self.options}"
+        return f"{self.call} {named}"
 
     def render(self) -> str:
         """What is missing, by kind and name, and the command; empty where nothing is missing."""
@@ -52,10 +51,10 @@ def missing(folder: Path = Path()) -> Missing:
     """Compare the recorded files of the current report with the files on disk."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        outputs, options = [[str(file) for file in files] for files in record["outputs"]], str(record["options"])
+        outputs, call = [[str(file) for file in files] for files in record["outputs"]], str(record["call"])
     except (OSError, ValueError, KeyError, TypeError):
         return Missing([], "")
-    return Missing(missing_of(outputs, folder) if (folder / PAGE).is_file() else [], options)
+    return Missing(missing_of(outputs, folder) if (folder / PAGE).is_file() else [], call)
 
 
 def missing_of(outputs: Iterable[Sequence[str]], folder: Path = Path()) -> list[str]:
@@ -64,8 +63,8 @@ def missing_of(outputs: Iterable[Sequence[str]], folder: Path = Path()) -> list[
     return sorted({files[0] for files in gone if files})
 
 
-def write_record(outputs: Iterable[Sequence[str]], options: str, folder: Path = Path()) -> None:
-    """Record the files of the current report, a list for each job, and the options of the call that planned it.
+def write_record(outputs: Iterable[Sequence[str]], call: str, folder: Path = Path()) -> None:
+    """Record the files of the current report, a list for each job, and the command line that planned it.
 
     A call for other targets, whose files hold no page of a report, leaves the record as it is.
     """
@@ -73,26 +72,6 @@ def write_record(outputs: Iterable[Sequence[str]], options: str, folder: Path = 
     if not any(PAGE in files for files in found):
         return
     try:
-        write_json(folder / RECORD, {"options": options, "outputs": found})
+        write_json(folder / RECORD, {"call": call, "outputs": found})
     except OSError:  # the folder may be read-only: `status` then lists nothing
         pass
-
-
-def options_of(arguments: Sequence[str]) -> str:
-    """The options of a Snakemake call that a command for the same report needs.
-
-    >>> options_of(["--profile", "profiles/local", "-n", "tokens", "--configfile", "mine.yaml", "--config", "corpus=a"])
-    '--profile profiles/local --configfile mine.yaml --config corpus=a'
-    >>> options_of(["report", "--quiet"])
-    '--cores 1'
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile")
-    parser.add_argument("--cores", "-c", nargs="?")
-    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[])
-    parser.add_argument("--config", "-C", nargs="*", default=[])
-    found, _ = parser.parse_known_args(list(arguments))
-    words = ["--profile", found.profile] if found.profile else ["--cores", found.cores or "1"]
-    for option, values in (("--configfile", found.configfile), ("--config", found.config)):
-        words += [option, *values] if values else []
-    return shlex.join(words)
