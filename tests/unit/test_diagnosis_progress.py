@@ -4,7 +4,11 @@ import io
 import json
 import logging
 import re
+import statistics
+from itertools import pairwise
+from pathlib import Path
 
+import duckdb
 import pytest
 from snakemake.settings.enums import Quietness
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -12,6 +16,8 @@ from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLog
 
 import snakemake_logger_plugin_tokenscale as plugin
 from tokenscale.diagnosis.progress import Lines, Progress, recorded_jobs
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(counts, recorded=None):
@@ -73,6 +79,20 @@ def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
     assert (progress.done, progress.failed) == (0, 1)
     assert progress.start(7, "train", "train a", 50).number == first.number == 1
     assert progress.start(8, "train", "train b", 60).number == 2 and progress.total == 2
+
+
+def test_the_estimate_over_the_recorded_demo_is_within_a_quarter():
+    """The trainings of the committed demo, each from its start to the next one's: the estimate at each start."""
+    file = ROOT / "evidence/cpu-2-cores-2026-11-21/tables/demo/runs.parquet"
+    starts = sorted(start for (start,) in duckdb.sql(f"SELECT started_unix_s FROM '{file}'").fetchall())
+    progress = call({"train": len(starts) - 1})
+    errors = []
+    for number, (start, end) in enumerate(pairwise(starts)):
+        if number:
+            left = starts[-1] - start
+            errors.append(abs(progress.time_left(start).seconds - left) / left)
+        run(progress, number, "train", start, end)
+    assert len(errors) == 28 and max(errors) < 0.25 and statistics.median(errors) < 0.15
 
 
 def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(tmp_path):
@@ -183,6 +203,10 @@ def test_a_terminal_has_a_line_for_each_finished_job_above_the_status_line(monke
     lines = [line.rpartition("\r\x1b[K")[2] for line in text.split("\n")]
     assert lines[0] == "1/3  train packed-w1  under 1 s" and lines[1].startswith("1 of 3 jobs done, in ")
     assert re.search(r"\r\x1b\[Krunning  train packed\S* under 1 s  1/3 done, about 5 s left", text)
+
+
+def test_a_call_that_is_refused_before_its_first_job_prints_nothing(monkeypatch, tmp_path):
+    assert shown(monkeypatch, tmp_path, io.StringIO(), EVENTS[:4]) == ""
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

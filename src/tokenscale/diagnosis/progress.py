@@ -161,8 +161,10 @@ class Lines:
         return f"running  {label}{end}"[: columns - 1]
 
     def ended(self, now: float) -> str:
-        """How many jobs of how many have run, and the time that the call took."""
+        """How many jobs of how many have run, and the time that the call took; empty for a call without a job."""
         p = self.progress
+        if not p.done + p.failed + len(p.running):
+            return ""
         failed = f", {p.failed} failed" if p.failed else ""
         return f"{p.done} of {p.total} jobs done{failed}, in {duration(now - self.started_s)}"
 
