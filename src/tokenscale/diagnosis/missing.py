@@ -10,7 +10,7 @@ from tokenscale.diagnosis.dry_run import Job
 from tokenscale.files import write_json
 
 #: files of the report that the workflow planned last in this folder, written by the workflow itself
-RECORD = Path(".snakemake/tokenscale.report.json")
+RECORD = Path(".snakemake/tokenscale-report.json")
 #: without this page there is no current report
 PAGE = "results/report/index.html"
 #: a command with more files than this takes their names from `status --missing`
