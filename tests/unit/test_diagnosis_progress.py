@@ -37,7 +37,7 @@ def run(progress, job_id, rule, start, end):
 def test_no_time_is_estimated_without_evidence_and_the_jobs_are_counted():
     progress = call({"train": 4, "draw": 2})
     assert progress.time_left(0).seconds == 0 and progress.time_left(0).without == 6
-    assert progress.time_left(0).render() == "no estimate yet"
+    assert progress.time_left(0).render() == "6 jobs not estimated"
     run(progress, 1, "train", 0, 60)
     left = progress.time_left(60)
     assert (left.seconds, left.without) == (180, 2)
@@ -192,7 +192,7 @@ def shown(monkeypatch, tmp_path, stream, events=EVENTS, **settings):
 def test_a_log_file_has_one_line_a_job(monkeypatch, tmp_path):
     lines = shown(monkeypatch, tmp_path, io.StringIO()).splitlines()
     assert len(lines) == 3
-    assert re.fullmatch(r"\d\d:\d\d:\d\d  1/3  train packed-w1  \(no estimate yet\)", lines[0])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  1/3  train packed-w1  \(3 jobs not estimated\)", lines[0])
     assert re.fullmatch(r"\d\d:\d\d:\d\d  2/3  train packed-w2  \(last job under 1 s, .*\)", lines[1])
     assert lines[2].startswith("1 of 3 jobs done, in ")
 

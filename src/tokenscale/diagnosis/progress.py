@@ -42,13 +42,12 @@ class Estimate:
     def render(self) -> str:
         """The estimate as words; times are rounded.
 
-        >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 5).render(), Estimate(0, 0).render()
-        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', 'no estimate yet', 'nearly done')
+        >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
+        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
         """
-        if not self.seconds:
-            return "no estimate yet" if self.without else "nearly done"
-        more = f", {self.without} job{'s' * (self.without > 1)} not estimated" if self.without else ""
-        return f"about {duration(_rounded(self.seconds))} left{more}"
+        parts = [f"about {duration(_rounded(self.seconds))} left"] * (self.seconds > 0)
+        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (self.without > 0)
+        return ", ".join(parts) or "nearly done"
 
 
 class Progress:
