@@ -46,7 +46,8 @@ def place(tmp_path_factory):
     (root / "preset.yaml").write_text(PRESET)
     (root / "config").mkdir()
     source = {"files": "stories.txt", "separator": "<|endoftext|>"}
-    config = {"experiments": [], "corpora": {"tinystories": {"source": source}}}
+    grammar = {"source": {"kind": "grammar", "documents": 200, "held_out": 10}}
+    config = {"experiments": [], "corpora": {"tinystories": {"source": source}, "pairs": grammar}}
     (root / "config/config.yaml").write_text(json.dumps(config))
     make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", texts), 300)
     (root / "blocked").mkdir()
@@ -130,6 +131,41 @@ def test_token_lists_are_trained_on_for_an_epoch(place):
     manifest = read_json(place / "out/train_data_tokenized_token-list_snappy.manifest.json")
     assert run.budget.steps == -(-manifest["tokens_total"] // (4 * 64)) > 5
     assert "1 epochs are" in done.stdout and losses[-1] < losses[0]
+
+
+def test_weights_trained_on_a_pretokenized_file_write_text(place):
+    """The checkpoint carries the tokenizer that lies beside the tokens: `generate` needs no further flag."""
+    done = tokenscale(place, "train", f"{STEP_2} --model llama-micro --output-dir texts")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("run ")]
+    checkpoint = f"{line.split()[1]}/checkpoints/final"
+    said = tokenscale(place, "generate", f"--checkpoint {checkpoint} --prompt the --max-new-tokens 5").stdout
+    assert said.startswith("the") and len(said) > len("the\n")
+
+
+@pytest.mark.parametrize("form", ["padded", "token-list", "length-bucketed"])
+def test_two_ranks_translate_after_training_on_stored_tokens(place, form):
+    words = "--dataset pairs --eos --tokenizer-name bpe --sequence-length 64 --model llama-micro --training-steps 2"
+    more = f"--dataset-type {form} --pretokenized --validation.bleu 3 --world-size 2 --output-dir translated"
+    run, _, _ = trained(place, tokenscale(place, "train", f"{words} {more}"))
+    ranks = place / f"translated/{run.identity}/attempt=00"
+    lines = [line for path in ranks.glob("rank=*/events.jsonl") for line in path.read_text().splitlines()]
+    found = [event for event in map(json.loads, lines) if event["event"] == "translation"]
+    assert sorted(event["number"] for event in found) == [0, 1, 2]
+
+
+def test_study_003s_two_modes_are_one_training(place):
+    """Its model_parallel and pipeline_parallel, and one rank: the same samples, and losses but for rounding."""
+    words = "--dataset stories.txt --separator <|endoftext|> --dataset-type padded --tokenizer-name bpe"
+    words += " --model llama-micro --model_max_length 32 --batch_size 8 --n_epochs 1 --validation.rows 0"
+    found = {}
+    for mode in ("none", "model_parallel", "pipeline_parallel"):
+        done = tokenscale(place, "train", f"{words} --model_parallel_mode {mode} --output-dir course")
+        run, losses, digests = trained(place, done)
+        found[run.layout.method] = losses, digests
+        assert run.budget.steps == 14 and run.global_batch == 8
+    assert found.keys() == {"single", "naive", "gpipe"}
+    for losses, digests in found.values():
+        assert digests == found["single"][1] and losses == pytest.approx(found["single"][0], abs=1e-6)
 
 
 def test_two_ranks_are_one_run_whoever_starts_them(place):

@@ -126,7 +126,7 @@ def test_a_rebuild_gives_the_same_bytes_and_the_manifest_names_no_place(here):
     for after in (contents(here / "out"), contents(here / "again")):
         assert after.keys() == before.keys()
         assert all(after[name] == before[name] for name in before if not name.endswith("build.json"))
-    manifests = [text.decode() for name, text in before.items() if name.endswith("manifest.json")]
+    manifests = [text.decode() for name, text in before.items() if name.endswith("snappy.manifest.json")]
     assert len(manifests) == 2
     for text in manifests:
         assert "here" not in text and platform.node() not in text and "unix" not in text and "corpus/" not in text

@@ -25,8 +25,8 @@ from tokenscale.formats.write import write
 from tokenscale.settings import flags
 from tokenscale.settings.data import DOWNLOADED, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import BATCHES, SOURCES
-from tokenscale.settings.run import APPROACHES, RunSettings
+from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
+from tokenscale.settings.run import RunSettings
 from tokenscale.tokenizer.build import build as build_tokenizer
 from tokenscale.tokenizer.load import load
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
@@ -64,17 +64,25 @@ def prepare(request: Request, say: Callable[[str], None] = print) -> Job:
 
 def _of_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
+    known = request.tokenizer if run.tokenizer.kind != "unknown" else None
     open_store(
         request.store,
         run.store,
         asked_by="the run",
         tokenizer_name=run.tokenizer.name,
-        tokenizer_sha256=read_tokenizer(request.tokenizer)["file"]["sha256"] if request.tokenizer else None,
+        tokenizer_sha256=read_tokenizer(known)["file"]["sha256"] if known else None,
         vocabulary_size=run.model.vocabulary_size,
     )
     manifests = {"store": request.store}
     if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"
+    if request.tokenizer is None and OBJECTIVES[run.objective].special_ids:
+        raise UserError(
+            f"the objective {run.objective} needs the tokenizer, and that of this file is not here.",
+            flag=f"--objective {run.objective}",
+            file=request.store,
+            next="--tokenizer-name FOLDER names the tokenizer that made the file",
+        )
     if run.validation.rows:
         store = _store_directory(run.corpus.name, run.tokenizer.name, run.validation_store) / "manifest.json"
         if not store.is_file():
@@ -99,12 +107,20 @@ def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSetting
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         say("no validation: no document of the corpus is held out")
         run = flags.changed(run, {"validation.rows": 0})
-    if APPROACHES[run.approach] is None:
-        manifests = {"corpus": corpus, "tokenizer": tokenizer}
-    else:
-        manifests = {"store": store_of(run.store, corpus, tokenizer, say)}
-        if run.reads_tokenizer:
-            manifests["tokenizer"] = tokenizer
+    if run.validation.bleu and held_out == 0:
+        raise UserError(
+            "there is nothing to translate: no document of the corpus is held out.",
+            flag="--validation.bleu",
+            corpus=corpus,
+            next="give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out",
+        )
+    manifests = {}
+    if run.store is not None:
+        manifests["store"] = store_of(run.store, corpus, tokenizer, say)
+    if run.reads_text:
+        manifests["corpus"] = corpus
+    if run.reads_tokenizer:
+        manifests["tokenizer"] = tokenizer
     if run.validation_store is not None:
         manifests["validation_store"] = store_of(run.validation_store, corpus, tokenizer, say)
     return run, manifests

@@ -104,9 +104,9 @@ def settings_of(arguments: argparse.Namespace) -> FileSettings:
 def write(settings: FileSettings, say: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
     """Write the files, each with its manifest beside it, and return path → manifest.
 
-    The tokenizer goes to `<output_dir>/tokenizers/<name>/` where it was not named by its folder. `say` hears a line for
-    each thing done. Raises UserError for an input that cannot be read or is empty, for a file in the way that this
-    command did not write with these settings, and while another process writes there.
+    The tokenizer goes to `<output_dir>/tokenizers/<name>/`, from where `train` keeps it with the weights. `say` hears a
+    line for each thing done. Raises UserError for an input that cannot be read or is empty, for a file in the way that
+    this command did not write with these settings, and while another process writes there.
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = named(settings.tokenizer_name)
@@ -135,9 +135,9 @@ def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Pat
         say(f"{source} is one document; of a text file, --separator says what stands between several")
     if tokenizer.note:
         say(tokenizer.note)
-    kept = tokenizer.directory or directory / "tokenizers" / tokenizer.settings.name
-    folder = kept
-    if not (kept / "manifest.json").is_file():
+    kept = directory / "tokenizers" / tokenizer.settings.name
+    folder = tokenizer.directory or kept
+    if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
         build_tokenizer(tokenizer.settings, folder)
     stores = {}
@@ -154,9 +154,7 @@ def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Pat
         name = f"{stem}_tokenized_{form}_{settings.compression}"
         _make_way(directory / f"{name}.parquet", store, read_tokenizer(folder))
         stores[name] = store
-    if folder != kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        folder = folder.rename(kept)
+    folder = _keep(folder, kept)
     if "token-list" in settings.format:
         say("token-list: documents are kept whole; the studies cut theirs at --max-length")
     written = {}
@@ -174,6 +172,19 @@ def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Pat
         )
         written[path] = manifest
     return written
+
+
+def _keep(folder: Path, kept: Path) -> Path:
+    """Copy a tokenizer beside the tokens; returns its folder there. Another tokenizer of its name is left alone."""
+    sha256 = read_tokenizer(folder)["file"]["sha256"]
+    if (kept / "manifest.json").is_file() and read_tokenizer(kept)["file"]["sha256"] != sha256:
+        kept = kept.with_name(f"{kept.name}-{sha256[:6]}")
+    if not (kept / "manifest.json").is_file():
+        partial = kept.with_name(f".{kept.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(".lock"))
+        partial.rename(kept)
+    return kept
 
 
 def stem_of(path: Path) -> str:
@@ -233,9 +244,10 @@ def _corpus(settings: FileSettings, source: Path, stem: str, directory: Path) ->
 def in_flags(error: UserError) -> UserError:
     """An error of a source in the words of flags: nobody has written a configuration for it."""
     facts = {("flag" if label == "key" else label): text for label, text in error.facts.items()}
-    if facts.get("flag") == "source.text_column":
-        facts["flag"] = "--text-column"
-        facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else "--text-column NAME"
+    for key in ("text_column", "target_column"):
+        if facts.get("flag") == f"source.{key}":
+            facts["flag"] = f"--{key.replace('_', '-')}"
+            facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else f"{facts['flag']} NAME"
     return UserError(error.what, **facts)
 
 

@@ -22,7 +22,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.study import StudyFile, TrainWords, approach_of, flag_of
 from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
-from tokenscale.tokenizer.named import named, settings_of
+from tokenscale.tokenizer.named import named, of_store, settings_of
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -68,6 +68,7 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     """
     words = TrainWords(**flags.stated(arguments, study.TRAIN_FLAGS))
     stated = flags.stated(arguments, study.RUN_FLAGS)
+    words, stated, notes = study.translated(words, stated, world_size or words.world_size)
     _check_words(words, stated, world_size)
     file = study.read_file(words.config) if words.config else StudyFile()
     model = _model(words, file)
@@ -78,7 +79,11 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     if ranks is not None:
         values["layout.data"] = ranks // others
     values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
-    values = _batch(words, file, stated, values.get("layout.data", 1) * values.get("layout.shard", 1)) | values
+    readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
+    values = _batch(words, file, stated, readers) | values
+    if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
+        counts = f"counts the rows of all ranks, as in the study that has {words.flag_of_study_003}"
+        notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
     data = _data(words, model)
     said, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
@@ -91,7 +96,7 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
         epochs=words.epochs,
         store=data.store,
         tokenizer=data.tokenizer_directory,
-        notes=(*_notes(file, run), *data.notes),
+        notes=(*_notes(file, run), *notes, *data.notes),
     )
 
 
@@ -150,8 +155,12 @@ def _model(words: TrainWords, file: StudyFile) -> ModelSettings:
     return file.model_settings(Path(words.config or "").stem) or study.preset("llama-tiny", "--model")
 
 
-def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], world_size: int) -> dict[str, int]:
-    """micro_batch and global_batch from rows a rank and passes a step, where these are said."""
+def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
+    """micro_batch and global_batch from rows a rank and passes a step, where these are given. `readers`: ranks, or
+    groups of ranks, that read different rows.
+
+    With a flag of study 003, --batch-size counts the rows of all ranks, and a pipeline cuts them into micro-batches.
+    """
     for name in ("batch_size", "gradient_accumulation_steps"):
         for other in ("micro_batch", "global_batch") if name == "batch_size" else ("global_batch",):
             if getattr(words, name) is not None and other in stated:
@@ -161,18 +170,24 @@ def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], world_siz
                 )
     rows = words.batch_size or file.training.batch_size
     passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
+    chunks = (words.n_chunk or study.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
     if rows is None and passes is None:
-        return {}
+        if chunks == 1:
+            return {}
+        return {"micro_batch": math.ceil(stated.get("global_batch", RunSettings().global_batch) / readers / chunks)}
     rows = rows or stated.get("micro_batch") or RunSettings().micro_batch
-    return {"micro_batch": rows, "global_batch": rows * world_size * (passes or 1)}
+    if words.batch_size is not None and words.flag_of_study_003:
+        return {"micro_batch": math.ceil(rows / readers / chunks), "global_batch": rows * (passes or 1)}
+    return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
 
 
 def _data(words: TrainWords, model: ModelSettings) -> _Data:
     """The dataset, in the way that --dataset-type and --pretokenized ask for."""
+    words = _by_repository(words)
     path = Path(words.dataset)
     of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
     if words.pretokenized and (of_file or (path / "manifest.json").is_file()):
-        _only_for_text(words, "a pretokenized file", "text_column", "separator", "data_path")
+        _only_for_text(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
         return _pretokenized(words, path)
     approach = approach_of(words.dataset_type or "packed", words.pretokenized)
     config = None
@@ -180,7 +195,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
         _only_for_text(words, "a file", "data_path")
         corpus = _own_corpus(words, path, CorpusSettings(), "--dataset")
     elif words.dataset == "dummy":
-        _only_for_text(words, "dummy", "text_column", "separator", "data_path")
+        _only_for_text(words, "dummy", "text_column", "target_column", "separator", "data_path")
         corpus = _dummy(model)
     else:
         if not Path(CONFIG).is_file():
@@ -204,11 +219,21 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
         if words.data_path is not None:
             corpus = _own_corpus(words, Path(words.data_path), corpus, "--data-path")
         else:
-            _only_for_text(words, f"the corpus {words.dataset}", "text_column", "separator")
+            _only_for_text(words, f"the corpus {words.dataset}", "text_column", "target_column", "separator")
     tokenizer, directory, notes = _tokenizer(words, model, corpus, config)
     if _is_one_document(corpus.source):
         notes = (*notes, f"{corpus.source.files[0]} is one document; --separator says what stands between several")
     return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
+
+
+def _by_repository(words: TrainWords) -> TrainWords:
+    """The words with the name of a hub's data set replaced by the corpus of the configuration that reads it."""
+    name = words.dataset
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
+        return words
+    corpora = study.host("tokenscale.settings.config").load(CONFIG).corpora
+    found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
+    return replace(words, dataset=found) if found else words
 
 
 def _only_for_text(words: TrainWords, what: str, *names: str) -> None:
@@ -243,12 +268,7 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
     stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
     values = {f"storage.{name}": options[name] for name in stored}
     values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
-    made = manifest["tokenizer"]
-    tokenizer = settings_of(made["name"], made["kind"], manifest["vocabulary_size"])
-    directory, notes = None, ()
-    if words.tokenizer_name is not None:
-        found = named(words.tokenizer_name)
-        tokenizer, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()
+    tokenizer, directory, notes = _tokenizer_of_store(words, manifest_path, manifest)
     return _Data(
         corpus=CorpusSettings(
             name=_name(path.name if folder else path.stem), source=SourceSettings(kind="files", files=(str(path),))
@@ -260,6 +280,41 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
         values=values | {"validation.rows": 0},
         notes=notes,
     )
+
+
+def _tokenizer_of_store(
+    words: TrainWords, path: Path, manifest: dict[str, Any]
+) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
+    """(settings, folder, notes) of the tokenizer whose ids a store holds: the checkpoint carries a copy of it."""
+    made = manifest["tokenizer"]
+    tokenizer = settings_of(made["name"], made["kind"], manifest["vocabulary_size"])
+    directory, notes = of_store(path, made["file_sha256"]), ()
+    if words.tokenizer_name is not None:
+        found = named(words.tokenizer_name)
+        notes = (found.note,) if found.note else ()
+        if made["file_sha256"] is None and found.directory is not None:
+            _same_ids(found.directory, path, manifest)
+            return tokenizer, found.directory, notes  # the name stays the store's: it is part of the run's identity
+        tokenizer, directory = found.settings, found.directory or directory
+    if directory is None:
+        known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
+        text = f"the tokenizer of these ids is {known}: the checkpoint will hold none, so that `generate` needs one"
+        notes = (*notes, f"{text}; --tokenizer-name FOLDER names the one that made them")
+    return tokenizer, directory, notes
+
+
+def _same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose vocabulary is not that of a store of which only the ids are known."""
+    found = read_tokenizer(directory)
+    for name in ("vocabulary_size", "bos_id", "eos_id"):
+        if found[name] != manifest[name]:
+            raise UserError(
+                "the tokenizer is not the one that made these ids.",
+                flag="--tokenizer-name",
+                tokenizer=f"{directory} has {name} {found[name]}",
+                store=f"{store} has {name} {manifest[name]}",
+                next="name the tokenizer that made them, or leave --tokenizer-name out",
+            )
 
 
 def _manifest_of(path: Path) -> Path:
@@ -283,6 +338,7 @@ def _own_corpus(words: TrainWords, path: Path, base: CorpusSettings, flag: str) 
         files=(str(path),),
         format=base.source.format,
         text_column=words.text_column or base.source.text_column,
+        target_column=words.target_column or base.source.target_column,
         separator=base.source.separator if words.separator is None else unescaped(words.separator),
     )
     if not _is_one_document(source):

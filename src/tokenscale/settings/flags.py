@@ -87,12 +87,12 @@ def read(flag: Flag, text: str) -> Any:
     """The value that a flag's text stands for, within the field's bounds."""
     kind, choices = _plain(flag.hint)
     kind, choices = _plain(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
+    if text.lower() in ("none", "null") and text not in choices and _optional(flag.hint):
+        return None
     if choices:
         if text not in choices:
             raise unknown(f"value of {flag.name}", text, choices)
         return text
-    if text in ("none", "null") and _optional(flag.hint):
-        return None
     try:
         value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):

@@ -4,13 +4,15 @@ Standard library only; a preset file (`--config`) alone needs pydantic and PyYAM
 """
 
 import importlib
+import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any, Literal
 
 from tokenscale.errors import UserError, unknown
 from tokenscale.settings import flags
+from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.presets import PRESETS
@@ -25,6 +27,7 @@ APPROACH_OF = {
     ("padded", True): "pretokenized-padded",
     ("token-list", True): "token-list",
     ("padding-free", True): "token-list",
+    ("length-bucketed", True): "length-bucketed",
 }
 
 #: dotted key of a run's setting → what the studies call it
@@ -35,6 +38,12 @@ WORDS = {
 }
 
 
+#: flags that study 003 alone has: where one is given, --batch-size counts the rows of all ranks, as it does there
+STUDY_003 = ("n_epochs", "model_max_length", "model_parallel_mode", "n_chunk")
+#: micro-batches of a pipeline in study 003
+CHUNKS = 4
+
+
 @dataclass(frozen=True)
 class TrainWords:
     """What `train` asks for beside the settings of a run."""
@@ -43,7 +52,7 @@ class TrainWords:
         "dummy", "a file, `dummy` (random numbers that fill the model's vocabulary), or a corpus of config/config.yaml"
     )
     data_path: str | None = option(None, "this file in place of what the corpus downloads", metavar="FILE")
-    dataset_type: Literal["padded", "padding-free", "token-list", "packed"] | None = option(
+    dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
         None, "how documents become rows (default: packed, and what a pretokenized file holds)"
     )
     pretokenized: bool = option(
@@ -57,6 +66,9 @@ class TrainWords:
         metavar="NAME",
     )
     text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
+    target_column: str | None = option(
+        None, "column or key of the translations: a document is then a text and its translation", metavar="NAME"
+    )
     separator: str | None = option(
         None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
     )
@@ -73,6 +85,23 @@ class TrainWords:
     distributed: bool = option(False, "ranks are those of torchrun; implied where torchrun starts them")
     config: str | None = option(None, "a preset file such as config/presets/small_model.yaml", metavar="FILE")
     output_dir: str = option("results/runs", "the run's folder is made in it", metavar="DIR")
+    n_epochs: int | None = option(
+        None, "--epochs in study 003's word. With a flag of that study, --batch-size counts the rows of all ranks", ge=1
+    )
+    model_max_length: int | None = option(None, "--sequence-length in study 003's word", ge=8)
+    model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
+        None,
+        "study 003: split the layers over all ranks (2 unless --world-size says more). model_parallel: one batch at a "
+        "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches (--layout.schedule gpipe)",
+    )
+    n_chunk: int | None = option(None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1)
+    pytest: str | None = option(None, "study 003: refused; `python -m pytest` runs the tests", metavar="BOOL")
+
+    @property
+    def flag_of_study_003(self) -> str | None:
+        """The first flag that study 003 alone has and that was given."""
+        given = (name for name in STUDY_003 if getattr(self, name) is not None)
+        return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
 TRAIN_FLAGS = flags.leaves(TrainWords)
@@ -114,6 +143,68 @@ def approach_of(dataset_type: str, pretokenized: bool) -> str:
             if dataset_type == "token-list"
             else "python -m tokenscale unpack --archive …   makes packed rows of it",
         ) from None
+
+
+def translated(
+    words: TrainWords, stated: dict[str, Any], ranks: int | None
+) -> tuple[TrainWords, dict[str, Any], tuple[str, ...]]:
+    """Replace study 003's flags by ours: (words, settings by dotted key, notes for the user).
+
+    `ranks` is the number of ranks where it is known. Raises UserError for flags that contradict each other, and for
+    those that have no counterpart.
+    """
+    if words.pytest is not None:
+        raise UserError(
+            "--pytest has no counterpart: training does not stop after one batch to save gradients.",
+            flag="--pytest",
+            next="leave it out. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts",
+        )
+    if words.flag_of_study_003 is None:
+        return words, stated, ()
+    values, notes = dict(stated), []
+    if words.n_epochs is not None:
+        if words.epochs is not None:
+            raise UserError("--n-epochs and --epochs both say how long to train.", next="leave one of them out")
+        words = replace(words, epochs=float(words.n_epochs))
+    if words.model_max_length is not None:
+        if "sequence_length" in stated:
+            raise UserError(
+                "--model-max-length and --sequence-length both say how long a row is.", next="leave one of them out"
+            )
+        values["sequence_length"] = words.model_max_length
+    if words.n_chunk is not None and (words.model_parallel_mode != "pipeline_parallel" or "micro_batch" in stated):
+        raise UserError(
+            "--n-chunk cuts the batch of --model-parallel-mode pipeline_parallel into micro-batches.",
+            flag=f"--n-chunk {words.n_chunk}",
+            found="--micro-batch, which says how large these are"
+            if "micro_batch" in stated
+            else f"--model-parallel-mode {words.model_parallel_mode}".replace(" None", " was not given"),
+            next="leave --n-chunk out, or choose that mode without --micro-batch; other micro-batches: --micro-batch N",
+        )
+    if words.model_parallel_mode is None:
+        return words, values, ()
+    order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[words.model_parallel_mode]
+    if words.model_parallel_mode == "model_parallel" and stated.get("layout.schedule", order) != order:
+        raise UserError(
+            "model_parallel runs one batch at a time: it has no other schedule.",
+            flag=f"--layout.schedule {stated['layout.schedule']}",
+            next="leave --layout.schedule out, or --model-parallel-mode pipeline_parallel",
+        )
+    values.setdefault("layout.schedule", order)
+    if "layout.pipeline" not in stated:
+        others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
+        stages = 2 if ranks is None else ranks // others
+        if ranks is None:
+            notes.append(f"--model-parallel-mode: {stages} ranks; --world-size N takes another number")
+        if stages < 2:
+            raise UserError(
+                "splitting a model over ranks needs 2 of them or more.",
+                flag=f"--model-parallel-mode {words.model_parallel_mode}",
+                found=f"{ranks} ranks for {others} copies" if others > 1 else f"{ranks} rank",
+                next=f"--world-size {2 * others}, or leave --model-parallel-mode out",
+            )
+        values["layout.pipeline"] = stages
+    return words, values, tuple(notes)
 
 
 @dataclass(frozen=True)

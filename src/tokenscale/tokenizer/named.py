@@ -72,6 +72,22 @@ def named(text: str, built: Path = BUILT) -> Named:
     )
 
 
+def of_store(manifest: Path, sha256: str | None) -> Path | None:
+    """The folder of the tokenizer that made a store, by the hash of its file; None where it is not here.
+
+    Looked for beside the store (`pretokenize` puts it there), in the results that hold the store, and below `BUILT`.
+    """
+    places = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
+    for path in (path for place in places for path in sorted((place / "tokenizers").glob("*/manifest.json"))):
+        try:
+            found = read_manifest(path.parent)
+        except UserError:  # damaged, or of another version: not this one
+            continue
+        if sha256 is not None and found["file"]["sha256"] == sha256:
+            return path.parent
+    return None
+
+
 def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
     """Settings of a tokenizer that is built already, from what a manifest says: a run's identity needs them.
 

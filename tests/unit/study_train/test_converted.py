@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpora import Lab
+from tests.corpora import Lab, make_corpus, make_tokenizer
 from tests.unit.study_train.conftest import TEXTS, asked, prepared
 from tokenscale.batches.open import open_batches
 from tokenscale.cli import main
@@ -55,6 +55,23 @@ def test_ids_of_an_unknown_tokenizer_are_trained_on(foreign, target, to, approac
         batch = batches.next()
         found.update(batch.labels_bt[batch.labels_bt >= 0].tolist())
     assert batches.vocabulary_size == 300 and found == {i for document in DOCUMENTS for i in document[: 2 * 32]}
+
+
+def test_an_unknown_tokenizer_can_be_named(foreign):
+    """One message says that it is unknown and what to pass; a tokenizer of other ids is refused."""
+    made(foreign, "mine", "packed-sequence_length=32", **IDS)
+    words = ["--dataset", "mine", "--pretokenized", "--sequence-length", "32", "--training-steps", "2"]
+    (note,) = asked(*words).notes
+    assert "unknown" in note and "--tokenizer-name FOLDER" in note and "generate" in note
+    identity = asked(*words).run.identity
+    corpus = make_corpus(Path("corpus"), TEXTS)
+    for name, size in (("right", 300), ("wrong", 290)):
+        make_tokenizer(Path(name), corpus, size)
+    job = prepared(*words, "--tokenizer-name", "right")
+    assert job.manifests["tokenizer"] == Path("right/manifest.json") and job.run.identity == identity
+    with pytest.raises(UserError, match="not the one that made these ids") as refused:
+        asked(*words, "--tokenizer-name", "wrong")
+    assert "290" in refused.value.facts["tokenizer"] and "300" in refused.value.facts["store"]
 
 
 def test_what_holds_no_rows_to_train_on_says_what_makes_them(foreign, tmp_path):

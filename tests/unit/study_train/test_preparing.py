@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.study_train.conftest import TEXTS, asked, files, prepared
+from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.errors import UserError
 from tokenscale.formats.manifest import open_store
 from tokenscale.settings import study
 from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.manifests import manifests_of
 
 
 def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
@@ -37,6 +39,55 @@ def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
     assert (job.run.corpus, job.run.tokenizer) == (settings.corpora["tinystories"], settings.tokenizers["own"])
     before = files(here)
     assert prepared(*words) == job and files(here) == before
+
+
+PAIRS = "--eos --tokenizer-name bpe --sequence-length 32"
+COLUMNS = {"text_column": "de", "target_column": "en"}
+
+
+@pytest.mark.parametrize("pair, approach", study.APPROACH_OF.items())
+def test_translating_reads_the_corpus_beside_any_store(here, pair, approach):
+    pq.write_table(pa.table({"de": TEXTS, "en": [f"the {text}" for text in TEXTS]}), "pairs.parquet")
+    config = {"experiments": [], "corpora": {"pairs": {"source": {"files": "pairs.parquet", **COLUMNS}}}}
+    Path("config/config.yaml").write_text(json.dumps(config))
+    form, beforehand = pair
+    words = ["--dataset", "pairs", "--dataset-type", form, *(["--pretokenized"] if beforehand else [])]
+    job = prepared(*PAIRS.split(), *words, "--validation.bleu", "2", "--training-steps", "2")
+    assert job.run.approach == approach and job.run.corpus.source.pairs
+    assert {"corpus", "tokenizer"} <= job.manifests.keys()
+    assert set(job.manifests) == set(manifests_of(job.run)), "as the workflow has them"
+
+
+def test_nothing_held_out_is_nothing_to_translate(here):
+    pq.write_table(pa.table({"de": TEXTS[:1], "en": TEXTS[:1]}), "pairs.parquet")
+    with pytest.raises(UserError, match="nothing to translate") as refused:
+        columns = ["--dataset", "pairs.parquet", "--text-column", "de", "--target-column", "en"]
+        prepared(*columns, *PAIRS.split(), "--validation.bleu", "2", "--validation.rows", "0")
+    assert refused.value.facts["flag"] == "--validation.bleu"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_pretokenized_file_brings_its_tokenizer(here, elsewhere, tmp_path, monkeypatch):
+    """It lies beside the tokens, wherever these are; the checkpoint carries a copy."""
+    if elsewhere:
+        shutil.copytree("out", tmp_path / "moved/out")
+        monkeypatch.chdir(tmp_path / "moved")
+    for dataset in (PADDED, LISTS):
+        job = prepared("--dataset", dataset, "--pretokenized", "--training-steps", "2")
+        assert job.run.keeps_weights
+        assert job.manifests["tokenizer"] == Path("out/tokenizers/bpe/manifest.json")
+
+
+def test_a_tokenizer_that_is_not_here_is_told_with_what_to_pass(here):
+    shutil.rmtree("out/tokenizers")
+    shutil.move("results/tokenizers/bpe", "kept")
+    words = ["--dataset", PADDED, "--pretokenized", "--training-steps", "2"]
+    (note,) = asked(*words).notes
+    assert "bpe, which is not here" in note and "--tokenizer-name FOLDER" in note
+    assert "tokenizer" not in prepared(*words).manifests
+    assert prepared(*words, "--tokenizer-name", "kept").manifests["tokenizer"] == Path("kept/manifest.json")
+    with pytest.raises(UserError, match="objective masked needs the tokenizer"):
+        prepared(*words, "--objective", "masked")
 
 
 def test_what_was_made_of_other_text_or_settings_is_made_again(here):

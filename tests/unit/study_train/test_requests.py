@@ -1,17 +1,24 @@
 """What the studies' commands become, with what the files that they name say of themselves."""
 
 import argparse
+import importlib
+import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, asked
+from tokenscale.commands.request import request
 from tokenscale.errors import UserError
 from tokenscale.settings import study
 from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 from tokenscale.verbs import train
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_second_command_of_the_first_study(here):
@@ -68,13 +75,93 @@ def test_dataset_type_and_pretokenized_name_an_approach(here, pair, approach):
     form, beforehand = pair
     words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else [])]
     dataset = (
-        {"pretokenized-padded": PADDED, "token-list": LISTS, "packed": None}.get(approach)
+        {"pretokenized-padded": PADDED, "token-list": LISTS, "length-bucketed": LISTS, "packed": None}[approach]
         if beforehand
         else "web.parquet"
     )
     assert dataset is None or asked("--dataset", dataset, *words).run.approach == approach  # no file holds packed rows
     if beforehand:
         assert asked("--dataset", "tinystories", *words).run.approach == approach, "a corpus is tokenized beforehand"
+
+
+STUDY_003 = "--dataset tinystories --dataset-type padded --model llama-micro --model_max_length 32"
+
+
+def test_study_003_counts_the_rows_of_all_ranks(here):
+    """Its --batch_size is divided among the ranks; that of the other studies is one rank's."""
+    words = [*STUDY_003.split(), *"--world_size 2 --batch_size 128 --n_epochs 10 --learning_rate 1e-4".split()]
+    asking = asked(*words)
+    run = asking.run
+    assert (run.layout.data, run.micro_batch, run.global_batch, run.sequence_length) == (2, 64, 128, 32)
+    assert asking.epochs == 10 and run.optimizer.learning_rate == 1e-4
+    assert any("counts the rows of all ranks" in note and "64 a rank" in note for note in asking.notes)
+    assert asked(*words, world_size=2).run == run, "ranks of torchrun"
+    ours = "--dataset tinystories --dataset-type padded --model llama-micro --sequence-length 32 --world-size 2".split()
+    assert asked(*ours, "--batch-size", "128", "--epochs", "10").run.global_batch == 256
+
+
+@pytest.mark.parametrize(
+    "words, stages, schedule, micro_batch",
+    [
+        ("--model_parallel_mode model_parallel --batch_size 32", 2, "naive", 32),
+        ("--model_parallel_mode pipeline_parallel --batch_size 32", 2, "gpipe", 8),
+        ("--model_parallel_mode=pipeline_parallel --batch_size 30 --n_chunk 4", 2, "gpipe", 8),
+        ("--model_parallel_mode pipeline_parallel --batch_size 32 --n_chunk 2 --world_size 4", 4, "gpipe", 16),
+        ("--model_parallel_mode pipeline_parallel --batch_size 32 --layout.schedule 1f1b", 2, "1f1b", 8),
+        ("--model_parallel_mode pipeline_parallel", 2, "gpipe", 2),
+        ("--model_parallel_mode pipeline_parallel --batch_size 32 --layout.data 2 --world_size 4", 2, "gpipe", 4),
+        ("--model_parallel_mode None --batch_size 32", 1, "1f1b", 32),
+    ],
+)
+def test_study_003_splits_the_layers_over_all_ranks(here, words, stages, schedule, micro_batch):
+    run = asked(*STUDY_003.split(), "--model", "llama-small", *words.split()).run
+    assert (run.layout.pipeline, run.layout.schedule, run.micro_batch) == (stages, schedule, micro_batch)
+    assert run.global_batch == (32 if "--batch_size 32" in words else 30 if "30" in words else 8)
+
+
+def test_study_003s_data_set_is_named_as_on_the_hub(here):
+    config = json.loads(Path("config/config.yaml").read_text())
+    source = {"repository": "bbaaaa/iwslt14-de-en-preprocess", "revision": "a" * 40, "files": "train.parquet"}
+    config["corpora"]["iwslt"] = {"source": source}
+    Path("config/config.yaml").write_text(json.dumps(config))
+    run = asked("--dataset", "bbaaaa/iwslt14-de-en-preprocess", "--n_epochs", "1").run
+    assert run.corpus.name == "iwslt" and run.corpus.source.kind == "hub"
+
+
+#: the commands of the studies' own READMEs, by the program and the flags that say which one it is
+STUDY_COMMANDS = {
+    "pretokenize.py --input-path": "pretokenize",
+    "src/train.py --pretokenized": "train",
+    "torchrun … src/train.py --distributed": "train",
+    "run_data_parallel.py --world_size 2 --batch_size 128 --n_epochs 10": "train",
+    "run_pipeline.py --model_parallel_mode='model_parallel'": "train",
+    "run_pipeline.py --model_parallel_mode='pipeline_parallel'": "train",
+    "modal run modal_run.py --world-size 2 --n-epochs 5": "train",
+    "ddp_trainer.py --config configs/small_model.yaml": "train",
+    "ddp_trainer.py --dataset tinystories": "train",
+    "ddp_trainer.py --dataset dummy": "train",
+}
+
+
+def test_the_table_of_study_commands_has_every_command_and_no_flag_that_is_not_there(monkeypatch):
+    text = (ROOT / "README.md").read_text().split("## The commands of the source studies")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| ")][1:]
+    monkeypatch.chdir(ROOT)
+    for command, verb in STUDY_COMMANDS.items():
+        ((_, ours),) = [row for row in rows if command in row[0]]
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        importlib.import_module(f"tokenscale.verbs.{verb}").add_arguments(parser)
+        known = {name for action in parser._actions for name in action.option_strings}
+        for code in re.findall(r"`([^`]+)`", ours):
+            flags_of = set(re.findall(r"--[\w.-]+", code.split("-m tokenscale")[-1])) - {"--checkpoint"}
+            assert "torchrun" in code or flags_of <= known, (command, flags_of - known)
+            if code.startswith("python -m tokenscale train") and "out/" not in code and "…" not in code:
+                words = shlex.split(code)[4:]
+                assert request(parser.parse_args(words)).run.problems() == [], code
+    (data_parallel,) = [row[1] for row in rows if "run_data_parallel.py" in row[0]]
+    run = request(parser.parse_args(shlex.split(re.findall(r"`([^`]+)`", data_parallel)[0])[4:])).run
+    assert (run.global_batch, run.micro_batch, run.sequence_length, run.model.name) == (128, 64, 128, "gpt2-124m")
+    assert (run.labels, run.eos, run.schedule.shape, run.corpus.name) == ("target", True, "constant", "iwslt14-de-en")
 
 
 def test_a_pretokenized_file_says_what_it_is(here):
