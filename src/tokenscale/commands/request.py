@@ -186,7 +186,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
     words = _by_repository(words)
     path = Path(words.dataset)
     of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
-    if words.pretokenized and (of_file or (path / "manifest.json").is_file()):
+    if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
         _only_for_text(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
         return _pretokenized(words, path)
     approach = approach_of(words.dataset_type or "packed", words.pretokenized)
@@ -226,6 +226,15 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
     return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
 
 
+def _is_text(words: TrainWords, path: Path) -> bool:
+    """Whether the dataset is a file of text, which --pretokenized then tokenizes beforehand: no manifest stands beside
+    it, and its ending or a flag says so (a Parquet file may hold either)."""
+    if not path.is_file() or _manifest_of(path).is_file():
+        return False
+    stated = (words.text_column, words.target_column, words.separator)
+    return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
+
+
 def _by_repository(words: TrainWords) -> TrainWords:
     """The words with the name of a hub's data set replaced by the corpus of the configuration that reads it."""
     name = words.dataset
@@ -253,7 +262,8 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
             flag="--dataset",
             file=path,
             expected=manifest_path.name,
-            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`",
+            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`, or say\n"
+            "--text-column NAME where it holds text, which is then tokenized beforehand",
         )
     _present(manifest_path if folder else path, "--dataset")
     if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers have manifests, too

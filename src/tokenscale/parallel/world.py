@@ -120,7 +120,8 @@ def heard_last(world: World) -> Iterator[None]:
         yield
     except Exception as error:
         if world.size > 1:
-            if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
+            if lost or (isinstance(error, UserError) and world.rank > 0):  # most mistakes are found by every rank
                 time.sleep(ECHO_S)
             atexit.register(_end, 2 if isinstance(error, UserError) else 1)
         raise

@@ -278,6 +278,8 @@ class RunSettings:
                 found.append(("labels", "the target of a pair begins behind EOS: set eos"))
             if not OBJECTIVES[self.objective].causal:
                 found.append(("labels", f"objective {self.objective} chooses what it predicts"))
+        if self.corpus.source.pairs and not self.eos:
+            found.append(("eos", f"the two texts of a pair (corpus {self.corpus.name}) end with EOS: set eos"))
         found += [("validation.bleu", text) for text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
             found.append(
@@ -303,8 +305,8 @@ class RunSettings:
         found = []
         if not self.corpus.source.pairs:
             found.append(f"documents of corpus {self.corpus.name} are no pairs: there is nothing to translate")
-        if not OBJECTIVES[self.objective].causal or not self.eos:
-            found.append("a translation is what a causal model writes behind the source's EOS: set eos")
+        if not OBJECTIVES[self.objective].causal:
+            found.append(f"a model of the {self.objective} objective writes no text, so no translation")
         cut = [method for method in self.layout.methods if method not in ("single", *COPIES, "zero1")]
         if cut:
             found.append(f"with {cut[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
