@@ -1,5 +1,6 @@
 # make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.   make faults-test: kills.
 # make experiments-test: the longer tests, of whole trainings, reports, commands and benchmarks.
+# make docs-test: every block of the documents, in a checkout.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
@@ -19,11 +20,11 @@ VERSIONS := $(if $(NEWEST),--upgrade torch,--constraint constraints.txt)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
-HERE := --ignore tests/faults --ignore tests/slurm
+HERE := --ignore tests/faults --ignore tests/slurm --ignore tests/docs
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run test experiments-test faults-test slurm-test long-test setup lint clean
+.PHONY: run test experiments-test docs-test faults-test slurm-test long-test setup lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -35,11 +36,15 @@ run: $(READY)
 
 test: $(READY)
 	$(PYTEST) -m "not experiment" $(HERE)
-	@echo "left out: make experiments-test, make faults-test, make slurm-test"
+	@echo "left out: make experiments-test, make docs-test, make faults-test, make slurm-test"
 	@$(MAKE) --no-print-directory lint
 
 experiments-test: $(READY)
 	$(PYTEST) -m experiment $(HERE)
+
+# each document is one test, the longest first
+docs-test: $(READY)
+	$(PYTEST) --dist worksteal tests/docs
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)

@@ -18,7 +18,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 ROOT = Path(__file__).parents[1]
 #: scripts that tests start
-collect_ignore = ["unit/loops", "unit/extend"]
+collect_ignore = ["unit/loops", "docs/extended.py"]
 PACKAGE = ROOT / "src/tokenscale"
 #: folders of the package; `files` is files.py and errors.py, `workflow` the rules
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")) + ["files", "workflow"]
@@ -36,6 +36,7 @@ ROOMS_OF = {
     "distributed/test_stopping.py": ["training", "parallel"],
     "distributed/test_study_commands.py": ["commands", "parallel"],
     "distributed/test_training.py": ["training", "parallel", "evaluation"],
+    "docs/": ["verbs", "workflow"],
     "faults/": ["training", "launch"],
     "slurm/": ["launch", "workflow"],
     "unit/convert/": ["commands", "formats"],
@@ -47,7 +48,6 @@ ROOMS_OF = {
     "unit/test_closure.py": ["settings"],
     "unit/test_config.py": ["settings"],
     "unit/test_docs_concepts.py": ["costs", "parallel"],
-    "unit/test_docs_extend.py": ["formats", "parallel", "models", "settings"],
     "unit/test_doctor_": ["diagnosis"],
     "unit/test_download.py": ["corpus"],
     "unit/test_figures.py": ["report"],
@@ -78,7 +78,6 @@ EXPERIMENTS = {
     "unit/test_benchmark_data.py",
     "unit/test_benchmark_peers.py",
     "unit/test_benchmark_pretokenize.py",
-    "unit/test_docs_extend.py",
     "unit/test_evaluation_bleu_rises.py",
     "unit/test_export.py",
     "unit/test_figures.py",
@@ -136,7 +135,6 @@ LONGEST = [
     "workflow/test_benchmark_workflow.py",
     "unit/test_export.py",
     "unit/test_formats_memory.py",
-    "unit/test_docs_extend.py",
     "workflow/test_sources.py",
     "workflow/test_status.py",
     "workflow/test_archive.py",

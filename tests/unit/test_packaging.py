@@ -301,7 +301,7 @@ def commands_of_ci():
 def test_github_runs_the_commands_of_ci_and_of_the_readme():
     _, _, found = commands_of_ci()
     ours = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
-    first_block = re.search(r"(?m)^(    .*\n)+", (ROOT / "README.md").read_text())[0]
+    first_block = re.search(r"(?ms)^```sh\n(.*?)^```", (ROOT / "README.md").read_text())[1]
     wanted = [line for line in ours if line.startswith(("make ", "test ", ".ci/"))]
     wanted += [line.split("#")[0].strip() for line in first_block.splitlines()]
     assert "make run" in wanted and "make test" in wanted

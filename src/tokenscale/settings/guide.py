@@ -41,7 +41,7 @@ def _section(name: str, configs: Mapping[str, Config]) -> str:
         factors = "; ".join(f"{factor}: {_levels(levels)}" for factor, levels in experiment.factors.items())
         row = [scale, str(len(runs)), str(experiment.repeats), ", ".join(map(str, sizes)), factors or "none"]
         lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
-    lines += ["", *_original(_first(configs, name).original), f"    snakemake --cores 2 {name}", ""]
+    lines += ["", *_original(_first(configs, name).original), "```sh", f"snakemake --cores 2 {name}", "```", ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What docs/extend.md says of its examples; run inside a copy of the project that has them (test_docs_extend.py)."""
+"""What docs/extend.md says of its examples; run inside a copy of the project that has them (test_documentation.py)."""
 
 import json
 import math
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.corpora import Lab, make_run
-from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
-from tests.distributed.ranks import run_ranks
 from tokenscale.training.dpo import BETA, DPO, of_batches, pairs_of
 from torch import nn
 
 import tokenscale
+from tests.corpora import Lab, make_run
+from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
+from tests.distributed.ranks import run_ranks
 from tokenscale.errors import UserError
 from tokenscale.formats.labels import IGNORED
 from tokenscale.parallel.world import World

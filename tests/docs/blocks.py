@@ -1,0 +1,223 @@
+"""The code blocks of the documents, and how `blocks.yaml` has each of them run."""
+
+import os
+import re
+import subprocess
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+#: README.md first: its blocks take longest
+DOCUMENTS = [
+    *("README.md", "docs/extend.md", "config/README.md", "profiles/alps/README.md", "config/experiments/README.md"),
+    "docs/concepts.md",
+]
+PATTERNS = ("README.md", "docs/*.md", "config/README.md", "config/experiments/README.md", "profiles/*/README.md")
+#: languages whose blocks are run, and those of output and of diagrams
+RUN = ("sh", "console", "python", "yaml", "toml", "diff")
+SHOWN = ("text", "mermaid")
+#: a `text` block that begins with one of these is a command under a false name
+COMMANDS = ("$", "python", "snakemake", "make", "tokenscale ", ".venv/", "torchrun", "git", "srun", "sbatch", "pip")
+SUBSTITUTIONS = ("placeholders", "small", "dry_runs")
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. `path`: the file that it is, by the word behind its language or by a comment in its first line."""
+
+    document: str
+    line: int
+    language: str
+    path: str | None
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Where a person finds it."""
+        return f"{self.document}:{self.line}"
+
+
+def blocks_of(document: str, text: str) -> list[Block]:
+    """Every code block of a document in order; an indented one has the language `indented`."""
+    found = []
+    for token in MarkdownIt().parse(text):
+        if token.type in ("fence", "code_block"):
+            language, _, path = token.info.strip().partition(" ") if token.type == "fence" else ("indented", "", "")
+            comment = re.match(r"# ([\w./-]+\.(?:yaml|toml))\n", token.content)
+            path = path or (comment[1] if comment and language in ("yaml", "toml") else None)
+            found.append(Block(document, token.map[0] + 1, language, path, token.content))
+    return found
+
+
+def all_blocks() -> list[Block]:
+    """The blocks of all documents."""
+    return [block for name in DOCUMENTS for block in blocks_of(name, (ROOT / name).read_text(encoding="utf-8"))]
+
+
+def plan() -> dict[str, Any]:
+    """`blocks.yaml`."""
+    return yaml.safe_load(Path(__file__).with_name("blocks.yaml").read_text(encoding="utf-8"))
+
+
+def entry_of(block: Block, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The entry of a block: its text is part of the block's."""
+    return next((e for e in entries if e["document"] == block.document and e["block"] in block.text), None)
+
+
+def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
+    """Blocks that are neither run nor listed, and entries of the plan that belong to no block."""
+    found = []
+    for block in blocks:
+        listed, entry = entry_of(block, planned["listed"]), entry_of(block, planned["blocks"])
+        if block.language not in (*RUN, *SHOWN):
+            found.append(f"{block.place}: write a fenced block with one of the languages {', '.join((*RUN, *SHOWN))}")
+        elif block.language == "text" and block.text.startswith(COMMANDS):
+            found.append(f"{block.place}: these are commands, so the language is sh or console")
+        elif listed and entry:
+            found.append(f"{block.place}: is listed as not run, and planned under `blocks`")
+        elif block.language in ("yaml", "toml") and not listed and not (entry and (block.path or "file" in entry)):
+            found.append(f"{block.place}: add the file it belongs to and the command that checks it to blocks.yaml")
+        elif block.language == "diff" and not block.path:
+            found.append(f"{block.place}: name the file behind the language")
+    for entry in [*planned["listed"], *planned["blocks"]]:
+        matching = [b.place for b in blocks if b.document == entry["document"] and entry["block"] in b.text]
+        if len(matching) != 1:
+            found.append(f"blocks.yaml: {entry['document']}, {entry['block']!r} is part of {matching or 'no block'}")
+    texts = [block.text for block in blocks if block.language in RUN]
+    for word in (word for kind in SUBSTITUTIONS for word in planned[kind]):
+        if not any(word in text for text in texts):
+            found.append(f"blocks.yaml: {word!r} stands in no block")
+    for program in planned["programs"]:
+        if not any(re.search(rf"\b{program}\b", text) for text in texts):
+            found.append(f"blocks.yaml: no block calls {program}")
+    return found
+
+
+class Failed(Exception):
+    """What went wrong in a block."""
+
+
+class Checkout:
+    """A copy of the project, in which the blocks of one document run in order."""
+
+    def __init__(self, root: Path, python: str, planned: dict[str, Any]):
+        self.root, self._plan = root, planned
+        home = root.parent / "home"
+        home.mkdir(exist_ok=True)
+        self._exported, self._called = home / ".exported", home / ".called"
+        programs = root / ".venv/bin"
+        programs.mkdir(parents=True)
+        (programs / "python").symlink_to(python)
+        self._write(programs / "snakemake", f'exec {python} -m snakemake "$@"')
+        for name, line in planned["programs"].items():
+            self._write(programs / name, f"echo {name} >> {self._called}\n{line}")
+        checksum = subprocess.run(
+            "cksum < pyproject.toml | cut -d ' ' -f 1", shell=True, cwd=root, capture_output=True, text=True
+        )
+        (root / f".venv/.ready-{checksum.stdout.strip()}").touch()
+        self.environment = os.environ | {
+            "HOME": str(home),
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(root / "src"),
+            "HF_HUB_OFFLINE": "1",
+            **{name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()},
+        }
+
+    @staticmethod
+    def _write(path: Path, script: str) -> None:
+        path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+        path.chmod(0o755)
+
+    def run(self, block: Block) -> str:
+        """Run a block: `executed`, `dry run` or `listed`. Raises Failed."""
+        if entry_of(block, self._plan["listed"]):
+            return "listed"
+        entry = entry_of(block, self._plan["blocks"]) or {}
+        text, dry = block.text, False
+        for kind in SUBSTITUTIONS:
+            for word, value in self._plan[kind].items():
+                dry |= kind == "dry_runs" and word in text
+                text = text.replace(word, value)
+        self._called.write_text("")
+        self.shell(entry.get("before", ""))
+        if block.language == "sh":
+            self.shell(text, exits=entry.get("exit", 0))
+        elif block.language == "console":
+            self._console(text, exits=entry.get("exit", 0))
+        elif block.language == "diff":
+            self.shell("git apply -", input=text)
+        elif block.language == "python" and not block.path:
+            (self.root / "block.py").write_text(text)
+            self.shell("python block.py")
+        else:
+            self._file(block.path or entry["file"], text, entry)
+        self.shell(entry.get("check", ""))
+        if "file" in entry:  # a fragment is nobody else's
+            (self.root / entry["file"]).unlink()
+        return "dry run" if dry or self._called.read_text() else "executed"
+
+    def _file(self, name: str, text: str, entry: dict[str, Any]) -> None:
+        """Write a file that a block shows, whole, inside the text `around` it, or (`merge`) over what is there."""
+        path = self.root / name
+        if entry.get("merge"):
+            text = MERGE[path.suffix](path.read_text(), text)
+        elif around := entry.get("around"):
+            ((indent, line),) = re.findall(r"^( *)(BLOCK\n)", around, re.MULTILINE)
+            inside = "".join(indent + part for part in text.splitlines(keepends=True))
+            text = around.replace(indent + line, inside)
+        elif path.exists() and not name.startswith("profiles/"):
+            raise Failed(f"{name} is there already")
+        path.write_text(text)
+
+    def _console(self, text: str, exits: int) -> None:
+        """Run the lines behind `$ `. Each line below must be one of the output, up to where it says `…`."""
+        commands = re.sub(r"^(?!\$ ).*\n?", "", text, flags=re.MULTILINE).replace("$ ", "", 1)
+        output = self.shell(commands, exits)
+        for line in text.splitlines():
+            shown = line.split("…")[0].strip()
+            if not line.startswith("$ ") and shown not in output:
+                raise Failed(f"the output has no line\n  {shown}\nin\n{output[-3000:]}")
+
+    def shell(self, text: str, exits: int = 0, input: str | None = None) -> str:
+        """Run lines of shell, and keep what they export for later blocks. Returns stdout and stderr together."""
+        if not text.strip():
+            return ""
+        kept = f"[ ! -e {self._exported} ] || . {self._exported}\ntrap 'export -p > {self._exported}' EXIT"
+        process = subprocess.Popen(
+            ["bash", "-c", f"set -eo pipefail\n{kept}\n{text}"],
+            cwd=self.root,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(input or "", timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            raise Failed(f"takes longer than {TIMEOUT_S} s:\n{text}\n{process.communicate()[0][-3000:]}") from None
+        if process.returncode != exits:
+            raise Failed(f"exit code {process.returncode}, expected {exits}:\n{text}\n{output[-4000:]}")
+        return output
+
+
+def merge_yaml(there: str, lines: str) -> str:
+    """The file with these keys in place of those of the same names."""
+    return yaml.safe_dump(yaml.safe_load(there) | yaml.safe_load(lines))
+
+
+def merge_toml(there: str, lines: str) -> str:
+    """The file with these keys, none of a table, in place of those of the same names."""
+    keys = "|".join(map(re.escape, tomllib.loads(lines)))
+    return lines + re.sub(rf"^(?:{keys}) *=.*\n", "", there, flags=re.MULTILINE)
+
+
+MERGE = {".yaml": merge_yaml, ".toml": merge_toml}

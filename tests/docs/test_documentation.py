@@ -1,0 +1,224 @@
+"""Every block of the documents runs, in a checkout of the whole project: `make docs-test`.
+
+`blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks that cannot run here.
+The blocks of one document run in order, in a checkout of its own.
+"""
+
+import gzip
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import yaml
+import zstandard
+
+from tests import served
+from tests.docs import blocks
+from tests.docs.blocks import (
+    DOCUMENTS,
+    PATTERNS,
+    ROOT,
+    RUN,
+    SHOWN,
+    SUBSTITUTIONS,
+    Block,
+    Checkout,
+    Failed,
+    all_blocks,
+    blocks_of,
+    problems,
+)
+from tests.once import once
+
+PLAN = blocks.plan()
+NOTHING = {kind: {} for kind in (*SUBSTITUTIONS, "programs", "environment", "files")} | {"blocks": [], "listed": []}
+BLOCK = Block("a.md", 1, "sh", None, "make run\n")
+KINDS = ("executed", "dry run", "listed", "failed")
+#: most blocks that may be listed, as a share
+LISTED = 0.1
+
+
+def make_checkout(folder: Path) -> None:
+    """Commit a copy of what git tracks here, with small experiments, and small files as the documents name them."""
+    root = folder / "tokenscale"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, tracked.split("\0")):
+        source = ROOT / name
+        if source.is_symlink() or source.exists():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, root / name, follow_symlinks=False)
+    for name, changes in PLAN["files"].items():
+        path = root / name
+        path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes), sort_keys=False))
+    write_texts(root)
+    for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -q -m all"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+
+
+def write_texts(root: Path) -> None:
+    """Write small files of text under the names that the documents use."""
+    pick = random.Random(0)
+    words = ["".join(pick.choices("abcdefghijklmnop", k=pick.randint(1, 8))) for _ in range(2000)]
+    texts = [" ".join(pick.choices(words, k=pick.randint(20, 200))) for _ in range(1000)]
+    lines = texts[:300]
+    (root / "own").mkdir()
+    (root / "data").mkdir()
+    tables = {"own/part-0.parquet": ["body"], "data/part-0.parquet": ["body", "text"], "my.parquet": ["text"]}
+    for name, columns in (tables | {"other.parquet": ["body"], "de-en.parquet": ["de", "en"]}).items():
+        pa.parquet.write_table(pa.table(dict.fromkeys(columns, texts)), root / name)
+    for name in ("stories.txt", "held-out.txt"):
+        (root / name).write_text("<|endoftext|>".join(texts))
+    for name in ("train.de.gz", "train.en.gz", "val.de", "val.en"):
+        write_packed(root / name, lines)
+    write_packed(root / "de-en.tsv.gz", [f"{i}\t{line}\t{line}" for i, line in enumerate(lines)])
+    write_packed(root / "de-en.jsonl", [json.dumps({"translation": {"de": line, "en": line}}) for line in lines])
+    for name in ("a.jsonl.gz", "b.jsonl.zst"):
+        write_packed(root / name, [json.dumps({"content": f"{name} {line}"}) for line in lines])
+
+
+def write_packed(path: Path, lines: list[str]) -> None:
+    """Write lines of text, compressed as the name says."""
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack("".join(f"{line}\n" for line in lines).encode()))
+
+
+def merged(values: dict, changes: dict) -> dict:
+    """Nested mappings, of which later ones win."""
+    inner = {
+        k: merged(values[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
+    }
+    return values | changes | inner
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory) -> Path:
+    return once(tmp_path_factory, "checkout", make_checkout) / "tokenscale"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_of_the_document_runs(document, committed, tmp_path, record_property):
+    shutil.copytree(committed, tmp_path / "tokenscale", symlinks=True)
+    checkout = Checkout(tmp_path / "tokenscale", served.python(), PLAN)
+    counts, failures, began = dict.fromkeys(KINDS, 0), [], time.monotonic()
+    for block in (b for b in all_blocks() if b.document == document and b.language not in SHOWN):
+        started = time.monotonic()
+        try:
+            counts[checkout.run(block)] += 1
+        except Failed as failure:
+            counts["failed"] += 1
+            failures.append(f"{block.place}: {failure}")
+        print(f"{block.place}: {time.monotonic() - started:.1f} s", flush=True)
+    record_property("document", document)
+    record_property("seconds", time.monotonic() - began)
+    record_property("blocks", counts)
+    assert not failures, f"{len(failures)} blocks fail\n\n" + "\n\n".join(failures)
+
+
+# -- which blocks there are, and that none is left out
+
+
+def test_all_documents_are_run():
+    assert sorted(DOCUMENTS) == sorted({str(p.relative_to(ROOT)) for glob in PATTERNS for p in ROOT.glob(glob)})
+
+
+def test_every_block_is_run_or_listed():
+    assert problems(all_blocks(), PLAN) == []
+    assert len(PLAN["listed"]) <= LISTED * len([b for b in all_blocks() if b.language in RUN])
+    assert all(entry["reason"] for entry in PLAN["listed"])
+
+
+def test_a_registration_is_one_line():
+    for block in (b for b in all_blocks() if b.language == "diff"):
+        assert f"+++ b/{block.path}\n" in block.text and len(re.findall(r"^\+(?!\+\+)", block.text, re.M)) == 1
+
+
+# -- of this suite: what it must find
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("```\nmake run\n```\n", "a.md:1: write a fenced block"),
+        ("```bash\nmake run\n```\n", "a.md:1: write a fenced block"),
+        ("Text.\n\n    make run\n", "a.md:3: write a fenced block"),
+        ("1. Item\n\n       make run\n", "a.md:3: write a fenced block"),
+        ("```text\nmake run\n```\n", "a.md:1: these are commands"),
+        ("```yaml\nscale: demo\n```\n", "a.md:1: add the file"),
+        ("```yaml\n# profiles/mine/config.yaml\nscale: demo\n```\n", "a.md:1: add the file"),
+        ("```toml\nname = 1\n```\n", "a.md:1: add the file"),
+        ("```diff\n```\n", "a.md:1: name the file"),
+    ],
+)
+def test_a_block_that_is_neither_run_nor_listed_is_found(text, expected):
+    (found,) = problems(blocks_of("a.md", text), NOTHING)
+    assert found.startswith(expected)
+
+
+@pytest.mark.parametrize("kind", ["listed", "blocks"])
+def test_an_entry_that_no_block_matches_is_found(kind):
+    (found,) = problems([BLOCK], NOTHING | {kind: [{"document": "a.md", "block": "make test"}]})
+    assert found == "blocks.yaml: a.md, 'make test' is part of no block"
+    (found,) = problems([BLOCK, BLOCK], NOTHING | {kind: [{"document": "a.md", "block": "make run"}]})
+    assert "is part of ['a.md:1', 'a.md:1']" in found
+
+
+@pytest.mark.parametrize("kind", [*SUBSTITUTIONS, "programs"])
+def test_a_substitution_that_no_block_needs_is_found(kind):
+    assert problems([BLOCK], NOTHING | {kind: {"run": "-n run"}}) == []
+    assert len(problems([BLOCK], NOTHING | {kind: {"srun": "srun -n"}})) == 1
+
+
+@pytest.mark.parametrize(
+    "language, text, fails",
+    [
+        ("sh", "true", None),
+        ("sh", "false; true", "exit code 1"),
+        ("sh", "false | cat", "exit code 1"),
+        ("sh", "echo said; exit 2", "said"),
+        ("console", "$ echo one two\none two", None),
+        ("console", "$ echo one two\none three", "one three"),
+        ("console", "$ echo one two\none …", None),
+        ("console", "$ false", "exit code 1"),
+        ("python", "assert __name__ == '__main__'", None),
+        ("python", "raise KeyError('here')", "here"),
+        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n line\n+more", None),
+        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n other\n+more", "patch"),
+        ("yaml", "key: 1", None),
+    ],
+)
+def test_a_block_that_fails_is_found(language, text, fails, tmp_path):
+    checkout = empty_checkout(tmp_path, NOTHING | {"blocks": [{"document": "a.md", "block": "key", "file": "new"}]})
+    block = Block("a.md", 1, language, "one" if language == "diff" else None, f"{text}\n")
+    if fails is None:
+        assert checkout.run(block) == "executed"
+    else:
+        with pytest.raises(Failed, match=fails):
+            checkout.run(block)
+
+
+def test_what_a_block_exports_stays_and_what_it_stands_for_is_written(tmp_path):
+    more = {"placeholders": {"NAME": "known"}, "dry_runs": {"submit": "echo -n"}, "programs": {"srun": 'echo "$2"'}}
+    checkout = empty_checkout(tmp_path, NOTHING | more)
+    assert checkout.run(Block("a.md", 1, "sh", None, "export KEPT=NAME\n")) == "executed"
+    assert checkout.run(Block("a.md", 2, "console", None, "$ echo $KEPT\nknown\n")) == "executed"
+    assert checkout.run(Block("a.md", 3, "sh", None, "submit job\n")) == "dry run"
+    assert checkout.run(Block("a.md", 4, "console", None, "$ srun -n 4\n4\n")) == "dry run"
+
+
+def empty_checkout(folder: Path, planned: dict) -> Checkout:
+    root = folder / "project"
+    root.mkdir()
+    for name, text in {"pyproject.toml": "", "one": "line\n"}.items():
+        (root / name).write_text(text)
+    return Checkout(root, sys.executable, planned)
