@@ -11,6 +11,7 @@ holds its arguments, and one of that number and `.ended` behind it.
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -131,6 +132,7 @@ def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client:
     """What `python -m tokenscale` does."""
     arguments, folder, environment = asked
     os.setsid()
+    multiprocessing.current_process().daemon = False  # it may start processes of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(files):
         os.dup2(file, number)

@@ -24,7 +24,8 @@ SHOWN = ("text", "mermaid")
 #: a `text` block that begins with one of these is a command under a false name
 COMMANDS = ("$", "python", "snakemake", "make", "tokenscale ", ".venv/", "torchrun", "git", "srun", "sbatch", "pip")
 SUBSTITUTIONS = ("placeholders", "small", "dry_runs")
-TIMEOUT_S = 240
+#: of a block that hangs
+TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
