@@ -420,13 +420,14 @@ def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stop
     (experiments / "numbered.yaml").write_text(
         json.dumps(demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}})
     )
-    (experiments / "compared.yaml").write_text(json.dumps(demo | {"factors": {"corpus": ["docstrings", "grammar"]}}))
+    (experiments / "compared.yaml").write_text(json.dumps(demo | {"factors": {"corpus": ["docstrings", "tinystories"]}}))
     values = read_yaml(ROOT / "config/config.yaml") | {"experiments_folder": str(experiments)}
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]
     config = Config(merge(values, mine), root=ROOT, layers=layers)
     usable = config.usable(["demo"])
     assert "demo" in usable and name not in usable and name in config.unusable
+    assert name not in config.chosen(["all_experiments"]) and name in config.left_out_note
     with pytest.raises(UserError, match=f"the experiment {name} cannot run on the corpus mine") as error:
         config.usable(["demo", name])
     assert error.value.facts["file"] == "mine.yaml" and error.value.facts["key"] == "corpus"

@@ -9,7 +9,7 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
 from tokenscale.errors import UserError
 from tokenscale.launch.before import hours, larger
-from tokenscale.settings.config import Config
+from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuing import begins_at
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.layout import LayoutSettings
@@ -19,7 +19,7 @@ from tokenscale.settings.run import RunSettings
 def plan(config: Config, names: list[str]) -> Iterator[str]:
     """Each experiment with its world sizes and its memory; then, last, what all of it takes."""
     yield f"scale {config.settings.scale}"
-    if names == config.at_scale and (note := config.left_out_note):
+    if names == config.chosen([ALL]) and (note := config.left_out_note):
         yield note
     for name in config.corpora_of(names):
         if config.corpora[name].source.downloaded is False:

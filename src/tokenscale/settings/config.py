@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -181,9 +181,9 @@ class Config:
         return unknown(kind, word, words, file=self.file_of(key), key=key)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """Names of experiments: those asked for, all of the chosen scale for `ALL`, those of the report for none."""
+        """Names of experiments: those given, those of the report for none; for `ALL` all that fit scale and corpus."""
         if list(names) == [ALL]:
-            return self.at_scale
+            return [name for name in self.at_scale if name not in self._without_corpus]
         return list(names or self.settings.experiments)
 
     @property
@@ -198,9 +198,21 @@ class Config:
 
     @property
     def left_out_note(self) -> str | None:
-        """One line that lists the experiments `ALL` leaves out; None where it leaves out none."""
-        names = ", ".join(self.without_overlay)
-        return f"left out of {ALL}, without an overlay for scale {self.settings.scale}: {names}" if names else None
+        """Lines that list the experiments `ALL` leaves out, and why; None where it leaves out none."""
+        reasons = {
+            f"without an overlay for scale {self.settings.scale}": self.without_overlay,
+            f"which cannot run on the corpus {self.settings.corpus}": self._without_corpus,
+        }
+        lines = [f"left out of {ALL}, {why}: {', '.join(names)}" for why, names in reasons.items() if names]
+        return "\n".join(lines) or None
+
+    @cached_property
+    def _without_corpus(self) -> list[str]:
+        """Names of the experiments that cannot run on the configured `corpus`."""
+        if self.settings.corpus is None:
+            return []
+        self.usable(())
+        return [name for name, error in self.unusable.items() if error.facts.get("key") == "corpus"]
 
     def has_scale(self, name: str) -> bool:
         """Whether an experiment has settings for the chosen scale: its own are those of `BASE`, others are overlays.
@@ -403,7 +415,7 @@ class Config:
     @property
     def misfits(self) -> list[str]:
         """Names of `unusable` experiments whose own files are wrong; not of those that cannot take another corpus."""
-        return [name for name, error in self.unusable.items() if error.facts.get("key") != "corpus"]
+        return [name for name in self.unusable if name not in self._without_corpus]
 
     def _with_its_corpus_named(self, name: str, build: Callable[[], T]) -> T:
         """What `build` returns. Where only the configured `corpus` makes it fail, the error says so."""
