@@ -35,6 +35,7 @@ RUNS = {
     "schedule": {"warmup_steps": 2},
     "validation": {"rows": 4},
 }
+EVERY_SCALE = {"workstation": {}, "alps": {}}
 EXPERIMENTS = {
     "ways": {
         "question": "Do the ways from text to rows differ?",
@@ -46,6 +47,7 @@ EXPERIMENTS = {
             "settings": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
         },
         "figures": ["loss_over_time", "data_stall_share", "tokenization_benchmark"],
+        "scales": EVERY_SCALE,
     },
     # shares its run at world size 1 with the experiment above
     "ranks": {
@@ -53,6 +55,7 @@ EXPERIMENTS = {
         "runs": RUNS | {"approach": "packed"},
         "factors": {"layout.data": [1, 2]},
         "figures": ["scaling_throughput"],
+        "scales": EVERY_SCALE,
     },
 }
 

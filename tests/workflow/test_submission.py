@@ -28,9 +28,8 @@ def cluster(fresh, tmp_path):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
     dear = RUNS | {"model": {"preset": "llama-8b-nemo"}, "budget": {"steps": 2_000_000}, "sequence_length": 2048}
-    write(fresh, "ways", runs=dear, data_benchmark=None, scales={"alps": {}})
-    ranks = {"runs": RUNS | {"approach": "packed"}, "factors": {"layout.data": [1, 2]}, "scales": {"alps": {}}}
-    write(fresh, "ranks", **ranks, data_benchmark=None)
+    write(fresh, "ways", runs=dear, data_benchmark=None)
+    write(fresh, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
     return fresh
 
 
@@ -161,7 +160,7 @@ def test_a_dry_run_warns_and_goes_on(cluster):
 
 def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
     runs = RUNS | {"budget": {"useful_tokens": 1000}, "schedule": {"warmup_steps": 0}}
-    write(cluster, "ranks", runs=runs, factors={"approach": ["packed", "padded"]}, scales={"alps": {}})
+    write(cluster, "ranks", runs=runs, factors={"approach": ["packed", "padded"]})
     code, text, _ = submit(cluster, "-n", "ranks")
     assert "cost of 2 trainings, estimated: ≤ 12.0 node-hours, within the budget" in text, text
     assert "  ≤: 1 runs are priced by the time limit of their jobs: a row's useful tokens are not known" in text
@@ -193,7 +192,7 @@ def test_jobs_that_run_here_need_no_account(cluster):
 
 def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_name(cluster):
     """Its runs are a laptop's, and would take GPU nodes."""
-    write(cluster, "ways", runs=RUNS, data_benchmark=None)
+    write(cluster, "ways", runs=RUNS, data_benchmark=None, scales={})
     (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
     for target in ("ways", "results/figures/ways/loss_over_time.svg"):
         code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)

@@ -48,6 +48,7 @@ EXPERIMENT = {
     "runs": {"corpus": "small", "tokenizer": "bpe", "model": "llama-micro", "global_batch": 4},
     "factors": {"approach": FIVE, "layout.data": [1, 2]},  # ten cells; learning rates make them more
     "figures": ["loss_over_time"],
+    "scales": {"workstation": {}, "alps": {}},  # profiles choose the scale
 }
 CELLS = 10
 NO_PROFILE = "none"
