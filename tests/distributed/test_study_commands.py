@@ -140,6 +140,9 @@ def test_weights_trained_on_a_pretokenized_file_write_text(place):
     checkpoint = f"{line.split()[1]}/checkpoints/final"
     said = tokenscale(place, "generate", f"--checkpoint {checkpoint} --prompt the --max-new-tokens 5").stdout
     assert said.startswith("the") and len(said) > len("the\n")
+    words = f"--checkpoint {checkpoint} --corpus train_data.parquet --text-column txt"
+    error = tokenscale(place, "evaluate", words, check=False).stderr
+    assert "--text-column" in error and "did you mean 'text'" in error and "source." not in error
 
 
 @pytest.mark.parametrize("form", ["padded", "token-list", "length-bucketed"])

@@ -12,6 +12,7 @@ from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.batches.bounds import document_ids
 from tokenscale.batches.held_out import as_asked
 from tokenscale.commands.opened import Opened, open_checkpoint
+from tokenscale.commands.pretokenize import in_flags
 from tokenscale.corpus.read import read
 from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError, unknown
@@ -59,7 +60,10 @@ def evaluate(
         opened, found = evaluate_store(checkpoint, store, **options)
         return report_of(opened, found, str(located(store)[0]))
     corpus = corpus or _trained_on(checkpoint)
-    opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
+    try:
+        opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
+    except UserError as error:
+        raise (in_flags(error) if "source." in error.facts.get("key", "") else error) from None
     return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
 
 
