@@ -143,6 +143,18 @@ def test_weights_trained_on_a_pretokenized_file_write_text(place):
     words = f"--checkpoint {checkpoint} --corpus train_data.parquet --text-column txt"
     error = tokenscale(place, "evaluate", words, check=False).stderr
     assert "--text-column" in error and "did you mean 'text'" in error and "source." not in error
+    for verb, words, sentence in (
+        ("evaluate", "--rows 0", "--rows must be at least 1"),
+        ("export", "--output stories.txt/folder", "below a file"),
+    ):
+        refused = tokenscale(place, verb, f"--checkpoint {checkpoint} {words}", check=False)
+        assert refused.returncode == 2 and sentence in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_what_every_rank_refuses_is_told_once(place):
+    words = f"{STEP_2} --model llama-micro --world-size 2 --precision bf16 --float8 --output-dir refused"
+    done = tokenscale(place, "train", f"{words} --device cpu", check=False)
+    assert done.returncode == 2 and (done.stdout + done.stderr).count("tokenscale: float8 needs a GPU") == 1
 
 
 @pytest.mark.parametrize("form", ["padded", "token-list", "length-bucketed"])

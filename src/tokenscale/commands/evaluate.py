@@ -47,6 +47,9 @@ def evaluate(
 ) -> str:
     """Score on a store, a corpus or a file; by default on the corpus of the training. With `bleu` so many pairs of
     a corpus are translated instead. Returns what the verb prints."""
+    rows = options.get("rows")
+    if rows is not None and rows < 1:
+        raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out: all are read then")
     if bleu is not None:
         if store is not None or options.get("rows") is not None:
             raise UserError(

@@ -79,6 +79,11 @@ def _write_decoder(
 def _check_output(output: Path) -> None:
     if output.is_dir() and not any(output.iterdir()):
         return
+    blocking = next((parent for parent in output.parents if parent.exists() and not parent.is_dir()), None)
+    if blocking is not None:
+        raise UserError(
+            "the output folder lies below a file.", output=output, file=blocking, next="name a folder elsewhere"
+        )
     if output.exists():
         raise UserError(
             "the output folder is not empty." if output.is_dir() else "the output is a file.",

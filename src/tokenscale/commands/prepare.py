@@ -98,6 +98,12 @@ def _of_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
 
 def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
+    if run.labels == "target" and not run.corpus.source.pairs:
+        raise UserError(
+            f"documents of corpus {run.corpus.name} are no pairs: they have no target.",
+            flag="--labels target",
+            next="--target-column NAME names the translations, or leave --labels out",
+        )
     corpus = corpus_of(run.corpus, say)
     tokenizer = tokenizer_of(run.tokenizer, say, request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]

@@ -68,6 +68,10 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     """
     words = TrainWords(**flags.stated(arguments, study.TRAIN_FLAGS))
     stated = flags.stated(arguments, study.RUN_FLAGS)
+    output = Path(words.output_dir)
+    blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
+    if blocking is not None:
+        raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
     words, stated, notes = study.translated(words, stated, world_size or words.world_size)
     _check_words(words, stated, world_size)
     file = study.read_file(words.config) if words.config else StudyFile()
@@ -91,7 +95,7 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     check(run, steps_known=words.epochs is None)
     return Request(
         run=run,
-        output_dir=Path(words.output_dir),
+        output_dir=output,
         stated=said,
         epochs=words.epochs,
         store=data.store,
