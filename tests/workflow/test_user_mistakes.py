@@ -212,7 +212,7 @@ MISTAKES = [
     Mistake(
         "tables that are not there",
         "tokenscale report figure loss_over_time --tables results/tables/ways --output o",
-        ("results/tables/ways", "snakemake -f results/tables/ways/runs.parquet"),
+        ("results/tables/ways", "&& snakemake -f results/tables/ways/runs.parquet"),
     ),
     Mistake(
         "an unknown figure to draw",
@@ -230,6 +230,24 @@ MISTAKES = [
     Mistake("a report that is none", "tokenscale diff config config", ("config",)),
     Mistake("verify what is not there", "tokenscale verify nope.svg", ("nope.svg",)),
     Mistake("track what is no run", "tokenscale track config --to tensorboard --output o", ("config",)),
+    Mistake(
+        "a checkpoint's record without a run",
+        "tokenscale evaluate --checkpoint ck",
+        ("ck/checkpoint.json",),
+        file("ck/checkpoint.json", "{}"),
+    ),
+    Mistake(
+        "a run table of something else",
+        "tokenscale ingest --experiment m.json --output o",
+        ("m.json",),
+        file("m.json", '{"runs": [1]}'),
+    ),
+    Mistake(
+        "a download of what is here", "tokenscale download --settings {} --output o/manifest.json", ("docstrings",)
+    ),
+    Mistake(
+        "an unknown model to time", "tokenscale benchmark training --models gpt-tiny", ("did you mean 'gpt2-tiny'",)
+    ),
     Mistake(
         "an unknown tracker",
         "tokenscale track config --to tensorbord --output o",
@@ -401,7 +419,7 @@ def test_a_damaged_table_is_named_with_the_command_that_restores_it(
     arguments = ["report", "figure", "loss_over_time", "--tables", folder, "--output", "o"]
     told = refused(capsys, arguments, untouched=tmp_path)
     assert f"{folder}/{table}.parquet" in told
-    assert "snakemake -f results/tables/demo/runs.parquet" in told
+    assert "rm -rf results/tables/.demo.kept && snakemake -f results/tables/demo/runs.parquet" in told
 
 
 def test_a_figures_path_may_have_an_ending(tables_folder, tmp_path):

@@ -17,7 +17,7 @@ from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.stores import rows as store_rows
 from tokenscale.analysis.translations import bleu_columns
 from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
+from tokenscale.files import check_types, read_json, understood, write_json
 from tokenscale.records import provenance
 
 Row = dict[str, Any]
@@ -49,11 +49,15 @@ def ingest(
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
     lists two runs as the same repeat.
     """
-    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
+    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment} --cores 2")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
         raise UserError(
             "this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"'
         )
+    with understood(experiment, "experiment's run table", next=f"snakemake -f {experiment} --cores 2"):
+        check_types(table, {"experiment": str})
+        for entry in table["runs"]:
+            check_types(entry, {"run_id": str})
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
         twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]

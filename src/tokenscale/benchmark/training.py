@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tokenscale.batches.batch import Batch
-from tokenscale.errors import UserError
+from tokenscale.errors import UserError, unknown
 from tokenscale.files import write_json
 from tokenscale.formats.labels import IGNORED
 from tokenscale.models.convert_hf import to_hf
@@ -53,6 +53,9 @@ def measure(
     Raises UserError where `transformers` is missing, and where the arms do not compute the same loss. The Trainer needs
     `accelerate`; without it that arm is left out, which the result says.
     """
+    for model in models:
+        if model not in PRESETS:
+            raise unknown("model preset", model, PRESETS, flag="--models")
     result: dict[str, Any] = {
         "settings": {
             **{"sequence_length": sequence_length, "rows": rows, "vocabulary_size": vocabulary_size},

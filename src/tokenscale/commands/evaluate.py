@@ -18,7 +18,7 @@ from tokenscale.corpus.reader import RawText
 from tokenscale.errors import UserError, unknown
 from tokenscale.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
 from tokenscale.evaluation.translation import Translation, held_out_pairs, translate
-from tokenscale.files import canonical_json, read_json
+from tokenscale.files import canonical_json, read_json, understood
 from tokenscale.formats.documents import encode_documents
 from tokenscale.formats.manifest import located, open_store, read_store_manifest
 from tokenscale.formats.packed import PackedStore
@@ -149,8 +149,10 @@ def evaluate_bleu(
 
 
 def _trained_on(checkpoint: Path) -> str:
-    record = read_json(checkpoint / RECORD, "checkpoint's record")
-    return RunSettings.from_json(canonical_json(record["run"])).corpus.name
+    path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
+    record = read_json(path, "checkpoint's record", next=hint)
+    with understood(path, "checkpoint's record", next=hint):
+        return RunSettings.from_json(canonical_json(record["run"])).corpus.name
 
 
 def evaluate_store(

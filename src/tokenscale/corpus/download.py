@@ -26,6 +26,14 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     """
     directory = Path(directory)
     source = settings.source
+    if source.kind not in DOWNLOADS:
+        raise UserError(
+            "this corpus' source needs no download.",
+            key="source.kind",
+            found=source.kind,
+            expected=", ".join(DOWNLOADS),
+            next="python -m tokenscale corpus --help makes the corpus",
+        )
     module = importlib.import_module(DOWNLOADS[source.kind])
     with locked(directory, f"the download of {settings.name}"):
         record_path = directory / RECORD
