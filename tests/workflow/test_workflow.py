@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import planted
+from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
@@ -178,3 +180,19 @@ def edges(text):
     """(rule, rule) for each arrow of a Mermaid graph, whatever its nodes are called."""
     names = dict(re.findall(r"(id\d+)\[+\"?([\w ]+?)\"?\]+", text))
     return {(names.get(a, a), names.get(b, b)) for a, b in re.findall(r"(\w+) *--> *(\w+)", text)}
+
+
+def test_the_command_for_a_damaged_table_restores_it(copy, monkeypatch, capsys):
+    """The damage keeps the file's size, and what ingest keeps for its next call is the same file by another link."""
+    monkeypatch.chdir(copy.root)
+    path = Path("results/tables/ways/steps.parquet")
+    before = path.read_bytes()
+    with open(path, "r+b") as file:
+        file.write(bytes(len(before)))
+    arguments = ["report", "figure", "loss_over_time", "--tables", "results/tables/ways", "--output", "o"]
+    told = refused(capsys, arguments)
+    remove, _, again = told.split("  next    ")[1].strip().partition(" && snakemake ")
+    assert remove == "rm -rf results/tables/.ways.kept"
+    shutil.rmtree(remove.split()[-1])
+    copy.snakemake(*again.split())
+    assert path.read_bytes() == before
