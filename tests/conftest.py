@@ -132,6 +132,7 @@ LONGEST = [
     "unit/test_advise.py",
     "unit/test_benchmark_peers.py",
     "unit/test_doctor_command.py",
+    "workflow/test_user_mistakes.py",
     "workflow/test_workflow.py",
     "workflow/test_submission.py",
     "workflow/test_links.py",
