@@ -87,7 +87,8 @@ def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
         elif block.language == "diff" and not block.path:
             found.append(f"{block.place}: name the file behind the language")
     for entry in [*planned["listed"], *planned["blocks"]]:
-        matching = [b.place for b in blocks if b.document == entry["document"] and entry["block"] in b.text]
+        there = [b for b in blocks if b.document == entry["document"] and b.language not in SHOWN]
+        matching = [b.place for b in there if entry["block"] in b.text]
         if len(matching) != 1:
             found.append(f"blocks.yaml: {entry['document']}, {entry['block']!r} is part of {matching or 'no block'}")
     texts = [block.text for block in blocks if block.language in RUN]
