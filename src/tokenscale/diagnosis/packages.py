@@ -49,6 +49,7 @@ PACKAGES = (
     Package("sacrebleu", "sacrebleu", "report", "BLEU"),
     Package("pytest", "pytest", "test"),
     Package("pytest-xdist", "xdist", "test"),
+    Package("markdown-it-py", "markdown_it", "test"),
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
