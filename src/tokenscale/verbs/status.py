@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         from tokenscale.settings.calls import PLAIN
 
         call = configuration.call_of(arguments)
-        if call == PLAIN and (last := calls.last()) is not None:
+        if call == PLAIN and (last := calls.last() or PLAIN) != PLAIN:
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
         print(stale.stale(arguments.stale, call))
