@@ -420,7 +420,9 @@ def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stop
     (experiments / "numbered.yaml").write_text(
         json.dumps(demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}})
     )
-    (experiments / "compared.yaml").write_text(json.dumps(demo | {"factors": {"corpus": ["docstrings", "tinystories"]}}))
+    (experiments / "compared.yaml").write_text(
+        json.dumps(demo | {"factors": {"corpus": ["docstrings", "tinystories"]}})
+    )
     values = read_yaml(ROOT / "config/config.yaml") | {"experiments_folder": str(experiments)}
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]

@@ -253,28 +253,5 @@ for name in USABLE:
             lambda w, name=name: figure_files([name]),
 
 
-def report_missing():
-    """At the end of a call, list missing files that no job of the call makes; record the report's files for `status`."""
-    if NOW or workflow.scheduler is None:
-        say_missing(LEFT_OUT)
-        return
-    run = set(workflow.dag.needrun_jobs(exclude_finished=False))
-    jobs = [job for job in workflow.dag.jobs if job.output]
-    left = [list(job.output) for job in jobs if job not in run]
-    done = [
-        list(job.output)
-        for job in jobs
-        if job in run and all(map(os.path.exists, job.output))
-    ]
-    if not (workflow.dryrun and run):
-        missing.write_record(left + done, dry_run.snakemake(call))
-    say_missing(missing.missing_of(left))
-
-
-def say_missing(files):
-    if note := missing.Missing(sorted(files), dry_run.snakemake(call)).render():
-        print(note, file=sys.stderr, flush=True)
-
-
 if workflow.is_main_process:
     atexit.register(report_missing)

@@ -131,9 +131,13 @@ def snakemake(call: Call) -> str:
 
 
 def _refused(text: str, command: str) -> UserError:
-    own = re.search(r"^tokenscale: (.*)", text, re.MULTILINE | re.DOTALL)
+    own = re.search(r"^tokenscale: (.*)((?:\n  .*)*)", text, re.MULTILINE)
     if own:  # a mistake in the configuration: the workflow's message says it all
-        return UserError(own[1].strip())
+        facts: dict[str, str] = {}
+        for label, fact in re.findall(r"^  (\S*) +(.*)", own[2], re.MULTILINE):  # no label: the fact above goes on
+            label = label or list(facts)[-1]
+            facts[label] = "\n".join([*([facts[label]] if label in facts else []), fact])
+        return UserError(own[1], **facts)
     said = text.partition("Building DAG of jobs...")[2] or text
     return UserError("Snakemake cannot plan this.", snakemake="\n".join(said.strip().splitlines()[-12:]), next=command)
 

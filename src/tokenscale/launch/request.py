@@ -1,5 +1,6 @@
 """The verb `launch`: a run by its id or by its settings, started, printed, or written down for sbatch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tokenscale.settings.run import RunSettings
 
 if TYPE_CHECKING:
     from tokenscale.settings.config import Config
+    from tokenscale.settings.experiments import Run
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ def stated(run: str, output: Path | None, site: str | None, manifests: dict[str,
     return Request(RunSettings.from_json(run), output, manifests, machines.load(site), site)
 
 
-def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[Request]:
-    """Requests for runs of any experiment of the configuration by their ids. `profile`: for the resources of jobs."""
-    from tokenscale.commands.priced import Priced
+def named(
+    run_ids: list[str], profile: str | None, settings: "Config", minutes: Callable[["Run"], int]
+) -> list[Request]:
+    """Requests for runs of any experiment of the configuration by their ids.
+
+    `profile` is for the resources of jobs, `minutes` returns the time limit of a run's job.
+    """
     from tokenscale.settings import profile as profiles
     from tokenscale.settings.manifests import done, manifests_of
 
@@ -58,7 +64,7 @@ def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[R
                 scale=settings.settings.scale,
                 next=f"did you mean {near}?" if near else lists,
             )
-    says, priced = profiles.read(profile)[1] if profile else {}, Priced(settings)
+    says = profiles.read(profile)[1] if profile else {}
     return [
         Request(
             runs[run_id].settings,
@@ -68,7 +74,7 @@ def named(run_ids: list[str], profile: str | None, settings: "Config") -> list[R
             settings.settings.machine,
             says,
             profile,
-            priced.minutes(runs[run_id]),
+            minutes(runs[run_id]),
         )
         for run_id in run_ids
     ]

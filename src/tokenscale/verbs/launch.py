@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.launch import request
 
     if arguments.run is None:
-        requests = request.named(arguments.run_id, arguments.profile, configuration.configuration(arguments))
+        from tokenscale.commands.priced import Priced
+
+        settings = configuration.configuration(arguments)
+        requests = request.named(arguments.run_id, arguments.profile, settings, Priced(settings).minutes)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
         requests = [request.stated(arguments.run, arguments.output, arguments.site, manifests)]

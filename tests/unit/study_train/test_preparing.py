@@ -187,5 +187,5 @@ def test_no_rule_of_the_workflow_depends_on_this():
 
     own = {"study.py", "flags.py", "named.py", "outcome.py"}
     approaches, formats = ([entry.module for entry in table.values()] for table in (BATCHES, FORMATS))
-    for code in (code_of("rank", *approaches), code_of("pretokenize", *formats), code_of("launch")):
+    for code in (code_of("rank", *approaches), code_of("pretokenize", *formats)):
         assert not {Path(file).name for file in code} & own and not any("/commands/" in file for file in code)
