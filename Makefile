@@ -35,8 +35,8 @@ run: $(READY)
 	@echo "report: $(REPORT)"
 
 test: $(READY)
-	$(PYTEST) -m "not experiment" $(HERE)
-	@echo "left out: make experiments-test, make docs-test, make faults-test, make slurm-test"
+	$(PYTEST) -m "not experiment and not long" $(HERE)
+	@echo "left out: make experiments-test, make docs-test, make faults-test, make slurm-test, make long-test"
 	@$(MAKE) --no-print-directory lint
 
 experiments-test: $(READY)
@@ -56,6 +56,7 @@ slurm-test: $(READY)
 	$(PYTEST) tests/slurm
 
 long-test: $(READY)
+	$(PYTEST) -m long $(HERE)
 	$(VENV)/bin/python -m tests.long.wheels
 
 lint: $(READY)

@@ -91,7 +91,6 @@ EXPERIMENTS = {
     "unit/test_report_whole.py",
     "unit/test_study_pretokenize.py",
     "workflow/test_benchmark_workflow.py",
-    "workflow/test_experiments.py",
     "workflow/test_links.py",
     "workflow/test_objectives.py",
     "workflow/test_report.py",
@@ -99,6 +98,8 @@ EXPERIMENTS = {
     "workflow/test_reruns_carried_out.py",
     "workflow/test_submission.py",
 }
+#: `make long-test`: all shipped experiments, cut down, from an empty folder to the report (7 min)
+LONG = {"workflow/test_experiments.py"}
 #: test files that take more than ten seconds, the longest first: `pytest -n 2 --dist loadfile --no-loadscope-reorder`
 #: begins with them. While the first worker builds the project of tests/workflow, the second needs none.
 LONGEST = [
@@ -175,8 +176,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for room in rooms_of(item.path):
             item.add_marker(room)
-        if item.path.is_relative_to(ROOT / "tests") and item.path.relative_to(ROOT / "tests").as_posix() in EXPERIMENTS:
+        name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT / "tests") else ""
+        if name in EXPERIMENTS:
             item.add_marker("experiment")
+        if name in LONG:
+            item.add_marker("long")
     # the longest files first, so that of two workers none is left alone with one of them at the end
     place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
