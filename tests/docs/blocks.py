@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,11 +121,14 @@ class Checkout:
         for name, line in planned["programs"].items():
             self._write(programs / name, f"echo {name} >> {self._called}\n{line}")
         checksum = subprocess.run(
-            "cksum < pyproject.toml | cut -d ' ' -f 1", shell=True, cwd=root, capture_output=True, text=True
+            "cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1", shell=True, cwd=root, capture_output=True, text=True
         )
         (root / f".venv/.ready-{checksum.stdout.strip()}").touch()
+        # short: worker processes name sockets in it, whose paths have at most 107 characters
+        self._temporary = tempfile.TemporaryDirectory(prefix="docs-")
         self.environment = os.environ | {
             "HOME": str(home),
+            "TMPDIR": self._temporary.name,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(root / "src"),
             "HF_HUB_OFFLINE": "1",
