@@ -121,7 +121,11 @@ class Checkout:
         for name, line in planned["programs"].items():
             self._write(programs / name, f"echo {name} >> {self._called}\n{line}")
         checksum = subprocess.run(
-            "cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1", shell=True, cwd=root, capture_output=True, text=True
+            "cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1",
+            shell=True,
+            cwd=root,
+            capture_output=True,
+            text=True,
         )
         (root / f".venv/.ready-{checksum.stdout.strip()}").touch()
         # short: worker processes name sockets in it, whose paths have at most 107 characters
