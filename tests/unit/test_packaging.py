@@ -337,7 +337,7 @@ def test_every_test_file_has_a_room_and_every_room_a_test():
 def test_every_room_is_a_marker():
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "--strict-markers" in options["addopts"]
-    assert {marker.split(":")[0] for marker in options["markers"]} == {*ROOMS, "distributed", "experiment"}
+    assert {marker.split(":")[0] for marker in options["markers"]} == {*ROOMS, "distributed", "experiment", "long"}
 
 
 def test_a_room_can_be_tested_by_its_name():
