@@ -66,7 +66,7 @@ class LogHandler(LogHandlerBase):
         """Print a record of Snakemake's."""
         try:
             self._emit(record)
-        except Exception:
+        except Exception:  # as every handler of logging: a display that fails must not end the workflow
             self.handleError(record)
 
     def _emit(self, record: LogRecord) -> None:

@@ -64,7 +64,7 @@ class Priced:
         return job_minutes(self.price(run), self._config.machine)
 
     def totals(self, run_ids: Iterable[str]) -> dict[str, Total]:
-        """Experiment → what those of its runs take that are asked for; experiments without any are left out.
+        """Experiment → what its requested runs take; experiments without a requested run are left out.
 
         A run that several experiments need counts for the first one.
         """

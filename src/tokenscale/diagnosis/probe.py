@@ -30,7 +30,7 @@ COLLECTIVE_LIMIT_S = 20.0
 
 
 def try_imports() -> dict[str, str]:
-    """Import the packages that need no torch in a child. Module → error text, of those that are there and fail."""
+    """Import the packages that need no torch in a child. Module → error text, for installed modules that fail."""
     names = [p.module for p in PACKAGES if p.module not in ("torch", *WITH_TORCH) and importable(p.module)]
     lines, code = _answers(_child("imports", *names), LIMIT_S)
     errors = {line["module"]: line["error"] for line in lines if "error" in line}

@@ -398,7 +398,7 @@ class Config:
     def usable(self, required: Sequence[str]) -> list[str]:
         """Names of the experiments that this configuration can run. Raises UserError only for `required` ones.
 
-        The others' errors are kept in `unusable`: a file that nobody asked for must not stop other targets. Experiments
+        The others' errors are kept in `unusable`: a file outside the request must not stop other targets. Experiments
         without an overlay for the chosen scale are left out.
         """
         for name in self.available:
