@@ -29,7 +29,7 @@ REPORT := results/report/index.html
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
-	@$(if $(CONFIG),$(VENV)/bin/python -m tokenscale.settings.reading $(CONFIG))
+	@$(if $(CONFIG),$(VENV)/bin/python -m tokenscale.settings.yaml_files $(CONFIG))
 	@if $(SNAKEMAKE) --dry-run $(YOURS) 2>&1 | sed -n '/Nothing to be done/,$$p' | grep .; then :; \
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 	@echo "report: $(REPORT)"

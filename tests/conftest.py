@@ -1,9 +1,4 @@
-"""Which room each test is about: `python -m pytest -m formats` runs the tests of src/tokenscale/formats.
-
-A test file belongs to the room that its name begins with (`test_formats.py`, `test_formats_codec.py`; a verb's name is
-the room `verbs`), or to those that `ROOMS_OF` names. An example in a docstring belongs to the room its file lies in.
-Rooms are markers in pyproject.toml.
-"""
+"""Marks, order and fixtures that all tests share."""
 
 import os
 import sys
@@ -19,53 +14,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 ROOT = Path(__file__).parents[1]
 #: scripts that tests start
 collect_ignore = ["unit/loops", "docs/extended.py"]
-PACKAGE = ROOT / "src/tokenscale"
-#: folders of the package; `files` is files.py and errors.py, `workflow` the rules
-ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")) + ["files", "workflow"]
-VERBS = [p.stem for p in PACKAGE.glob("verbs/*.py") if p.stem != "__init__"]
-
-#: test files whose names do not say it, by how their paths below tests/ begin
-ROOMS_OF = {
-    "distributed/test_data_parallel.py": ["parallel"],
-    "distributed/test_communication.py": ["parallel"],
-    "distributed/test_ending.py": ["parallel", "launch"],
-    "distributed/test_layout_checkpoints.py": ["parallel", "training"],
-    "distributed/test_memory.py": ["costs", "training", "parallel"],
-    "distributed/test_parity.py": ["parallel"],
-    "distributed/test_starters.py": ["launch", "parallel"],
-    "distributed/test_stopping.py": ["training", "parallel"],
-    "distributed/test_study_commands.py": ["commands", "parallel"],
-    "distributed/test_train_flags.py": ["commands", "settings"],
-    "distributed/test_training.py": ["training", "parallel", "evaluation"],
-    "docs/": ["verbs", "workflow"],
-    "faults/": ["training", "launch"],
-    "slurm/": ["launch", "workflow"],
-    "unit/convert/": ["commands", "formats"],
-    "unit/study_train/": ["commands", "settings"],
-    "unit/test_attention.py": ["models"],
-    "unit/test_bad_input_corpus.py": ["corpus"],
-    "unit/test_bad_input_settings.py": ["settings", "launch"],
-    "unit/test_bad_input_stores.py": ["formats", "tokenizer", "corpus"],
-    "unit/test_closure.py": ["settings"],
-    "unit/test_config.py": ["settings"],
-    "unit/test_docs_concepts.py": ["costs", "parallel"],
-    "unit/test_doctor_": ["diagnosis"],
-    "unit/test_download.py": ["corpus"],
-    "unit/test_figures.py": ["report"],
-    "unit/test_ingest": ["analysis"],
-    "unit/test_losses.py": ["models"],
-    "unit/test_objectives": ["models", "training", "evaluation"],
-    "unit/test_packaging.py": ["verbs"],
-    "unit/test_packing.py": ["order"],
-    "unit/test_prose.py": ["benchmark"],
-    "unit/test_security.py": ["files", "workflow", "records", "analysis"],
-    "unit/test_sources.py": ["corpus"],
-    "unit/test_sql": ["analysis"],
-    "unit/test_stale.py": ["diagnosis"],
-    "unit/test_statistics.py": ["analysis"],
-    "unit/test_study_pretokenize.py": ["commands", "formats"],
-    "unit/test_training.py": ["training", "models", "evaluation"],
-}
 #: whole trainings, reports, commands, benchmarks, trackers, as users run them: `make experiments-test`. One experiment
 #: from end to end (workflow/test_workflow.py) and the parity of layouts stay with the units
 EXPERIMENTS = {
@@ -151,31 +99,9 @@ LONGEST = [
 ]
 
 
-def rooms_of(path: Path) -> list[str]:
-    """The rooms that a test file, or a file with examples in its docstrings, is about. Empty when nothing says it."""
-    if path.is_relative_to(PACKAGE):
-        inside = path.relative_to(PACKAGE)
-        if len(inside.parts) > 1:
-            return [inside.parts[0]]
-        return ["verbs"] if inside.stem in ("cli", "__main__") else ["files"]
-    if not path.is_relative_to(ROOT / "tests"):
-        return []
-    inside = path.relative_to(ROOT / "tests")
-    for start, rooms in ROOMS_OF.items():
-        if inside.as_posix().startswith(start):
-            return rooms
-    if inside.parts[0] == "workflow":
-        return ["workflow"]
-    name = inside.stem.removeprefix("test_")
-    rooms = [room for room in ROOMS if f"{name}_".startswith(f"{room}_")]
-    return rooms or ["verbs"] * any(f"{name}_".startswith(f"{verb}_") for verb in VERBS)
-
-
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
     for item in items:
-        for room in rooms_of(item.path):
-            item.add_marker(room)
         name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT / "tests") else ""
         if name in EXPERIMENTS:
             item.add_marker("experiment")
@@ -197,7 +123,7 @@ def pytest_runtest_setup(item):
 def tekken_folder(tmp_path_factory):
     """The folder of the tokenizer Tekken, made once for all workers. Nobody may change it."""
     pytest.importorskip("mistral_common")
+    from tokenscale.data.tokenizers.build import build
     from tokenscale.settings.data import TokenizerSettings
-    from tokenscale.tokenizer.build import build
 
     return once(tmp_path_factory, "tekken", lambda folder: build(TokenizerSettings(), folder))

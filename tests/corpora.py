@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenscale.batches.batch import Batch, Batches
-from tokenscale.batches.open import open_batches
-from tokenscale.corpus.build import build_from, split_of
-from tokenscale.formats.write import write
-from tokenscale.order.digest import MODULUS
+from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.corpus.build import build_from, split_of
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.stores.write import write
+from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
-from tokenscale.tokenizer.build import build as build_tokenizer
 
 if TYPE_CHECKING:
-    from tokenscale.training.loop import Inputs
+    from tokenscale.train.loop import Inputs
 
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
 
@@ -104,7 +104,7 @@ class Lab:
 
     def inputs(self, run: RunSettings) -> "Inputs":
         """The folders that a run reads."""
-        from tokenscale.training.loop import Inputs  # torch, which most who make corpora do without
+        from tokenscale.train.loop import Inputs  # torch, which most who make corpora do without
 
         return Inputs(
             corpus=self.corpus,

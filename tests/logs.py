@@ -4,10 +4,10 @@ import math
 from functools import reduce
 from pathlib import Path
 
-from tokenscale.files import write_json
-from tokenscale.order.digest import MODULUS
-from tokenscale.records import provenance
-from tokenscale.records.events import Writer
+from tokenscale.base.files import write_json
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.runs.records import provenance
+from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings

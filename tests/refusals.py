@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokenscale import cli
+from tokenscale.cli import main as cli
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:

@@ -101,7 +101,7 @@ class Display:
     """Lines about jobs on a stream; on a terminal a status line below them, rewritten every second."""
 
     def __init__(self, stream, counts: dict[str, int]):
-        from tokenscale.diagnosis import progress
+        from tokenscale.cli import snakemake_progress as progress
         from tokenscale.settings.config import TARGETS
 
         self.stream, self.terminal = stream, stream.isatty()

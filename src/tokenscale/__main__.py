@@ -1,3 +1,3 @@
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 
 raise SystemExit(main())

@@ -16,8 +16,8 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import COPIES
 from tokenscale.settings.run import OptimizerSettings, RunSettings
-from tokenscale.training.engine import Engine
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.trainer import Engine
 
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
 SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)

@@ -54,7 +54,7 @@ def _rank(function, rank, world_size, store, queue, arguments):
     import torch
     import torch.distributed as dist
 
-    from tokenscale.parallel.world import World
+    from tokenscale.train.parallel.world import World
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}

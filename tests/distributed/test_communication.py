@@ -16,12 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.distributed.parity import SHAPE
 from tests.distributed.test_parity import Exchanges
 from tests.forks import context
-from tokenscale.batches.batch import Batch
-from tokenscale.parallel.world import World
+from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
-from tokenscale.training.engine import Engine
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.trainer import Engine
 
 pytestmark = pytest.mark.distributed
 LAYERS, LENGTH, MICRO_STEPS, VOCABULARY, WIDTH = 4, 32, 4, 96, 32

@@ -5,18 +5,19 @@ import pytest
 import torch
 
 from tests.distributed.ranks import run_ranks
-from tokenscale.batches.batch import Batch
-from tokenscale.models.decoder import Decoder, initialise
-from tokenscale.models.objective import Objective
-from tokenscale.order.shares import micro_steps, share
-from tokenscale.parallel import data, single
-from tokenscale.parallel.mesh import Mesh
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.order.shares import micro_steps, share
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings
-from tokenscale.training.optimizer import adamw, total_norm, update
-from tokenscale.training.step import backward
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.models.decoder import Decoder, initialise
+from tokenscale.train.models.objective import Objective
+from tokenscale.train.optimizer import adamw, total_norm, update
+from tokenscale.train.parallel import ddp as data
+from tokenscale.train.parallel import single
+from tokenscale.train.parallel.mesh import Mesh
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.step import backward
 
 pytestmark = pytest.mark.distributed
 SHAPE, LENGTH, GLOBAL_BATCH = PRESETS["llama-micro"].with_vocabulary(96), 24, 7

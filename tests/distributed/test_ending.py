@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from tokenscale.launch.ranks import run_ranks
+from tokenscale.runs.launch.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 RANK = """
 import torch, torch.distributed as dist
-from tokenscale.parallel.world import heard_last, join
+from tokenscale.train.parallel.world import heard_last, join
 world = join(3)
 with heard_last(world):
     dist.all_reduce(torch.ones(1))
@@ -23,8 +23,8 @@ with heard_last(world):
 
 ABORTED = """
 import atexit, os, torch
-from tokenscale.errors import UserError
-from tokenscale.parallel.world import World, heard_last
+from tokenscale.base.errors import UserError
+from tokenscale.train.parallel.world import World, heard_last
 atexit.register(os.abort)  # as threads of a process group that nobody parted from do now and then
 print("a line before", end="")
 with heard_last(World(0, {size}, 0, torch.device("cpu"))):

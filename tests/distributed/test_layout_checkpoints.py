@@ -11,10 +11,9 @@ import torch
 from tests.corpora import Lab, make_run
 from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, engine_of, held, on_ranks, run_of, whole
 from tests.distributed.ranks import run_ranks
-from tokenscale.files import read_json
-from tokenscale.order.digest import MODULUS
-from tokenscale.parallel.world import World
-from tokenscale.records.provenance import sealed
+from tokenscale.base.files import read_json
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -25,9 +24,10 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.training.checkpoint import Checkpoint, State, commit, write_rank
-from tokenscale.training.loop import train
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.checkpoint import Checkpoint, State, commit, write_rank
+from tokenscale.train.loop import train
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = pytest.mark.distributed
 

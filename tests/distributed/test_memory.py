@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.distributed.parity import LAYOUTS, SHAPE, engine_of, on_ranks, run_of
-from tokenscale.batches.batch import Batch
 from tokenscale.costs.memory import memory
-from tokenscale.order.shares import share
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.order.shares import share
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.training.memory import Probe
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.memory_probe import Probe
+from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = pytest.mark.distributed
 PARTS = ("parameters", "gradients", "optimizer", "activations")

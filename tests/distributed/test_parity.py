@@ -25,11 +25,11 @@ from tests.distributed.parity import (
 )
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import LENGTH, differentiate
-from tokenscale.parallel.pipeline import Links
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings
-from tokenscale.training.memory import Probe
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.memory_probe import Probe
+from tokenscale.train.parallel.pipeline import Links
+from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = pytest.mark.distributed
 TIED = "GPT-2's parts, its tied embedding among them"

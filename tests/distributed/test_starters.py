@@ -6,8 +6,8 @@ import pytest
 
 from tests import served
 from tests.corpora import Lab, make_run
-from tokenscale.files import read_json
-from tokenscale.launch.start import start
+from tokenscale.base.files import read_json
+from tokenscale.runs.launch.start import start
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.presets import PRESETS

@@ -11,8 +11,8 @@ from tests.distributed.ranks import run_ranks
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
-from tokenscale.training.loop import Training
-from tokenscale.training.stopping import Interrupted
+from tokenscale.train.loop import Training
+from tokenscale.train.signals import Interrupted
 
 TEXTS = ["a rank that is told alone tells the others with the tokens of the next step " * n for n in range(1, 30)]
 

@@ -17,9 +17,9 @@ import pytest
 
 from tests import served
 from tests.corpora import make_corpus, make_tokenizer
-from tokenscale.files import read_json
-from tokenscale.order.digest import MODULUS
-from tokenscale.records.provenance import sealed
+from tokenscale.base.files import read_json
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.run import RunSettings
 
 pytestmark = pytest.mark.distributed

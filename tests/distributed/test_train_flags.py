@@ -18,11 +18,11 @@ import torch
 
 from tests.corpora import make_corpus, make_tokenizer
 from tests.distributed.ranks import run_ranks
-from tokenscale.cli import main
-from tokenscale.parallel.world import World
+from tokenscale.cli import train as verb
+from tokenscale.cli.main import main
 from tokenscale.settings import study
 from tokenscale.settings.run import RunSettings
-from tokenscale.verbs import train as verb
+from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.distributed
 COMMON = "--tokenizer-name bpe --sequence-length 32 --device cpu"
@@ -236,8 +236,8 @@ def train(place, monkeypatch, capsys):
         return 0
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("tokenscale.commands.train.start", start)
-    monkeypatch.setattr("tokenscale.commands.train.told", lambda folder: [])
+    monkeypatch.setattr("tokenscale.cli.train_command.start", start)
+    monkeypatch.setattr("tokenscale.cli.train_command.told", lambda folder: [])
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:
         code = main(["train", *arguments])
@@ -248,7 +248,7 @@ def train(place, monkeypatch, capsys):
 
 def train_rank(world, settings: str, inputs: dict[str, Path], directory: Path) -> None:
     """One rank of a run."""
-    from tokenscale.training import loop
+    from tokenscale.train import loop
 
     loop.train(RunSettings.from_json(settings), loop.Inputs(**inputs), directory, world)
 

@@ -10,11 +10,11 @@ import torch
 
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
-from tokenscale.errors import UserError
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.order.digest import MODULUS
-from tokenscale.records.provenance import sealed
+from tokenscale.base.errors import UserError
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -24,7 +24,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.training.loop import train
+from tokenscale.train.loop import train
 
 pytestmark = pytest.mark.distributed
 STEPS = 8
@@ -132,7 +132,7 @@ def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path
 
 
 def test_a_world_of_another_size_is_refused(monkeypatch):
-    from tokenscale.parallel.world import join
+    from tokenscale.train.parallel.world import join
 
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(UserError, match="world size 4"):
@@ -140,7 +140,7 @@ def test_a_world_of_another_size_is_refused(monkeypatch):
 
 
 def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
-    from tokenscale.parallel.world import World
+    from tokenscale.train.parallel.world import World
 
     run = run_of(model=replace(PRESETS["llama-micro"], vocabulary_size=50))
     with pytest.raises(UserError, match="vocabulary"):

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenscale.training.dpo import BETA, DPO, of_batches, pairs_of
+from tokenscale.train.dpo import BETA, DPO, of_batches, pairs_of
 from torch import nn
 
 import tokenscale
 from tests.corpora import Lab, make_run
 from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
 from tests.distributed.ranks import run_ranks
-from tokenscale.errors import UserError
-from tokenscale.formats.labels import IGNORED
-from tokenscale.parallel.world import World
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores.labels import IGNORED
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
-from tokenscale.training.loop import train
+from tokenscale.train.loop import train
+from tokenscale.train.parallel.world import World
 
 T = 32
 WORLD = World(0, 1, 0, torch.device("cpu"))

@@ -194,8 +194,8 @@ def test_a_substitution_that_no_block_needs_is_found(kind):
         ("console", "$ false", "exit code 1"),
         ("python", "assert __name__ == '__main__'", None),
         ("python", "raise KeyError('here')", "here"),
-        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n line\n+more", None),
-        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n other\n+more", "patch"),
+        ("diff", "--- a/one\n+++ b/one\ntokenscale. -1 +1,2 tokenscale.\n line\n+more", None),
+        ("diff", "--- a/one\n+++ b/one\ntokenscale. -1 +1,2 tokenscale.\n other\n+more", "patch"),
         ("yaml", "key: 1", None),
     ],
 )

@@ -34,56 +34,65 @@ CLOCK = "tests/faults/test_clock.py"
 FOLDER = "tests/unit/test_report_folder.py"
 GUARDS = {
     "a killed process's temporaries are removed": Guard(
-        "files.py", "            left.unlink(missing_ok=True)\n", "            pass\n", "tests/unit/test_launch_lock.py"
+        "base/files.py",
+        "            left.unlink(missing_ok=True)\n",
+        "            pass\n",
+        "tests/unit/test_launch_lock.py",
     ),
     "a killed Snakemake's lock is taken off": Guard(
-        "launch/workflows.py", "            shutil.rmtree(locks)\n", "", LOCKS
+        "runs/launch/workflow_lock.py", "            shutil.rmtree(locks)\n", "", LOCKS
     ),
-    "a living Snakemake's lock stays": Guard("launch/workflows.py", "    if alone and (", "    if (", LOCKS),
+    "a living Snakemake's lock stays": Guard("runs/launch/workflow_lock.py", "    if alone and (", "    if (", LOCKS),
     "a lock of another node stays": Guard(
-        "launch/workflows.py", 'if alone and (not elsewhere or "--unlock" in arguments):', "if alone:", LOCKS
+        "runs/launch/workflow_lock.py", 'if alone and (not elsewhere or "--unlock" in arguments):', "if alone:", LOCKS
     ),
     "a tokenizer has one writer": Guard(
-        "verbs/tokenizer.py",
-        "from tokenscale.launch.lock import held\n",
+        "cli/tokenizer.py",
+        "from tokenscale.runs.launch.lock import held\n",
         "from contextlib import nullcontext\nheld = lambda *a, **k: nullcontext()\n",
         "tests/unit/test_launch_lock.py",
     ),
     "a run has one writer": Guard(
-        "launch/lock.py",
+        "runs/launch/lock.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "tests/unit/test_launch_lock.py",
     ),
-    "content of corpora and stores": Guard("corpus/reader.py", "    if content and (", "    if False and (", MANIFESTS),
-    "sizes of corpora and stores": Guard("corpus/reader.py", "    if found != size:", "    if False:", MANIFESTS),
+    "content of corpora and stores": Guard(
+        "data/corpus/raw_text.py", "    if content and (", "    if False and (", MANIFESTS
+    ),
+    "sizes of corpora and stores": Guard(
+        "data/corpus/raw_text.py", "    if found != size:", "    if False:", MANIFESTS
+    ),
     "a store's manifest hashes itself": Guard(
-        "formats/manifest.py",
+        "data/stores/manifest.py",
         "    if stated != (found := ",
         "    if False and stated != (found := ",
         "tests/unit/test_formats.py",
     ),
-    "schemas of the future": Guard("files.py", "    if not oldest <= version <= newest:", "    if False:", MANIFESTS),
+    "schemas of the future": Guard(
+        "base/files.py", "    if not oldest <= version <= newest:", "    if False:", MANIFESTS
+    ),
     "ids outside of the vocabulary": Guard(
-        "formats/packed.py", "                raise outside(", "                print(", MANIFESTS
+        "data/stores/packed.py", "                raise outside(", "                print(", MANIFESTS
     ),
     "content of checkpoints": Guard(
-        "training/checkpoint.py", "(verify and not _matches(path, stated))", "False", MANIFESTS
+        "train/checkpoint.py", "(verify and not _matches(path, stated))", "False", MANIFESTS
     ),
     "states of other code are not resumed": Guard(
-        "training/checkpoints.py",
+        "train/checkpoints.py",
         'if found.record.get("digest") == self._record.get("digest"):',
         "if True:",
         "tests/faults/test_resume.py::test_states_of_other_code_are_not_resumed",
     ),
     "states of other data are not resumed": Guard(
-        "training/checkpoints.py",
+        "train/checkpoints.py",
         "        if other or found.record",
         "        if False and found.record",
         "tests/faults/test_resume.py::test_a_checkpoint_of_other_data_or_code_is_refused_by_name",
     ),
     "an edited record is not sealed": Guard(
-        "records/provenance.py",
+        "runs/records/provenance.py",
         'record.get("seal") == sha256_text(canonical_json(body))',
         'record.get("seal")',
         "tests/unit/test_launch.py",
@@ -93,8 +102,8 @@ GUARDS = {
     ),
     "only http is read from elsewhere": Guard("settings/data.py", "elif _SCHEME.match(file):", "elif False:", SETTINGS),
     "passwords in addresses": Guard("settings/data.py", "if shown != file:", "if False:", SETTINGS),
-    "messages carry no password": Guard("errors.py", '_PASSWORD.sub("//…@", text)', "text", SECURITY),
-    "secrets of the environment": Guard("records/provenance.py", " and not SECRET.search(k)}", "}", SECURITY),
+    "messages carry no password": Guard("base/errors.py", '_PASSWORD.sub("//…@", text)', "text", SECURITY),
+    "secrets of the environment": Guard("runs/records/provenance.py", " and not SECRET.search(k)}", "}", SECURITY),
     "a ledger's SQL reads its tables alone": Guard(
         "analysis/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY
     ),
@@ -103,7 +112,7 @@ GUARDS = {
         "report/page.py", "autoescape=True", "autoescape=False", "tests/unit/test_report_generations.py"
     ),
     "the world is the run's": Guard(
-        "parallel/world.py", "if size != expected_size:", "if False:", "tests/unit/test_parallel_places.py"
+        "train/parallel/world.py", "if size != expected_size:", "if False:", "tests/unit/test_parallel_places.py"
     ),
     "a broken line is kept apart": Guard(
         "analysis/logs.py",
@@ -112,7 +121,7 @@ GUARDS = {
         "tests/unit/test_ingest_logs.py",
     ),
     "times of a log are by one clock": Guard(
-        "records/events.py",
+        "runs/records/events.py",
         "return self._epoch + mono_s",
         "return time.time()",
         f"{CLOCK}::test_a_training_goes_on_and_its_times_stay_in_order",
@@ -127,15 +136,21 @@ GUARDS = {
         "analysis/compliance.py", "    suspect += _apart(raw, events)\n", "", "tests/unit/test_ingest.py"
     ),
     "files of a time to come are put right": Guard(
-        "launch/workflows.py", "if back_s is not None and (", "if False and (", "tests/unit/test_launch_clock.py"
+        "runs/launch/workflow_lock.py",
+        "if back_s is not None and (",
+        "if False and (",
+        "tests/unit/test_launch_clock.py",
     ),
     "another port is tried": Guard(
-        "launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_port.py"
+        "runs/launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_port.py"
     ),
     "memory that is full is told": Guard(
-        "diagnosis/refused.py", "    return _of_memory(error)\n", "    return None\n", "tests/faults/test_memory.py"
+        "cli/operating_system_errors.py",
+        "    return _of_memory(error)\n",
+        "    return None\n",
+        "tests/faults/test_memory.py",
     ),
-    "messages carry no signature": Guard("errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
+    "messages carry no signature": Guard("base/errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
     "a forged verdict is told": Guard(
         "report/verification_claims.py",
         "rows[name] != found[name]]",
@@ -167,7 +182,7 @@ GUARDS = {
         "tests/unit/test_report.py::test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover",
     ),
     "a rank that stands still is named": Guard(
-        "training/standing.py",
+        "train/watchdog.py",
         "                faulthandler.dump_traceback_later(self.limit_s, file=self._file)",
         "                pass",
         "tests/faults/test_hung.py::test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting",

@@ -12,9 +12,9 @@ from tests.faults.test_resume import interrupted, lab, run_of, series  # noqa: F
 from tests.workflow import forked
 from tests.workflow.conftest import Project, copy_of
 from tokenscale.analysis.ingest import one_run
-from tokenscale.parallel.world import World
-from tokenscale.records import events
-from tokenscale.training.loop import train
+from tokenscale.runs.records import events
+from tokenscale.train.loop import train
+from tokenscale.train.parallel.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 HOUR = 3600.0

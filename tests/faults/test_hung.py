@@ -10,10 +10,10 @@ import pytest
 
 from tests.distributed.ranks import run_ranks
 from tests.faults.test_resume import lab, launch, run_of  # noqa: F401
-from tokenscale.launch import standing
+from tokenscale.runs.launch import hang_report as standing
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
-from tokenscale.training.loop import Training
-from tokenscale.training.standing import CODE
+from tokenscale.train.loop import Training
+from tokenscale.train.watchdog import CODE
 
 
 def reading_for_ever():

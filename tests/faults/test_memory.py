@@ -11,11 +11,11 @@ import torch
 
 from tests import logs
 from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
-from tokenscale import cli
 from tokenscale.analysis.ingest import ingest
-from tokenscale.diagnosis.refused import error_of
-from tokenscale.report import whole
-from tokenscale.training.loop import Training
+from tokenscale.cli import main as cli
+from tokenscale.cli.operating_system_errors import error_of
+from tokenscale.report import build as whole
+from tokenscale.train.loop import Training
 
 HUGE = 1 << 60
 

@@ -17,11 +17,11 @@ import torch
 
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
-from tokenscale.order.digest import MODULUS
-from tokenscale.parallel.world import World
-from tokenscale.records.provenance import sealed
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.tokenizers.load import load as load_tokenizer
+from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -32,10 +32,10 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.tokenizer.load import load as load_tokenizer
-from tokenscale.training.checkpoint import Checkpoint, read_model
-from tokenscale.training.checkpoints import Checkpoints
-from tokenscale.training.loop import Training, train
+from tokenscale.train.checkpoint import Checkpoint, read_model
+from tokenscale.train.checkpoints import Checkpoints
+from tokenscale.train.loop import Training, train
+from tokenscale.train.parallel.world import World
 
 STEPS = 12
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
@@ -330,7 +330,7 @@ def everything(folder: Path) -> None:
 
 def _restate(folder: Path) -> None:
     """Make the hashes fit the files, as somebody who plants one would."""
-    from tokenscale.training.checkpoint import _fingerprint
+    from tokenscale.train.checkpoint import _fingerprint
 
     try:
         rank = read_json(folder / "rank=00000.json")

@@ -17,10 +17,10 @@ def lab(tmp_path_factory):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Stores are written in parts of 20 documents, archives in blocks of 100 ids."""
-    from tokenscale.formats import ranked, writing
+    from tokenscale.data.stores import ranked, writing
 
     monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
 
 

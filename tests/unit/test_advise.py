@@ -11,15 +11,16 @@ import pytest
 
 from tests.corpora import make_corpus
 from tests.workflow.conftest import make_project
-from tokenscale.cli import main
-from tokenscale.commands import advice_estimates, advice_sample
-from tokenscale.commands import advise as command
+from tokenscale.cli import advise_command as command
+from tokenscale.cli import advise_estimates as advice_estimates
+from tokenscale.cli import advise_sample as advice_sample
+from tokenscale.cli.main import main
 from tokenscale.costs import data as costs
-from tokenscale.formats.write import write
-from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.data.order.packing import best_fit_decreasing, cut
+from tokenscale.data.stores.write import write
+from tokenscale.data.tokenizers.build import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.registry import FORMATS
-from tokenscale.tokenizer.build import build
 
 T = 64
 DOCUMENTS = 6_000

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from tests import logs
+from tokenscale.analysis.comparability import refusals, refused, sentences
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.likeness import refusals, refused, sentences
 
 #: a run as the table `runs` has it
 ROW = {

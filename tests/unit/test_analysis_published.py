@@ -12,9 +12,9 @@ import pytest
 
 from tokenscale.analysis import published
 from tokenscale.analysis.published import Row, backtest, by_series, facts, fitted_sizes, points, score, words
-from tokenscale.cli import main
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.errors import UserError
 from tokenscale.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,9 @@ def test_the_files_are_in_the_wheel():
 def test_neither_torch_nor_scipy_is_needed():
     forbidden = ["torch", "transformers", "scipy", "pydantic", "snakemake", "matplotlib"]
     code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
-    code += "from tokenscale.cli import main\nimport tokenscale.analysis.projection\nmain(['predict', '--backtest'])"
+    code += (
+        "from tokenscale.cli.main import main\nimport tokenscale.analysis.projection\nmain(['predict', '--backtest'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

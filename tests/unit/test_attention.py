@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.errors import UserError
-from tokenscale.models.attention import Bounds, attend, choose_kernel
-from tokenscale.models.decoder import Decoder, initialise
-from tokenscale.models.objective import Objective
+from tokenscale.base.errors import UserError
 from tokenscale.settings.model import ModelSettings
+from tokenscale.train.models.attention import Bounds, attend, choose_kernel
+from tokenscale.train.models.decoder import Decoder, initialise
+from tokenscale.train.models.objective import Objective
 
 CUDA = torch.device("cuda")
 #: rows of one length, each as the lengths of its documents

@@ -13,13 +13,13 @@ import pytest
 
 from tests.refusals import refused
 from tests.web import Server
-from tokenscale import cli
-from tokenscale.corpus import build as building
-from tokenscale.corpus import read, sample, url
-from tokenscale.corpus.build import build
-from tokenscale.corpus.download import fetch_corpus
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.cli import main as cli
+from tokenscale.data.corpus import build as building
+from tokenscale.data.corpus import read, sample, url
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 
@@ -196,7 +196,7 @@ def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\0b"])
 def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypatch, name):
-    from tokenscale.corpus import hub
+    from tokenscale.data.corpus import hub
 
     monkeypatch.setattr(hub, "resolve", lambda source, files, recorded: {name: name})
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("nothing is fetched"))

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tests.unit.test_config import BASE, EXPERIMENT, project, with_run
-from tokenscale.errors import UserError
-from tokenscale.launch import processes
-from tokenscale.launch.command import Launch
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import processes
+from tokenscale.runs.launch.command import Launch
 from tokenscale.settings import machine
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_json
-from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.run import RunSettings
+from tokenscale.settings.yaml_files import read_yaml
 
 #: nine lists of nine lists of … : 9**7 values in 400 bytes
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -13,18 +13,18 @@ import torch
 from tests.corpora import HOSTILE, Lab, texts_around
 from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
-from tokenscale.corpus.reader import RawText, read_manifest
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
-from tokenscale.formats.manifest import open_store, read_store_manifest, seal
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.data.corpus.raw_text import RawText, read_manifest
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
+from tokenscale.data.tokenizers.build import build
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer_manifest
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.tokenizer.build import build
-from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer_manifest
-from tokenscale.training.checkpoint import (
+from tokenscale.train.checkpoint import (
     RESUME,
     Checkpoint,
     Piece,
@@ -217,7 +217,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         pq.write_table(table, tmp_path / "made.parquet")
         outside(folder, path, (tmp_path / "made.parquet").read_bytes())
     elif store.format == "packed":
-        from tokenscale.formats.xxh3 import xxh3_64_intdigest
+        from tokenscale.data.stores.xxh3 import xxh3_64_intdigest
 
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
         rows[3, 5] = np.array(wrong).astype("<u2")
@@ -226,7 +226,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         np.save(folder / "checksums.npy", checksums)
         outside(folder, "tokens.bin", rows.tobytes())
     else:
-        from tokenscale.formats.archive import _numbers
+        from tokenscale.data.stores.archive import _numbers
 
         manifest = read_store_manifest(folder)
         count = manifest["different_ids"]

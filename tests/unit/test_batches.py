@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
-from tokenscale.batches.batch import merge_states
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
-from tokenscale.formats.documents import encode_documents
-from tokenscale.formats.labels import IGNORED
-from tokenscale.order.permutation import permute
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.order.permutation import permute
+from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.tokenizers.gate import fuzz
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
 from tokenscale.settings.run import APPROACHES
-from tokenscale.tokenizer.gate import fuzz
-from tokenscale.tokenizer.load import load
 
 T = 16
 PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin]
@@ -241,7 +241,7 @@ def test_a_state_of_another_global_batch_is_a_bug(lab):
 def test_offline_approaches_import_no_tokenizer_package(lab, approach):
     run = make_run(approach, sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.batches.open import open_batches\n"
+        "import sys\nfrom tokenscale.data.batches.open import open_batches\n"
         "from tokenscale.settings.run import RunSettings\n"
         f"b = open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
         "b.next(); print([m for m in ('tokenizers', 'tiktoken', 'mistral_common', 'torch') if m in sys.modules])"
@@ -253,10 +253,10 @@ def test_offline_approaches_import_no_tokenizer_package(lab, approach):
 def test_an_approach_imports_no_other(lab):
     run = make_run("packed", sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.batches.open import open_batches\n"
+        "import sys\nfrom tokenscale.data.batches.open import open_batches\n"
         "from tokenscale.settings.run import RunSettings\n"
         f"open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
-        "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.batches.', 'tokenscale.formats.'))))"
+        "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.data.batches.', 'tokenscale.data.stores.'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for other in ("formats.padded", "formats.token_list", "batches.padd", "batches.streamed", "batches.streams"):
@@ -265,7 +265,7 @@ def test_an_approach_imports_no_other(lab):
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_what_is_missing_is_named(lab, approach):
-    from tokenscale.batches.open import open_batches
+    from tokenscale.data.batches.open import open_batches
 
     with pytest.raises(UserError, match="given"):
         open_batches(make_run(approach, sequence_length=T))
@@ -279,7 +279,7 @@ def test_a_model_with_too_few_embeddings_is_refused(lab, approach):
 
 
 def test_a_store_of_other_text_is_refused(lab, tmp_path):
-    from tokenscale.batches.open import open_batches
+    from tokenscale.data.batches.open import open_batches
 
     other = Lab(tmp_path, ["other text"], vocabulary_size=262)
     run = make_run("packed", sequence_length=T)

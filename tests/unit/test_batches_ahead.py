@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.corpora import HOSTILE, Lab, make_run, same, texts_around
-from tokenscale.batches.ahead import Ahead
+from tokenscale.data.batches.prefetch import Ahead
 from tokenscale.settings.run import APPROACHES
 
 T = 16

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
-from tokenscale.batches.bounds import cu_seqlens, document_ids
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
+from tokenscale.data.batches.document_boundaries import cu_seqlens, document_ids
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
 
 T = 16
 #: rows of T positions, each as the lengths of its pieces; what is left is padding

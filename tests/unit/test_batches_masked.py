@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
-from tokenscale.batches.ahead import Ahead
-from tokenscale.batches.batch import merge_states
-from tokenscale.batches.held_out import read_slice
-from tokenscale.batches.masked import Special, mask_tokens, special_of
-from tokenscale.batches.open import open_batches
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
-from tokenscale.formats.labels import IGNORED
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.batches.held_out import read_slice
+from tokenscale.data.batches.masked import Special, mask_tokens, special_of
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.prefetch import Ahead
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.tokenizers.build import build
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.run import APPROACHES, MaskingSettings, ValidationSettings
-from tokenscale.tokenizer.build import build
 
 V, BOS, EOS, PAD, MASK = 1000, 0, 1, 2, 1000
 OPTIONS = dict(vocabulary_size=V, mask_id=MASK, special_ids=(BOS, EOS, PAD))

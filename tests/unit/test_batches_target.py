@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, make_tokenizer, same
-from tokenscale.batches.held_out import read_slice
-from tokenscale.batches.target import ignore_sources
-from tokenscale.corpus.build import build
-from tokenscale.corpus.reader import PAIR, RawText, read_manifest
-from tokenscale.errors import UserError
-from tokenscale.formats.documents import encode_documents
-from tokenscale.formats.labels import IGNORED
-from tokenscale.formats.manifest import read_store_manifest
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.held_out import read_slice
+from tokenscale.data.batches.target import ignore_sources
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.raw_text import PAIR, RawText, read_manifest
+from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.manifest import read_store_manifest
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings
-from tokenscale.tokenizer.load import load
 
 T = 64
 PAIRS = [(f"ein Haus und {i} B\u00e4ume", f"a house and {i} trees") for i in range(40)]

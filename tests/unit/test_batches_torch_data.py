@@ -12,14 +12,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
-from tokenscale.batches.batch import merge_states
-from tokenscale.batches.bounds import document_ids
-from tokenscale.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip
-from tokenscale.errors import UserError
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.padded import PaddedStore
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.padded import PaddedStore
+from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.run import APPROACHES
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tokenscale.analysis.ingest import ingest
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import analysis
-from tokenscale.errors import UserError
 
 
 @pytest.fixture(scope="module")

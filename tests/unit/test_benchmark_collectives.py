@@ -6,9 +6,9 @@ import statistics
 import pytest
 
 from tokenscale.analysis.scaling_model import fit_link
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import collectives
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.cli.main import main
 
 SIZES = [4096, 32772, 262144]
 

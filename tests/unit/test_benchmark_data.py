@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.corpora import Lab, texts_around
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import data, data_table
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.cli.main import main
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import APPROACHES
@@ -104,7 +104,7 @@ def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, mo
     found, left_out = data.engines.listed(asked, lab.tokenizer, auto="gigatoken")
     assert found == ["tokenizers"] and left_out["gigatoken"] == "it is the engine that auto takes here"
     assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
-    monkeypatch.setattr("tokenscale.tokenizer.engined.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
+    monkeypatch.setattr("tokenscale.data.tokenizers.engined.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
     found, left_out = data.engines.listed(asked, lab.tokenizer, auto="none")
     assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
@@ -162,7 +162,7 @@ def test_pairs_count_alike(measured):
 
 
 def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
-    from tokenscale.formats.padded import PaddedStore
+    from tokenscale.data.stores.padded import PaddedStore
 
     rows = PaddedStore.rows
 

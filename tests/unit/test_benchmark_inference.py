@@ -9,11 +9,11 @@ import pytest
 from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_evaluation_generation import stored
 from tests.unit.test_models_convert import LENGTH, SHAPES
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import inference, inference_table
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.cli.main import main
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
-from tokenscale.tokenizer.load import load
 
 SHORT = InferenceBenchmarkSettings(
     prompts=("once upon a", "<script>"),

@@ -6,8 +6,8 @@ import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.benchmark import pretokenize
-from tokenscale.cli import main
-from tokenscale.corpus.reader import RawText
+from tokenscale.cli.main import main
+from tokenscale.data.corpus.raw_text import RawText
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.corpora import HOSTILE, Lab, texts_around
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import storage
-from tokenscale.errors import UserError
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 
@@ -61,10 +61,10 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
 @pytest.mark.parametrize(
     ("store", "reader", "method"),
     [
-        (StoreSettings("padded", sequence_length=T), "tokenscale.formats.padded.PaddedStore", "rows"),
-        (StoreSettings("token-list"), "tokenscale.formats.token_list.TokenListStore", "chunks"),
-        (StoreSettings("packed", sequence_length=T), "tokenscale.formats.packed.PackedStore", "chunks"),
-        (StoreSettings("archive"), "tokenscale.formats.archive.ArchiveStore", "chunks"),
+        (StoreSettings("padded", sequence_length=T), "tokenscale.data.stores.padded.PaddedStore", "rows"),
+        (StoreSettings("token-list"), "tokenscale.data.stores.token_list.TokenListStore", "chunks"),
+        (StoreSettings("packed", sequence_length=T), "tokenscale.data.stores.packed.PackedStore", "chunks"),
+        (StoreSettings("archive"), "tokenscale.data.stores.archive.ArchiveStore", "chunks"),
     ],
     ids=lambda value: value.format if isinstance(value, StoreSettings) else "",
 )
@@ -89,7 +89,7 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
 
 
 def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
-    from tokenscale.formats import padded
+    from tokenscale.data.stores import padded
 
     right = padded.labels_of
     monkeypatch.setattr(padded, "labels_of", lambda tokens, lengths: right(tokens, lengths=lengths + 1))

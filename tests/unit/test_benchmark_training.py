@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import gpu, training
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
-from tokenscale.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark.workers import Turns, measure
-from tokenscale.errors import UserError
+from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
 
 T = 16
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.files import sha256_file
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
 from tokenscale.settings import closure
 from tokenscale.settings.closure import (
     PACKAGE,
@@ -33,35 +33,35 @@ def names(files):
 
 
 def training(approach):
-    return names(training_code(RunSettings(approach=approach))) - {"launch/ranks.py"}  # what sets processes up
+    return names(training_code(RunSettings(approach=approach))) - {"runs/launch/ranks.py"}  # what sets processes up
 
 
 def test_a_run_depends_on_its_own_approach_only():
-    assert "formats/token_list.py" in training("token-list")
+    assert "data/stores/token_list.py" in training("token-list")
     for approach in (a for a, entry in BATCHES.items() if entry.format != "token-list"):
-        assert "formats/token_list.py" not in training(approach), approach
-    assert "formats/padded.py" not in training("packed")
+        assert "data/stores/token_list.py" not in training(approach), approach
+    assert "data/stores/padded.py" not in training("packed")
 
 
 def test_masking_is_code_of_masked_runs_only():
-    assert "batches/masked.py" in names(training_code(RunSettings(objective="masked")))
-    assert "batches/masked.py" not in names(training_code(RunSettings()))
+    assert "data/batches/masked.py" in names(training_code(RunSettings(objective="masked")))
+    assert "data/batches/masked.py" not in names(training_code(RunSettings()))
 
 
 def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
     layouts = {
         "single": ({}, {"single"}),
-        "ddp": ({"data": 2}, {"data"}),
-        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "data", "exchange"}),
-        "fsdp": ({"shard": 2}, {"fully_sharded"}),
-        "hsdp": ({"data": 2, "shard": 2}, {"fully_sharded"}),
-        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "data", "exchange"}),
-        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "deferred", "single"}),
+        "ddp": ({"data": 2}, {"ddp"}),
+        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "ddp", "collectives"}),
+        "fsdp": ({"shard": 2}, {"fsdp"}),
+        "hsdp": ({"data": 2, "shard": 2}, {"fsdp"}),
+        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "ddp", "collectives"}),
+        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "deferred_weight_grads", "single"}),
     }
     for method, (degrees, files) in layouts.items():
         run = RunSettings(layout=LayoutSettings(**degrees))
         assert run.layout.method == method
-        expected = {f"parallel/{file}.py" for file in files}
+        expected = {f"train/parallel/{file}.py" for file in files}
         if "pipeline" in files:
             expected |= {"costs/partition.py", "costs/schedules.py"}
         assert names(layout_code(run)) == expected, method
@@ -93,14 +93,21 @@ def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them()
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     code = training("packed")
-    assert {"training/loop.py", "models/decoder.py", "order/permutation.py", "records/events.py"} <= code
-    assert not [f for f in code if f.startswith(("report/", "analysis/", "launch/", "corpus/build", "benchmark/"))]
-    assert not code & {"cli.py", "errors.py", "settings/config.py", "settings/validate.py", "settings/experiments.py"}
+    assert {"train/loop.py", "train/models/decoder.py", "data/order/permutation.py", "runs/records/events.py"} <= code
+    elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/")
+    assert not [f for f in code if f.startswith(elsewhere)]
+    assert not code & {
+        "cli/main.py",
+        "base/errors.py",
+        "settings/config.py",
+        "settings/validate.py",
+        "settings/experiments.py",
+    }
 
 
 def test_only_models_of_transformers_depend_on_the_code_for_them():
     runs = {name: RunSettings(model=PRESETS[name]) for name in ("llama-tiny", "gpt2-tiny", "distilbert-tiny")}
-    found = {name: "models/library.py" in names(training_code(run)) for name, run in runs.items()}
+    found = {name: "train/models/library.py" in names(training_code(run)) for name, run in runs.items()}
     assert found == {"llama-tiny": False, "gpt2-tiny": False, "distilbert-tiny": True}
 
 
@@ -139,7 +146,7 @@ for approach, name in {batches!r}.items():
 @pytest.fixture(scope="module")
 def loaded():
     """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
-    common = ["tokenscale.verbs.rank", "tokenscale.training.loop", PARALLEL["ddp"]]
+    common = ["tokenscale.cli.rank", "tokenscale.train.loop", PARALLEL["ddp"]]
     code = LOADED.format(common=common, batches={approach: entry.module for approach, entry in BATCHES.items()})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -151,7 +158,7 @@ def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
     code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZERS["bpe"]))
-    assert found and found - code <= {"errors.py", "settings/registry.py"}
+    assert found and found - code <= {"base/errors.py", "settings/registry.py"}
 
 
 def test_a_new_registry_entry_or_preset_is_nobodys_code():
@@ -183,7 +190,7 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
         assert (found, named) == (set(imports) & found, read), path
         more |= {(path.name, name) for name in set(imports) - found}
     # what is written there as a text, another process runs
-    assert more == {("pretokenize.py", "tokenscale.tokenizer.load")}
+    assert more == {("pretokenize.py", "tokenscale.data.tokenizers.load")}
 
 
 # Listings
@@ -193,8 +200,8 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
 def project(tmp_path, monkeypatch):
     """A working folder with a package of two modules, one importing the other."""
     package = tmp_path / "src/tokenscale"
-    (package / "verbs").mkdir(parents=True)
-    (package / "verbs/rank.py").write_text("import tokenscale.one\n")
+    (package / "cli").mkdir(parents=True)
+    (package / "cli/rank.py").write_text("import tokenscale.one\n")
     (package / "one.py").write_text("a = 1\n")
     monkeypatch.setattr(closure, "PACKAGE", package)
     monkeypatch.chdir(tmp_path)
@@ -206,13 +213,13 @@ def listed():
     for function in (closure._listing, closure._paths, closure._closure, closure._file, closure._read):
         function.cache_clear()
     closure._named_sha256.cache_clear()
-    return Path(listing("tokenscale.verbs.rank"))
+    return Path(listing("tokenscale.cli.rank"))
 
 
 def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
     path = listed()
     assert path.parts[:2] == ("results", "code") and path.name == "sources.json"
-    assert list(json.loads(path.read_text())["files"]) == ["tokenscale/one.py", "tokenscale/verbs/rank.py"]
+    assert list(json.loads(path.read_text())["files"]) == ["tokenscale/cli/rank.py", "tokenscale/one.py"]
     before, text = path.stat().st_mtime_ns, path.read_bytes()
     os.utime(project / "one.py", (2e9, 2e9))
     assert listed().stat().st_mtime_ns == before
@@ -247,7 +254,7 @@ def test_what_a_job_ran_with_is_compared_with_what_is_there_now(project):
 
 
 def test_a_first_listing_is_as_old_as_its_newest_file_and_a_changed_one_is_new(project):
-    for name, seconds in (("one.py", 1000), ("verbs/rank.py", 2000)):
+    for name, seconds in (("one.py", 1000), ("cli/rank.py", 2000)):
         os.utime(project / name, (seconds, seconds))
     path = listed()
     assert path.stat().st_mtime == 2000

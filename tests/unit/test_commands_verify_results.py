@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from tests.corpora import HOSTILE, Lab, make_run
-from tokenscale import cli
-from tokenscale.commands.verify_results import verify_results
-from tokenscale.files import read_json, write_json
-from tokenscale.records import provenance
+from tokenscale.base.files import read_json, write_json
+from tokenscale.cli import main as cli
+from tokenscale.cli.verify_results import verify_results
+from tokenscale.runs.records import provenance
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.training.checkpoint import Piece, State, commit, write_rank
-from tokenscale.training.record import log_hashes
+from tokenscale.train.checkpoint import Piece, State, commit, write_rank
+from tokenscale.train.record import log_hashes
 
 STORES = {
     "packed": StoreSettings("packed"),

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import merge
-from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.scales import SCALES
+from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
 

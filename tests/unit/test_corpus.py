@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus
-from tokenscale.corpus import docstrings
-from tokenscale.corpus import read as read_module
-from tokenscale.corpus.build import build, build_from
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import docstrings
+from tokenscale.data.corpus import read as read_module
+from tokenscale.data.corpus.build import build, build_from
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
 
 TEXTS = [f"document number {i}, {'word ' * (i % 13)}" for i in range(300)]
@@ -71,7 +71,7 @@ def test_cleaning_counts_every_fate(tmp_path):
 
 
 def test_shards_hold_a_bounded_number_of_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.corpus.build.SHARD_DOCUMENTS", 64)
+    monkeypatch.setattr("tokenscale.data.corpus.build.SHARD_DOCUMENTS", 64)
     corpus = make_corpus(tmp_path, TEXTS, row_group_rows=10)
     files = json.loads((corpus / "manifest.json").read_text())["splits"]["train"]["files"]
     assert [f["rows"] for f in files] == [64, 64, 64, 64, 44]
@@ -157,7 +157,7 @@ def test_a_manifest_from_the_future_is_refused(tmp_path):
 
 
 def test_memory_for_random_access_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.corpus.reader.CACHE_BYTES", 2000)
+    monkeypatch.setattr("tokenscale.data.corpus.raw_text.CACHE_BYTES", 2000)
     text = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10))
     assert [text.text(i * 37 % 300) for i in range(600)] == [TEXTS[i * 37 % 300] for i in range(600)]
     assert text._cached_bytes <= 2000 and len(text._cache) < 10

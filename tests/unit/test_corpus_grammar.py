@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from tokenscale.corpus import grammar
-from tokenscale.corpus import grammar_words as words
-from tokenscale.corpus.build import build
-from tokenscale.corpus.reader import PAIR, RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import grammar
+from tokenscale.data.corpus import grammar_words as words
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 SOURCE = SourceSettings("grammar", documents=3000, held_out=300)

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.web import Server
-from tokenscale.corpus import fetched, files, fingerprint
-from tokenscale.corpus.build import build
-from tokenscale.corpus.download import fetch_corpus
-from tokenscale.corpus.reader import PAIR, RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import fetched, files, fingerprint
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 PAIRS = [("ein Haus", "a house"), ("zwei  B\u00e4ume ", "two trees"), ("drei\u2028Wege", "three\x85ways")]

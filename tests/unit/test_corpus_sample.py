@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenscale.corpus import sample as module
-from tokenscale.corpus.sample import sample
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import sample as module
+from tokenscale.data.corpus.sample import sample
 from tokenscale.settings.data import SourceSettings
 
 LINES = SourceSettings(kind="files")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenscale.costs import data as costs
-from tokenscale.order.packing import best_fit_decreasing, cut
+from tokenscale.data.order.packing import best_fit_decreasing, cut
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array)
 T = st.integers(1, 20)

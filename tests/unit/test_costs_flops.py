@@ -15,8 +15,8 @@ from tokenscale.costs.flops import (
     weights,
 )
 from tokenscale.costs.peaks import PEAKS, peak_flops
-from tokenscale.models.build import build
 from tokenscale.settings.presets import PRESETS
+from tokenscale.train.models.build import build
 
 FULL, CAUSAL = Convention.FULL, Convention.CAUSAL
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenscale.costs.prices import Price, Rows, fewest_useful, job_minutes, most_rows, price, store_bytes, total
-from tokenscale.order.packing import cut, pack
+from tokenscale.data.order.packing import cut, pack
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tokenscale.diagnosis.design import Design, Text, epochs_of, objections
+from tokenscale.cli.check_design import Design, Text, epochs_of, objections
 from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge, order, set_dotted
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import from_dict

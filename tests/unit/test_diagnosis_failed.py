@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from tokenscale import cli
-from tokenscale.diagnosis.failed import parse
+from tokenscale.cli import main as cli
+from tokenscale.cli.status_failed import parse
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 OWN = f"results/logs/train/{RUN}.log"

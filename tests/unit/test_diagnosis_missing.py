@@ -1,6 +1,6 @@
 """Deleted files of the report: what counts as missing, and the command that restores it."""
 
-from tokenscale.diagnosis.missing import MOST_LISTED, PAGE, RECORD, Missing, missing, write_record
+from tokenscale.cli.status_missing import MOST_LISTED, PAGE, RECORD, Missing, missing, write_record
 
 FIGURE = [f"results/figures/demo/loss.{kind}" for kind in ("svg", "csv")]
 STORE = ["results/tokens/web/bpe/packed/manifest.json"]

@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 import snakemake_logger_plugin_tokenscale as plugin
-from tokenscale.diagnosis.progress import Lines, Progress, recorded_jobs
+from tokenscale.cli.snakemake_progress import Lines, Progress, recorded_jobs
 
 ROOT = Path(__file__).parents[2]
 

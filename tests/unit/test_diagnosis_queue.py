@@ -7,8 +7,9 @@ from datetime import datetime
 import pytest
 
 from tests.machines import program
-from tokenscale import cli
-from tokenscale.diagnosis import overview, queue
+from tokenscale.cli import main as cli
+from tokenscale.cli import status_overview as overview
+from tokenscale.cli import status_queue as queue
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 #: SLURM's reason → what must be in its explanation

@@ -13,13 +13,13 @@ from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.memory import largest
 from tokenscale.costs.schedules import bubble, in_flight, schedule
-from tokenscale.order.shares import micro_steps
+from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.config import Config
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.run import RunSettings
+from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/concepts.md").read_text()

@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from tests.machines import asked
-from tokenscale.diagnosis import capacity, machine
-from tokenscale.records import control_groups
+from tokenscale.cli import doctor_capacity as capacity
+from tokenscale.cli import doctor_machine as machine
+from tokenscale.runs.records import control_groups
 
 
 def group_tree(root, lines, files):

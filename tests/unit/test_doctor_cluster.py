@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from tests.machines import ROOT, asked, program
-from tokenscale.diagnosis import cluster, machine
+from tokenscale.cli import doctor_cluster as cluster
+from tokenscale.cli import doctor_machine as machine
 
 
 @pytest.fixture

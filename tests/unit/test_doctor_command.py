@@ -10,12 +10,14 @@ import time
 import pytest
 
 from tests.machines import ROOT, STAGES
-from tokenscale.diagnosis import doctor, packages, probe
+from tokenscale.cli import doctor_command as doctor
+from tokenscale.cli import doctor_probe as probe
+from tokenscale.cli import packages
 
 
 def run_doctor(*arguments, without=(), cwd=ROOT, **environment):
     code = f"import sys\nfor name in {list(without)!r}: sys.modules[name] = None\n"
-    code += f"from tokenscale.cli import main\nsys.exit(main({['doctor', *arguments]!r}))"
+    code += f"from tokenscale.cli.main import main\nsys.exit(main({['doctor', *arguments]!r}))"
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=cwd,
@@ -109,8 +111,8 @@ def test_the_packages_of_a_conclusion_are_enough_for_it():
     """The report's code imports with its packages alone, `doctor` with none: the others are made unimportable."""
     report = [p.module for p in packages.PACKAGES if p.group == "report"] + ["numpy", "pyarrow"]
     for allowed, modules in (
-        (report, ["analysis.ingest", "report.page", "report.pdf", "report.save", "verbs.ingest", "verbs.report"]),
-        ([], ["diagnosis.doctor", "verbs.doctor", "cli"]),
+        (report, ["analysis.ingest", "report.page", "report.pdf", "report.save", "cli.ingest", "cli.report"]),
+        ([], ["cli.doctor_command", "cli.doctor", "cli.main"]),
     ):
         forbidden = [p.module for p in packages.PACKAGES if p.module not in allowed]
         code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.machines import GPU, STAGES, TORCH, asked, program
-from tokenscale.diagnosis import computing, machine
+from tokenscale.cli import doctor_computing as computing
+from tokenscale.cli import doctor_machine as machine
 
 DRIVER = {"names": ["NVIDIA H200"], "version": "570.1", "text": ""}
 NO_DRIVER = {"names": [], "version": "", "text": "no driver of a GPU is found (nvidia-smi)"}

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.machines import GPU
-from tokenscale.diagnosis import doctor, packages
-from tokenscale.diagnosis.finding import Finding
+from tokenscale.cli import doctor_command as doctor
+from tokenscale.cli import packages
+from tokenscale.cli.doctor_finding import Finding
 
 
 def all_well():

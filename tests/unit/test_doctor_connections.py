@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from tests.machines import asked
-from tokenscale.diagnosis import connections, machine
+from tokenscale.cli import doctor_connections as connections
+from tokenscale.cli import doctor_machine as machine
 
 
 @pytest.mark.parametrize("blocked, verdict", [((), "ok"), (("::1",), "ok"), (("127.0.0.1",), "no")])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.machines import asked
-from tokenscale.diagnosis import folders, machine
+from tokenscale.cli import doctor_folders as folders
+from tokenscale.cli import doctor_machine as machine
 
 
 def test_a_good_folder_passes_every_trial_and_is_left_empty(tmp_path):

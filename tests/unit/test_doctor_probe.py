@@ -4,7 +4,8 @@ import subprocess
 import sys
 import time
 
-from tokenscale.diagnosis import packages, probe
+from tokenscale.cli import doctor_probe as probe
+from tokenscale.cli import packages
 
 
 def test_children_tell_broken_crashing_and_chatty_packages_apart(monkeypatch, tmp_path):
@@ -27,7 +28,7 @@ def test_children_tell_broken_crashing_and_chatty_packages_apart(monkeypatch, tm
 def test_torch_is_imported_by_the_ranks_alone(monkeypatch):
     """It takes 2 s of a core: the child that imports the other packages does not need it."""
     names = [p.module for p in packages.PACKAGES if p.module not in ("torch", *probe.WITH_TORCH)]
-    code = f"import sys\nfrom tokenscale.diagnosis import probe\nprobe.imports({names!r})\n"
+    code = f"import sys\nfrom tokenscale.cli import doctor_probe\ndoctor_probe.imports({names!r})\n"
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.machines import asked
-from tokenscale.diagnosis import process
-from tokenscale.launch.ranks import run_ranks
+from tokenscale.cli import doctor_process as process
+from tokenscale.runs.launch.ranks import run_ranks
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What `doctor` says of the project's folder and its configuration."""
 
 from tests.machines import asked
-from tokenscale.diagnosis import project
+from tokenscale.cli import doctor_project as project
 
 
 def test_outside_of_the_project_there_is_no_demo(monkeypatch, tmp_path):

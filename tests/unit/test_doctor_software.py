@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from tests.machines import TORCH, asked, program
-from tokenscale.diagnosis import packages, software
+from tokenscale.cli import doctor_software as software
+from tokenscale.cli import packages
 
 
 @pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.1", "ok"), ("3.15.0", "no")])
@@ -40,7 +41,7 @@ def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
     assert set(ours) - {"python"} - trackers == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
     assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
 
-    monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/diagnosis/packages.py")
+    monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/cli/packages.py")
     stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
     monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: stated)
     installed = packages.requirements()
@@ -53,7 +54,7 @@ def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
-    monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/diagnosis/packages.py")
+    monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/cli/packages.py")
     assert packages.requirements() == {}
     assert software.python(asked()).verdict == "note" and software.packages("host", asked()).verdict == "ok"
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from tests.web import Server
-from tokenscale.corpus import url
-from tokenscale.corpus.build import build
-from tokenscale.corpus.download import fetch_corpus
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import url
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 
@@ -77,7 +77,7 @@ def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
 
 
 def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tokenscale.corpus.url.TIMEOUT_S", (5.0, 0.3))
+    monkeypatch.setattr("tokenscale.data.corpus.url.TIMEOUT_S", (5.0, 0.3))
     web.silent["/a/stories.txt"], web.silent_s = [4000], 3.0
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT

@@ -14,14 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from tests.corpora import Lab, make_run
-from tokenscale.cli import main
-from tokenscale.commands.evaluate import evaluate_store, evaluate_text
-from tokenscale.commands.opened import open_checkpoint
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
-from tokenscale.evaluation.scores import rows_of_documents, windows
-from tokenscale.formats.documents import encode_documents
-from tokenscale.parallel.world import World
+from tokenscale.base.errors import UserError
+from tokenscale.cli.evaluate_command import evaluate_store, evaluate_text
+from tokenscale.cli.main import main
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -32,8 +30,10 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.tokenizer.load import load
-from tokenscale.training.loop import Inputs, train
+from tokenscale.train.checkpoint_models import open_checkpoint
+from tokenscale.train.evaluation.scores import rows_of_documents, windows
+from tokenscale.train.loop import Inputs, train
+from tokenscale.train.parallel.world import World
 
 T = 32
 WORDS = "what a model has learnt shows in what it expects of a text that it has never seen before é 漢".split()

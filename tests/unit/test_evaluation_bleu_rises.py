@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 
 from tests.corpora import Lab, make_tokenizer
-from tokenscale.analysis.translations import bleu_columns
-from tokenscale.corpus.build import build
-from tokenscale.parallel.world import World
+from tokenscale.analysis.translation_rows import bleu_columns
+from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
-from tokenscale.training.loop import train
+from tokenscale.train.loop import train
+from tokenscale.train.parallel.world import World
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=1200, held_out=40))

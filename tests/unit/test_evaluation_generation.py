@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_export import checkpoint_of
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
-from tokenscale.cli import main
-from tokenscale.commands.generate import texts_of
-from tokenscale.errors import UserError
-from tokenscale.evaluation.generation import Sampling, generate, generate_rows, probabilities
-from tokenscale.models.build import build, initialise
-from tokenscale.models.convert_hf import to_hf
+from tokenscale.base.errors import UserError
+from tokenscale.cli.generate_command import texts_of
+from tokenscale.cli.main import main
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.presets import PRESETS
-from tokenscale.tokenizer.load import load
+from tokenscale.train.evaluation.generation import Sampling, generate, generate_rows, probabilities
+from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.convert_hf import to_hf
 
 CPU = torch.device("cpu")
 GREEDY = Sampling(temperature=0)

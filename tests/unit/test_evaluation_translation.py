@@ -12,12 +12,10 @@ from tests.corpora import Lab, make_tokenizer
 from tokenscale.analysis.bleu import bleu
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.analysis.translations import bleu_columns
-from tokenscale.commands.evaluate import evaluate
-from tokenscale.corpus.build import build
-from tokenscale.errors import UserError
-from tokenscale.evaluation.translation import Pair, held_out_pairs, translate
-from tokenscale.parallel.world import World
+from tokenscale.analysis.translation_rows import bleu_columns
+from tokenscale.base.errors import UserError
+from tokenscale.cli.evaluate_command import evaluate
+from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.manifests import manifests_of
@@ -29,7 +27,9 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.training.loop import train
+from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.train.loop import train
+from tokenscale.train.parallel.world import World
 
 CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=500, held_out=20))
 WORLD = World(0, 1, 0, torch.device("cpu"))

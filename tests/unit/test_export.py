@@ -12,18 +12,18 @@ from tokenizers import Tokenizer
 
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
 from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours, tokens_below
-from tokenscale.cli import main
-from tokenscale.commands.export import export
-from tokenscale.errors import UserError
-from tokenscale.models.build import build as build_model
-from tokenscale.models.build import initialise
+from tokenscale.base.errors import UserError
+from tokenscale.cli.export_command import export
+from tokenscale.cli.main import main
+from tokenscale.data.tokenizers.build import build
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.tokenizer.build import build
-from tokenscale.tokenizer.load import load
-from tokenscale.training.checkpoint import Piece, State, commit, write_rank
+from tokenscale.train.checkpoint import Piece, State, commit, write_rank
+from tokenscale.train.models.build import build as build_model
+from tokenscale.train.models.build import initialise
 
 TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
 
@@ -228,7 +228,7 @@ def test_the_library_is_not_needed_to_write_its_files(tmp_path, bpe):
     code = f"""
 import sys
 sys.modules["transformers"] = None
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 sys.exit(main(["export", "--checkpoint", {str(tmp_path / "final")!r}, "--output", {str(tmp_path / "out")!r}]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect
-from tokenscale.files import read_json, write_json
+from tokenscale.base.files import read_json, write_json
 from tokenscale.report import registry, save, summary
+from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.style import SCHEDULES
 from tokenscale.report.svg import inline
-from tokenscale.report.words import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 

@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import HOSTILE, Lab, make_store, texts_around
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
-from tokenscale.formats.documents import encode_documents
-from tokenscale.formats.labels import IGNORED, labels_of
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.open import reader_of
-from tokenscale.formats.packed import PackedStore
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.stores.labels import IGNORED, labels_of
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.open import reader_of
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
-from tokenscale.tokenizer.load import load
 
 T = 16
 PADDED = StoreSettings("padded", sequence_length=T)
@@ -199,7 +199,7 @@ def test_concatenated_rows_are_fuller_and_cut_more_documents(lab):
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
     tokenizer = load(lab.tokenizer)
     tokenizer.vocabulary_size = 65_537
-    monkeypatch.setattr("tokenscale.formats.write.load", lambda directory, engine: tokenizer)
+    monkeypatch.setattr("tokenscale.data.stores.write.load", lambda directory, engine: tokenizer)
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
     assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"
@@ -215,7 +215,7 @@ def test_rows_are_stored_shuffled(lab):
 
 
 def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.formats.writing.PART_DOCUMENTS", 8)
+    monkeypatch.setattr("tokenscale.data.stores.writing.PART_DOCUMENTS", 8)
     for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
         path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
         assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
@@ -226,7 +226,7 @@ def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
 
 
 def test_the_cache_is_bounded(lab, monkeypatch):
-    monkeypatch.setattr("tokenscale.formats.parquet.CACHE_BYTES", 1000)
+    monkeypatch.setattr("tokenscale.data.stores.parquet.CACHE_BYTES", 1000)
     reader = opened(lab, replace(TOKEN_LIST, row_group_rows=2))
     documents = documents_of(lab)
     for i in (np.arange(200) * 7) % len(documents):
@@ -382,7 +382,7 @@ def test_eos_without_an_eos_token_is_refused(lab):
 def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
-    monkeypatch.setattr("tokenscale.formats.packed.cut", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("tokenscale.data.stores.packed.cut", lambda *a: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.corpora import Lab
 from tests.unit.conftest import TEXTS, T, files_of
-from tokenscale import cli
-from tokenscale.errors import UserError
-from tokenscale.formats import archive, ranked, unpack
-from tokenscale.formats.archive import ArchiveDocuments, ArchiveStore
-from tokenscale.formats.documents import Chunk, Origin
-from tokenscale.formats.manifest import open_store, read_store_manifest, seal
-from tokenscale.formats.write import write
+from tokenscale.base.errors import UserError
+from tokenscale.cli import main as cli
+from tokenscale.data.stores import archive, ranked, unpack
+from tokenscale.data.stores.archive import ArchiveDocuments, ArchiveStore
+from tokenscale.data.stores.documents import Chunk, Origin
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
+from tokenscale.data.stores.write import write
 from tokenscale.settings.data import StoreSettings
 
 ARCHIVE = StoreSettings("archive")
@@ -181,7 +181,7 @@ def test_unpacked_is_packed_byte_for_byte(lab, tmp_path, monkeypatch, small_part
     """Without text and tokenizer: where the archive is all that is left."""
     made = written(tmp_path / "archive", lab, replace(store.archive, level=level))
     whole = written(tmp_path / "packed", lab, store)
-    monkeypatch.setattr("tokenscale.formats.text.RawText", None)
+    monkeypatch.setattr("tokenscale.data.stores.text.RawText", None)
     assert read_store_manifest(made)["blocks"] > 10
     unpack.unpack(made, store, tmp_path / "unpacked")
     assert files_of(tmp_path / "unpacked") == files_of(whole)

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
-from tokenscale.corpus.read import read
-from tokenscale.corpus.reader import RawText
-from tokenscale.formats import text
-from tokenscale.formats.write import write
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.corpus.read import read
+from tokenscale.data.stores import text
+from tokenscale.data.stores.write import write
 from tokenscale.settings.data import SourceSettings, StoreSettings
 
 DOCUMENTS, LARGE = 2000, 6000

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.corpora import HOSTILE, Lab, texts_around
-from tokenscale.errors import UserError
-from tokenscale.formats import packed
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores import packed
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
 T = 16

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tokenscale.formats import ranked
-from tokenscale.formats.ranked import MAX_RANKS, NO_RANK, TWO_END, count, pack, ranking, unpack
+from tokenscale.data.stores import ranked
+from tokenscale.data.stores.ranked import MAX_RANKS, NO_RANK, TWO_END, count, pack, ranking, unpack
 
 V = 131_072
 HEADER = 12

@@ -3,9 +3,9 @@
 import threading
 
 from tests.corpora import Lab
-from tokenscale.files import locked
-from tokenscale.formats import unpack
-from tokenscale.formats.manifest import restore
+from tokenscale.base.files import locked
+from tokenscale.data.stores import unpack
+from tokenscale.data.stores.manifest import restore
 from tokenscale.settings.data import StoreSettings
 
 ARCHIVE, PACKED = StoreSettings("archive"), StoreSettings("packed", sequence_length=16)

@@ -9,20 +9,20 @@ import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.conftest import TEXTS, T, files_of
-from tokenscale.errors import UserError
-from tokenscale.formats import writing
-from tokenscale.formats.archive import ArchiveStore
-from tokenscale.formats.documents import Chunk, IdsDigest, framed
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.formats.text import TextDocuments
-from tokenscale.formats.token_list import TokenListStore
-from tokenscale.formats.write import write
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores import writing
+from tokenscale.data.stores.archive import ArchiveStore
+from tokenscale.data.stores.documents import Chunk, IdsDigest, framed
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.text import TextDocuments
+from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.write import write
+from tokenscale.data.tokenizers import gate
+from tokenscale.data.tokenizers.engined import EngineTokenizer
+from tokenscale.data.tokenizers.engines import gigatoken
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings
-from tokenscale.tokenizer import gate
-from tokenscale.tokenizer.engined import EngineTokenizer
-from tokenscale.tokenizer.engines import gigatoken
-from tokenscale.tokenizer.load import load
 
 STORES = [
     StoreSettings("padded", sequence_length=T),
@@ -72,7 +72,7 @@ def test_a_part_that_has_changed_or_is_of_another_engine_is_made_again(lab, tmp_
         write(store, lab.corpus, lab.tokenizer, path)
     monkeypatch.undo()
     monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     ids = path / ".building/part-00001.ids"
     ids.write_bytes(ids.read_bytes()[:-1] + b"\xff")
     record = path / ".building/part-00002.json"
@@ -195,7 +195,7 @@ def test_ids_outside_the_vocabulary_are_a_bug(lab, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("sizes", [[24], [1] * 24, [7, 0, 10, 3, 4], [10, 10, 4], [11, 13]])
 def test_the_digest_does_not_depend_on_how_documents_come(monkeypatch, sizes):
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", 10)
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     lengths = np.arange(24, dtype=np.int64) % 5 + 1
     chunk = Chunk(np.arange(lengths.sum(), dtype=np.int32), lengths)
     whole, parts = IdsDigest(), IdsDigest()

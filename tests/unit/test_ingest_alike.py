@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tokenscale.analysis import alike, logs
-from tokenscale.records.events import Writer
+from tokenscale.runs.records.events import Writer
 
 STEPS = logs.SCHEMAS["steps"]
 FIELDS = ["step", "step_s", "nonfinite"]

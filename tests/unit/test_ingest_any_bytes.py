@@ -11,8 +11,8 @@ from tests import logs as written_logs
 from tests.harm import edited, harmed
 from tokenscale.analysis import logs
 from tokenscale.analysis.ingest import ingest
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
 
 LINES = st.one_of(
     st.binary(max_size=40),

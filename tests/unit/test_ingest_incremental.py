@@ -10,12 +10,12 @@ import pytest
 
 from tests import logs
 from tests.unit.test_sql_epochs import write_store
-from tokenscale import cli
 from tokenscale.analysis import ingest as module
-from tokenscale.analysis import kept
+from tokenscale.analysis import ingest_cache as kept
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.tables import TABLES
-from tokenscale.files import write_json
+from tokenscale.base.files import write_json
+from tokenscale.cli import main as cli
 
 
 @pytest.fixture

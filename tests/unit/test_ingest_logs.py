@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tokenscale.analysis import logs
-from tokenscale.records.schema import FIELDS, VERSION
+from tokenscale.runs.records.schema import FIELDS, VERSION
 
 SAMPLE = {
     "INTEGER": [0, 1, -5, 2**31 - 1],

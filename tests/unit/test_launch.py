@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.files import locked, read_json, write_json
-from tokenscale.launch import ranks
-from tokenscale.launch.attempts import finish, identity_of, prepare
-from tokenscale.launch.ranks import run_ranks
-from tokenscale.records import provenance
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import locked, read_json, write_json
+from tokenscale.runs.launch import ranks
+from tokenscale.runs.launch.attempts import finish, identity_of, prepare
+from tokenscale.runs.launch.ranks import run_ranks
+from tokenscale.runs.records import provenance
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.run import RunSettings
 
@@ -126,7 +126,7 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
     write = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {write}; time.sleep(99)"
     call = f"sys.exit(run_ranks([sys.executable, '-c', {rank!r}], 2))"
-    code = f"import sys; from tokenscale.launch.ranks import run_ranks; {call}"
+    code = f"import sys; from tokenscale.runs.launch.ranks import run_ranks; {call}"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:

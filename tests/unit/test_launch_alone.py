@@ -6,8 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from tokenscale.cli import main
-from tokenscale.launch import alone
+from tokenscale.cli.main import main
+from tokenscale.runs.launch import single_rank as alone
 from tokenscale.settings import machine
 
 ROOT = Path(__file__).parents[2]

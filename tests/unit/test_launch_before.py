@@ -1,7 +1,7 @@
 """What stands against a submission: a variable without a value, a budget that does not reach."""
 
 from tokenscale.costs.prices import Price, total
-from tokenscale.launch.before import cost, over_budget, without_a_value
+from tokenscale.runs.launch.submission_checks import cost, over_budget, without_a_value
 
 
 def of(node_hours, **why):

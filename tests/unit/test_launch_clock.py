@@ -3,7 +3,8 @@
 import os
 import time
 
-from tokenscale.launch import clock, workflows
+from tokenscale.runs.launch import clock
+from tokenscale.runs.launch import workflow_lock as workflows
 
 
 def written(path, seconds_to_come: float):

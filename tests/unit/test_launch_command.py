@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.launch import failure
-from tokenscale.launch.command import Launch
-from tokenscale.launch.job import Job
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import failure
+from tokenscale.runs.launch.command import Launch
+from tokenscale.runs.launch.job import Job
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine, load
 from tokenscale.settings.run import RunSettings

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.launch.hints import CAUSES, hint
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch.failure_hints import CAUSES, hint
 
 PEER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
@@ -148,5 +148,5 @@ def test_every_row_can_be_read():
 
 
 def test_hints_need_no_torch():
-    code = "import sys, tokenscale.launch.hints; sys.exit('torch' in sys.modules)"
+    code = "import sys, tokenscale.runs.launch.failure_hints; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

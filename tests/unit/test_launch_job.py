@@ -3,8 +3,8 @@
 import pytest
 
 from tests.machines import program
-from tokenscale.errors import UserError
-from tokenscale.launch import job
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import job
 
 SHOWN = (
     "JobId=45 JobName=tokenscale_1 UserId=root(0) Restarts=2 SubmitTime=2026-11-21T16:00:00"

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from tokenscale import cli
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
-from tokenscale.launch import lock
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
+from tokenscale.cli import main as cli
+from tokenscale.runs.launch import lock
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from tokenscale.launch import lock\n"
+    "import sys, time; from pathlib import Path; from tokenscale.runs.launch import lock\n"
     "with lock.held(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
 )
 
@@ -111,7 +111,7 @@ def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
 def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write the same states."""
     code = (
-        "import sys; from pathlib import Path; from tokenscale.launch import lock, ranks\n"
+        "import sys; from pathlib import Path; from tokenscale.runs.launch import lock, ranks\n"
         "with lock.held(Path(sys.argv[1]), 'run x') as held:\n"
         "    sleep = 'import time; print(1, flush=True); time.sleep(60)'\n"
         "    ranks.run_ranks([sys.executable, '-c', sleep], 1, keep=(held,))"

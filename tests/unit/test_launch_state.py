@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
-from tokenscale.launch.attempts import identity_of, prepare
-from tokenscale.launch.start import opened
-from tokenscale.records import provenance
-from tokenscale.settings.continuing import state
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.runs.launch.attempts import identity_of, prepare
+from tokenscale.runs.launch.start import opened
+from tokenscale.runs.records import provenance
+from tokenscale.settings.continuation import state
 from tokenscale.settings.run import RunSettings
 
 WRITER = "packed-llama-micro-single-w1-0123456789"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.errors import UserError
-from tokenscale.launch import processes, submission
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import processes, submission
 from tokenscale.settings import machine, profile
 from tokenscale.settings.geometry import geometry
 from tokenscale.settings.layout import LayoutSettings

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tokenscale.launch import workflows
+from tokenscale.runs.launch import workflow_lock as workflows
 
 ENTER = (
-    "import sys; from pathlib import Path; from tokenscale.launch import workflows\n"
-    "workflows.enter(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
+    "import sys; from pathlib import Path; from tokenscale.runs.launch import workflow_lock\n"
+    "workflow_lock.enter(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
 )
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokenscale.models.build import build, initialise
-from tokenscale.models.losses import (
+from tokenscale.settings.model import ModelSettings
+from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.losses import (
     IGNORED,
     _loss_and_gradient,
     correct_labels,
@@ -23,8 +24,7 @@ from tokenscale.models.losses import (
     linear_cross_entropy_sum,
     linear_scores,
 )
-from tokenscale.models.objective import Objective
-from tokenscale.settings.model import ModelSettings
+from tokenscale.train.models.objective import Objective
 
 
 def made(positions=60, width=32, vocabulary=97, *, bias=True, dtype=torch.float32, ignored=0.3, seed=0):
@@ -135,8 +135,8 @@ def test_an_objective_in_chunks_is_the_plain_one(tied):
 def test_a_compiled_objective_is_the_plain_one(monkeypatch):
     """Traced and made functional as by torch.compile, then run as it is: to make code of it takes half a minute."""
     traced = partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr("tokenscale.models.losses._fused", lambda: traced(_loss_and_gradient))
-    monkeypatch.setattr("tokenscale.models.objective.fused_cross_entropy_sum", lambda: traced(cross_entropy_sum))
+    monkeypatch.setattr("tokenscale.train.models.losses._fused", lambda: traced(_loss_and_gradient))
+    monkeypatch.setattr("tokenscale.train.models.objective.fused_cross_entropy_sum", lambda: traced(cross_entropy_sum))
     model = build(ModelSettings(vocabulary_size=61), 16, objective="causal", kernel="sdpa")
     initialise(model, 0)
     tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
@@ -232,7 +232,7 @@ def test_peak_memory_does_not_hold_the_logits():
     """In a process of its own, with a vocabulary of 131,072: 512 positions have 256 MiB of logits in fp32."""
     program = """
 import re, torch
-from tokenscale.models.losses import cross_entropy_sum, linear_cross_entropy_sum
+from tokenscale.train.models.losses import cross_entropy_sum, linear_cross_entropy_sum
 def peak():  # getrusage's would begin at that of the process which started this one
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 hidden, labels = torch.randn(1, 512, 16, requires_grad=True), torch.randint(131072, (1, 512))

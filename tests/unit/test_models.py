@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenscale.errors import UserError
-from tokenscale.models.build import build
-from tokenscale.models.build import initialise as initialise_any
-from tokenscale.models.decoder import Decoder, initialise, rotary_tables, rotate
-from tokenscale.models.losses import cross_entropy_sum
+from tokenscale.base.errors import UserError
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
+from tokenscale.train.models.build import build
+from tokenscale.train.models.build import initialise as initialise_any
+from tokenscale.train.models.decoder import Decoder, initialise, rotary_tables, rotate
+from tokenscale.train.models.losses import cross_entropy_sum
 
 MICRO = PRESETS["llama-micro"].with_vocabulary(64)
 GPT2 = PRESETS["gpt2-micro"].with_vocabulary(64)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenscale.errors import UserError
-from tokenscale.models.convert_hf import ROPE_SCALING, from_hf, to_hf
-from tokenscale.models.decoder import Decoder, initialise
+from tokenscale.base.errors import UserError
 from tokenscale.settings.presets import PRESETS
+from tokenscale.train.models.convert_hf import ROPE_SCALING, from_hf, to_hf
+from tokenscale.train.models.decoder import Decoder, initialise
 
 LENGTH = 48
 LLAMA = replace(PRESETS["llama-tiny"], vocabulary_size=96, initial_deviation=0.2)

@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, theirs
-from tokenscale.batches.batch import Batch
-from tokenscale.models.build import build, initialise
-from tokenscale.models.convert_hf import from_hf, to_hf
-from tokenscale.models.objective import Objective
+from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
-from tokenscale.training.optimizer import adamw, total_norm, update
-from tokenscale.training.schedule import learning_rate
-from tokenscale.training.step import backward
-from tokenscale.training.timing import HostTimer
+from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.convert_hf import from_hf, to_hf
+from tokenscale.train.models.objective import Objective
+from tokenscale.train.optimizer import adamw, total_norm, update
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.schedule import learning_rate
+from tokenscale.train.step import backward
 
 STEPS, ROWS = 10, 6
 #: Losses fall from 6 to below 1; at most 8e-7 apart as seen. The least of the mistakes that were tried, norms and

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_run
-from tokenscale.files import read_json
-from tokenscale.parallel.world import World
+from tokenscale.base.files import read_json
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
-from tokenscale.training.loop import Inputs, train
+from tokenscale.train.loop import Inputs, train
+from tokenscale.train.parallel.world import World
 
 T = 32
 WORDS = "a model learns which word comes next because the same words come again in the same order".split()

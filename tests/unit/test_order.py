@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.order.digest import MODULUS, row_digest
-from tokenscale.order.permutation import permute, rows_of
-from tokenscale.order.shares import micro_steps, share
+from tokenscale.data.order.digest import MODULUS, row_digest
+from tokenscale.data.order.permutation import permute, rows_of
+from tokenscale.data.order.shares import micro_steps, share
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
@@ -111,7 +111,7 @@ def test_digests_tell_step_slot_and_rows_apart():
 
 def test_the_order_needs_numpy_alone():
     code = (
-        "import sys\nfrom tokenscale.order import permutation, shares, digest, packing\n"
+        "import sys\nfrom tokenscale.data.order import permutation, shares, digest, packing\n"
         "print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

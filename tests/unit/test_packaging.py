@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 import tokenscale
-from tests.conftest import ROOMS, rooms_of
 from tests.faults import campaign, shared
 from tests.faults import table as faults
 from tests.long import wheels
-from tokenscale.cli import VERBS, main
-from tokenscale.diagnosis import packages
+from tokenscale.cli import packages
+from tokenscale.cli.main import VERBS, main
 
 ROOT = Path(__file__).parents[2]
 #: conda's names where they differ from pip's
@@ -165,24 +164,33 @@ def test_every_list_of_python_versions_is_the_one_of_pyproject():
     [
         (  # trainer, for an approach that reads a store: as in a container without the host's packages
             [
-                "tokenscale.training.loop",
-                "tokenscale.batches.packed",
-                "tokenscale.batches.streamed",
-                "tokenscale.formats.token_list",
+                "tokenscale.train.loop",
+                "tokenscale.data.batches.packed",
+                "tokenscale.data.batches.streamed",
+                "tokenscale.data.stores.token_list",
             ],
             ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
         ),
-        (["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.launch.start"], ["torch", "pandas"]),
+        (
+            ["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.runs.launch.start"],
+            ["torch", "pandas"],
+        ),
         (
             ["tokenscale.analysis.ingest", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save"],
             ["torch", "transformers", "snakemake", "tokenizers"],
         ),
-        (["tokenscale.corpus.build", "tokenscale.formats.packed", "tokenscale.tokenizer.load"], ["torch", "pydantic"]),
-        (["tokenscale.order.permutation", "tokenscale.order.packing"], ["torch", "pyarrow", "pydantic"]),
-        (["tokenscale.costs.flops", "tokenscale.records.events", "tokenscale.cli"], ["torch", "numpy", "pydantic"]),
         (
-            ["tokenscale.records.exporters.track", "tokenscale.verbs.track"]
-            + [f"tokenscale.records.exporters.{tracker}" for tracker in ("tensorboard", "mlflow", "wandb")],
+            ["tokenscale.data.corpus.build", "tokenscale.data.stores.packed", "tokenscale.data.tokenizers.load"],
+            ["torch", "pydantic"],
+        ),
+        (["tokenscale.data.order.permutation", "tokenscale.data.order.packing"], ["torch", "pyarrow", "pydantic"]),
+        (
+            ["tokenscale.costs.flops", "tokenscale.runs.records.events", "tokenscale.cli.main"],
+            ["torch", "numpy", "pydantic"],
+        ),
+        (
+            ["tokenscale.runs.records.exporters.track", "tokenscale.cli.track"]
+            + [f"tokenscale.runs.records.exporters.{tracker}" for tracker in ("tensorboard", "mlflow", "wandb")],
             ["torch", "numpy", "pydantic", "duckdb", "pandas", "tensorboard", "mlflow", "wandb"],
         ),
     ],
@@ -212,7 +220,7 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
 
 
 def test_the_workflow_names_every_verb(capsys):
-    assert {p.stem for p in (ROOT / "src/tokenscale/verbs").glob("*.py")} - {"__init__"} == set(VERBS)
+    assert set(VERBS) <= {p.stem for p in (ROOT / "src/tokenscale/cli").glob("*.py")}
     for verb in VERBS:
         with pytest.raises(SystemExit, match="^0$"):
             main([verb, "--help"])
@@ -324,37 +332,6 @@ def test_github_runs_them_on_each_supported_python_and_may_only_read():
 
 
 # -- rooms
-
-
-def test_every_test_file_has_a_room_and_every_room_a_test():
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    examples = [path for path in (ROOT / "src/tokenscale").rglob("*.py") if ">>> " in path.read_text()]
-    lost = [str(path.relative_to(ROOT)) for path in files if not rooms_of(path)]
-    assert not lost, f"{lost}: begin the name with a room ({', '.join(ROOMS)}), or name it in tests/conftest.py"
-    assert {room for path in [*files, *examples] for room in rooms_of(path)} == set(ROOMS)
-
-
-def test_every_room_is_a_marker():
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert "--strict-markers" in options["addopts"]
-    assert {marker.split(":")[0] for marker in options["markers"]} == {*ROOMS, "distributed", "experiment", "long"}
-
-
-def test_a_room_can_be_tested_by_its_name():
-    """Tests and the examples of docstrings alike, and those of no other room."""
-    places = [
-        "tests/unit/test_packing.py",
-        "tests/unit/test_records.py",
-        "src/tokenscale/order",
-        "src/tokenscale/costs",
-    ]
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "order", *places]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
-    passed = {line.split("::")[0] for line in done.stdout.splitlines() if " PASSED" in line}
-    assert "tests/unit/test_packing.py" in passed
-    assert any(name.startswith("src/tokenscale/order/") for name in passed)
-    assert not [name for name in passed if "records" in name or "costs" in name]
 
 
 def test_the_lists_of_test_files_name_files_that_are_there():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.order.packing import best_fit_decreasing, concatenate, cut
+from tokenscale.data.order.packing import best_fit_decreasing, concatenate, cut
 
 
 def naive(lengths: list[int], capacity: int) -> int:

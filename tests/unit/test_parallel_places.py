@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-from tokenscale.errors import UserError
-from tokenscale.parallel import places
-from tokenscale.parallel.places import Spot
-from tokenscale.parallel.world import join
+from tokenscale.base.errors import UserError
+from tokenscale.train.parallel import topology as places
+from tokenscale.train.parallel.topology import Spot
+from tokenscale.train.parallel.world import join
 
 TWO_NODES = [Spot(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import mistral_common
 import pytest
 
-from tokenscale.cli import main
-from tokenscale.commands.plan import plan
-from tokenscale.commands.priced import VOCABULARIES, Priced
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
+from tokenscale.cli.plan_command import plan
+from tokenscale.cli.plan_prices import VOCABULARIES, Priced
 from tokenscale.costs.prices import total
-from tokenscale.errors import UserError
+from tokenscale.data.tokenizers import tekken
 from tokenscale.settings import config as configuration
 from tokenscale.settings import profile
-from tokenscale.tokenizer import tekken
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted(

@@ -6,9 +6,9 @@ import pytest
 
 from tokenscale.analysis import projection, tables
 from tokenscale.analysis.projection import project
-from tokenscale.cli import main
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
+from tokenscale.cli.main import main
 
 RUN = {
     **{"experiment": "e", "approach": "packed", "series": "packed", "model": "m", "method": "ddp", "parameters": 10**8},

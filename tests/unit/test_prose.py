@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import prose
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.cli.main import main
 
 LICENCE = "This is the text that every package of this machine repeats, word for word. " * 4
 

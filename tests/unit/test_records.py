@@ -3,10 +3,10 @@ import os
 
 import pytest
 
-from tokenscale.files import sha256_text
-from tokenscale.records import provenance
-from tokenscale.records.events import Writer
-from tokenscale.records.schema import VERSION
+from tokenscale.base.files import sha256_text
+from tokenscale.runs.records import provenance
+from tokenscale.runs.records.events import Writer
+from tokenscale.runs.records.schema import VERSION
 
 
 def lines(path):
@@ -66,12 +66,13 @@ def test_records_import_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, tokenscale.records.events, tokenscale.records.provenance; sys.exit('torch' in sys.modules)"
+    modules = "sys, tokenscale.runs.records.events, tokenscale.runs.records.provenance"
+    code = f"import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
 
 
 def test_an_attempt_is_logged_once(tmp_path):
-    from tokenscale.errors import UserError
+    from tokenscale.base.errors import UserError
 
     Writer(tmp_path).close()
     with pytest.raises(UserError, match="logged already"):

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests import logs
-from tokenscale import cli
 from tokenscale.analysis import queries
 from tokenscale.analysis.ingest import ingest
-from tokenscale.errors import UserError
-from tokenscale.records import provenance
-from tokenscale.records.events import Writer
-from tokenscale.records.exporters.measures import Measures, Rewritten, curves
-from tokenscale.records.exporters.track import track
+from tokenscale.base.errors import UserError
+from tokenscale.cli import main as cli
+from tokenscale.runs.records import provenance
+from tokenscale.runs.records.events import Writer
+from tokenscale.runs.records.exporters.measures import Measures, Rewritten, curves
+from tokenscale.runs.records.exporters.track import track
 from tokenscale.settings.options import to_dict
 
 STEPS = 12

@@ -13,10 +13,10 @@ from tests import logs
 from tests.unit.test_ingest import rows
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
-from tokenscale.records.external import ExternalRun
-from tokenscale.records.provenance import seal
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
+from tokenscale.runs.records.external import ExternalRun
+from tokenscale.runs.records.provenance import seal
 from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
@@ -74,7 +74,7 @@ def test_a_foreign_loop_is_in_the_same_tables_and_marked(tmp_path):
 
 def test_pauses_are_no_part_of_a_step_and_waits_are(tmp_path, monkeypatch):
     clock = iter(float(n) for n in range(1000))
-    monkeypatch.setattr("tokenscale.records.external.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tokenscale.runs.records.external.time.monotonic", lambda: next(clock))
     with ExternalRun(tmp_path / "external-a", **FACTS) as run:
         began = run._last
         with run.paused():
@@ -225,9 +225,8 @@ def test_mistakes_of_a_user_are_said(tmp_path):
 
 
 def test_logging_needs_no_torch():
-    code = (
-        "import sys; import tokenscale.records.external; assert not {'torch', 'pyarrow', 'pydantic'} & set(sys.modules)"
-    )
+    absent = "assert not {'torch', 'pyarrow', 'pydantic'} & set(sys.modules)"
+    code = f"import sys; import tokenscale.runs.records.external; {absent}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

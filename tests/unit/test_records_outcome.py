@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tokenscale.records import outcome, provenance
+from tokenscale.runs.records import outcome, provenance
 
 
 def test_an_outcome_sums_ranks_and_leaves_out_the_first_step_and_what_is_not_finite(tmp_path):

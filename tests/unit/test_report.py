@@ -16,10 +16,12 @@ from tests import logs
 from tokenscale.analysis import definitions, queries
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.cli import main
-from tokenscale.errors import UserError
-from tokenscale.report import changes, difference, page, pairs, passport, pdf, registry, save, summary
-from tokenscale.report.words import SHARED_CORES
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
+from tokenscale.report import changes, difference, page, pdf, registry, save, summary
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report.captions import SHARED_CORES
 from tokenscale.settings.data import StorageSettings
 
 #: what `queries.connect` itself reads
@@ -425,7 +427,7 @@ def test_two_experiments_share_a_page(tmp_path):
 
 def test_the_report_needs_neither_torch_nor_snakemake(site):
     code = (
-        "import sys; from tokenscale.cli import main; "
+        "import sys; from tokenscale.cli.main import main; "
         f"assert main(['report','figure','loss_over_time','--tables',{str(site[0] / 'tables' / 'demo')!r},"
         f"'--output',{str(site[0] / 'cli' / 'loss')!r}]) == 0; "
         f"assert main(['report','page','--experiments','demo','--tables',{str(site[0] / 'tables')!r},"

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from tokenscale.cli import main
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
+from tokenscale.cli.main import main
 from tokenscale.report import cells
 from tokenscale.report.difference import difference, read
 

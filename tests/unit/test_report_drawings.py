@@ -12,7 +12,9 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import fits, panels, registry, words
+from tokenscale.report import captions as words
+from tokenscale.report import panels, registry
+from tokenscale.report import text_layout as fits
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES

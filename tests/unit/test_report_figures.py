@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.report import figures, registry
 
 ROOT = Path(__file__).parents[2]

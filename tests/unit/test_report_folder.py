@@ -17,13 +17,14 @@ from pypdf.generic import DecodedStreamObject, NameObject
 from tests import logs
 from tests.once import once
 from tokenscale.analysis.ingest import ingest
-from tokenscale.cli import main
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file, sha256_text
-from tokenscale.report import bundle, changes, page, passport, pdf, save, verification_claims
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_file, sha256_text
+from tokenscale.cli.main import main
+from tokenscale.report import bundle, changes, page, pdf, save, verification_claims
+from tokenscale.report import figure_metadata as passport
 from tokenscale.report.table import Table, latex, markdown
-from tokenscale.report.verdicts import CODE, DATA, FOREIGN, IDENTICAL, Finding
 from tokenscale.report.verification import verify
+from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, IDENTICAL, Finding
 from tokenscale.settings.closure import listing
 
 ROOT = Path(__file__).parents[2]

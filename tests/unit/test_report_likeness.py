@@ -8,10 +8,11 @@ import pytest
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.files import read_json, write_json
-from tokenscale.records.external import ExternalRun
-from tokenscale.records.hardware import describe
-from tokenscale.report import page, pairs, registry, save, summary
+from tokenscale.base.files import read_json, write_json
+from tokenscale.report import page, registry, save, summary
+from tokenscale.report import paired_comparisons as pairs
+from tokenscale.runs.records.external import ExternalRun
+from tokenscale.runs.records.hardware import describe
 from tokenscale.settings.layout import LayoutSettings
 
 

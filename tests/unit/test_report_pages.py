@@ -14,10 +14,10 @@ from tests.unit.test_analysis_claims import ROOT
 from tests.unit.test_report import Reader
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 from tokenscale.report import checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
-from tokenscale.settings.ledger import read
+from tokenscale.settings.claims_file import read
 from tokenscale.settings.registry import FIGURES
 
 EVIL = "<script>alert('x')</script> & \"co\""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenscale.report import sheets
-from tokenscale.report.sheets import GAP, MARGIN, SIZE, WIDTH, columns, length, wrap
+from tokenscale.report import pdf_pages as sheets
+from tokenscale.report.pdf_pages import GAP, MARGIN, SIZE, WIDTH, columns, length, wrap
 from tokenscale.report.table import Table
 
 ROOM = 72 * (WIDTH - 2 * MARGIN)

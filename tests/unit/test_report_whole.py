@@ -7,9 +7,10 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis.ingest import ingest
-from tokenscale.cli import main
-from tokenscale.files import sha256_file
-from tokenscale.report import save, whole
+from tokenscale.base.files import sha256_file
+from tokenscale.cli.main import main
+from tokenscale.report import build as whole
+from tokenscale.report import save
 
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"

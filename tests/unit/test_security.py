@@ -13,14 +13,15 @@ import yaml
 
 from tests import tables
 from tests.planted import ENVIRONMENT, SECRETS, VALUE
-from tokenscale import cli
 from tokenscale.analysis import claims, queries
-from tokenscale.corpus.download import fetch_corpus
-from tokenscale.diagnosis import connections, process
-from tokenscale.diagnosis.finding import Asked
-from tokenscale.errors import UserError, without_password
-from tokenscale.records import provenance
-from tokenscale.settings import reading
+from tokenscale.base.errors import UserError, without_password
+from tokenscale.cli import doctor_connections as connections
+from tokenscale.cli import doctor_process as process
+from tokenscale.cli import main as cli
+from tokenscale.cli.doctor_finding import Asked
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.runs.records import provenance
+from tokenscale.settings import yaml_files as reading
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,10 @@ CALLS = {"eval", "exec", "compile", "__import__"}
 #: last parts of dotted names
 METHODS = {"unpack_archive", "extractall", "from_pretrained", "load_dataset"}
 #: what reads a model's configuration of a folder that this project has written itself
-ALLOWED = {("tokenscale/models/library.py", "from_pretrained"), ("tokenscale/commands/export.py", "from_pretrained")}
+ALLOWED = {
+    ("tokenscale/train/models/library.py", "from_pretrained"),
+    ("tokenscale/cli/export_command.py", "from_pretrained"),
+}
 
 
 def offences(source: str, file: str) -> list[str]:
@@ -210,9 +214,8 @@ def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatc
 def test_a_whole_command_says_no_secret(planted, tmp_path):
     """A corpus from an address that does not answer, by a proxy with a password, in a process of its own."""
     settings = {"name": "x", "source": {"kind": "url", "files": ["http://127.0.0.1:9/a.txt"]}}
-    script = (
-        "from tokenscale.corpus import url; url.TRIES = 1; from tokenscale import cli; import sys; sys.exit(cli.main())"
-    )
+    imports = "from tokenscale.cli.main import main; from tokenscale.data.corpus import url"
+    script = f"{imports}; url.TRIES = 1; raise SystemExit(main())"
     command = [sys.executable, "-c", script, "download", "--settings", json.dumps(settings)]
     done = subprocess.run([*command, "--output", str(tmp_path / "d/manifest.json")], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
@@ -241,7 +244,7 @@ def test_messages_carry_no_signature_of_an_address(name):
 def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch):
     import requests
 
-    from tokenscale.corpus import url
+    from tokenscale.data.corpus import url
 
     def refuse(*_, **__):
         raise requests.exceptions.ProxyError("Cannot connect to http://me:planted@proxy:3128/")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.test_config import EXPERIMENT, project
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 
 CANARY = {"cell": {"approach": "packed", "layout.data": 1}, "every": 3}
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tokenscale.commands.plan import plan
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.cli.plan_command import plan
 from tokenscale.settings.config import Config
 from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.options import from_json, to_dict

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.unit.test_packaging import project, split
-from tokenscale.launch import processes
-from tokenscale.records import provenance
+from tokenscale.runs.launch import processes
+from tokenscale.runs.records import provenance
 from tokenscale.settings import machine, profile
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.config import Config
-from tokenscale.settings.continuing import begins_at, writer_of
+from tokenscale.settings.continuation import begins_at, writer_of
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.resuming import kept
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings

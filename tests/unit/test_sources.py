@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE
-from tokenscale.corpus import dummy, files, fingerprint, read
-from tokenscale.corpus.build import build
-from tokenscale.corpus.clean import clean
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import dummy, files, fingerprint, read
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.clean import clean
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.tokenizers.build import build as build_tokenizer
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import (
     CleaningSettings,
     CorpusSettings,
@@ -26,8 +28,6 @@ from tokenscale.settings.data import (
     SourceSettings,
     TokenizerSettings,
 )
-from tokenscale.tokenizer.build import build as build_tokenizer
-from tokenscale.tokenizer.load import load
 
 AS_IS = CleaningSettings(strip=False, minimum_characters=0, deduplicate=False)
 #: what any text file can hold; line ends only where a test puts them

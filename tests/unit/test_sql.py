@@ -12,7 +12,7 @@ from tests import logs
 from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import PARAMETERS, VIEWS, connect, definition, query
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings import closure
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.layout import LayoutSettings

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from tests import corpora, tables
-from tokenscale.analysis import stores
+from tokenscale.analysis import store_rows as stores
 from tokenscale.analysis.queries import query
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 
 #: 100 rows of 10 positions: 700 useful, 250 padding, 50 labels that begin a piece
 STORE = {

@@ -8,7 +8,7 @@ from tests import logs
 from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.report.drawings import inference_step_time, inference_tokens_per_second
 
 

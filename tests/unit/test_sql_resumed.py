@@ -10,11 +10,11 @@ from tokenscale.analysis import claims
 from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
-from tokenscale.files import write_json
+from tokenscale.base.files import write_json
 from tokenscale.report import proof
 from tokenscale.report.drawings import ddp_verification_loss
-from tokenscale.settings.continuing import state
-from tokenscale.settings.ledger import read
+from tokenscale.settings.claims_file import read
+from tokenscale.settings.continuation import state
 from tokenscale.settings.options import to_dict
 
 LEDGER = Path(__file__).parents[2] / "config/claims.yaml"

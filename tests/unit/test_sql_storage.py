@@ -9,7 +9,7 @@ from tests import logs
 from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.report.drawings import storage_benchmark, tokenization_benchmark
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.cli import main
-from tokenscale.diagnosis.dry_run import parse
-from tokenscale.diagnosis.stale import causes, changed_settings, render
-from tokenscale.files import sha256_text, write_json, write_text
+from tokenscale.base.files import sha256_text, write_json, write_text
+from tokenscale.cli.main import main
+from tokenscale.cli.snakemake_dry_run import parse
+from tokenscale.cli.status_stale import causes, changed_settings, render
 from tokenscale.settings.calls import PLAIN, Call
 from tokenscale.settings.closure import PACKAGE
 
-TOKEN_LIST = str(PACKAGE / "formats/token_list.py")
-DECODER = str(PACKAGE / "models/decoder.py")
+TOKEN_LIST = str(PACKAGE / "data/stores/token_list.py")
+DECODER = str(PACKAGE / "train/models/decoder.py")
 LOG = "results/logs/x.log"
 RUN = "results/runs/token-list-llama-tiny-single-w1-d0ff57e1f3/done.json"
 WIDE = "results/runs/packed-llama-tiny-ddp-w4-08ffaea4c0/done.json"
@@ -24,8 +24,8 @@ STORE = "results/tokens/web/bpe/token-list/manifest.json"
 def folder(tmp_path, monkeypatch):
     """A project where jobs ran with one listing of their source files and have another one now."""
     monkeypatch.chdir(tmp_path)
-    list_, decoder = "tokenscale/formats/token_list.py", "tokenscale/models/decoder.py"
-    before = {list_: "0", decoder: "0", "tokenscale/models/build.py": "0"}
+    list_, decoder = "tokenscale/data/stores/token_list.py", "tokenscale/train/models/decoder.py"
+    before = {list_: "0", decoder: "0", "tokenscale/train/models/build.py": "0"}
     for name, edited in {"list": [list_], "decoder": [decoder], "both": [list_, decoder]}.items():
         now = before | dict.fromkeys(edited, "1")
         text = json.dumps({"files": before})

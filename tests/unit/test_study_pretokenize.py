@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, texts_around
-from tokenscale.batches.open import open_batches
-from tokenscale.cli import main
-from tokenscale.errors import UserError
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.text import TextDocuments
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.text import TextDocuments
+from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.named import named
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
-from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.named import named
 
 T = 16
 TEXTS = [*HOSTILE, *texts_around(T), *HOSTILE]  # duplicates stay
@@ -71,7 +71,7 @@ def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, 
         built.append(settings)
         shutil.copytree(tekken_folder, folder)
 
-    monkeypatch.setattr("tokenscale.commands.pretokenize.build_tokenizer", build)
+    monkeypatch.setattr("tokenscale.cli.pretokenize_command.build_tokenizer", build)
     command = ["--input-path", "train_data.parquet", "--output-dir", "out"]
     command += ["--tokenizer-name", "unsloth/Mistral-Nemo-Base-2407-bnb-4bit"]
     command += ["--max-length", "32", "--batch-size", "100", "--format", "padded", "token-list"]
@@ -150,7 +150,7 @@ def test_the_tokenizer_gets_as_many_documents_as_asked_for(here, monkeypatch):
 
 
 def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
-    monkeypatch.setattr("tokenscale.formats.writing.PART_DOCUMENTS", 4)
+    monkeypatch.setattr("tokenscale.data.stores.writing.PART_DOCUMENTS", 4)
     assert pretokenize("--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos") == 0
     file = pq.ParquetFile(here / "out/train_data_tokenized_token-list_zstd.parquet")
     assert file.metadata.num_rows == len(TEXTS)
@@ -255,7 +255,7 @@ def test_files_of_other_settings_or_origin_are_not_written_over(here, capsys):
 def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
-    monkeypatch.setattr("tokenscale.formats.padded._Part.add", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr("tokenscale.data.stores.padded._Part.add", lambda *a: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         pretokenize()
     assert contents(here) == before

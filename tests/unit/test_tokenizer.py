@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
 from tests.web import Server
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.tokenizers.build import build
+from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import TokenizerSettings
-from tokenscale.tokenizer.build import build
-from tokenscale.tokenizer.load import load
 
 TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
 
@@ -94,7 +94,7 @@ def test_tekken_has_mistral_commons_ids(tekken, reference):
 
 def test_loading_tekken_does_not_import_its_package(tekken_folder):
     code = (
-        "import sys\nfrom tokenscale.tokenizer.load import load\n"
+        "import sys\nfrom tokenscale.data.tokenizers.load import load\n"
         f"load({str(tekken_folder)!r}); print('mistral_common' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

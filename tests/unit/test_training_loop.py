@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_run
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.errors import UserError
-from tokenscale.files import read_json
-from tokenscale.models.losses import cross_entropy_sum
-from tokenscale.parallel.world import World
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -26,7 +24,9 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.training.loop import Inputs, train
+from tokenscale.train.loop import Inputs, train
+from tokenscale.train.models.losses import cross_entropy_sum
+from tokenscale.train.parallel.world import World
 
 STEPS, T = 8, 32
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
@@ -149,7 +149,7 @@ def test_other_precisions_learn_the_same(lab, tmp_path, plain, precision, near):
 
 
 def _model(lab):
-    from tokenscale.models.build import build
+    from tokenscale.train.models.build import build
 
     shape = PRESETS["llama-micro"].with_vocabulary(lab.batches(run_of()).vocabulary_size)
     return build(shape, T, objective="causal", kernel="sdpa")
@@ -157,7 +157,7 @@ def _model(lab):
 
 def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypatch):
     """A first scale far too large: it halves until gradients fit, nothing is trained until then; the run goes on."""
-    from tokenscale.training import precision
+    from tokenscale.train import precision
 
     monkeypatch.setattr(precision.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
     steps, _ = trained(lab, tmp_path, run_of(precision="fp16", budget=BudgetSettings(steps=30)))
@@ -185,7 +185,7 @@ def test_compiled_blocks_compute_the_same(lab, tmp_path, plain, monkeypatch):
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
     traced = partial(torch.compile, cross_entropy_sum, backend="aot_eager")
-    monkeypatch.setattr("tokenscale.models.objective.fused_cross_entropy_sum", traced)
+    monkeypatch.setattr("tokenscale.train.models.objective.fused_cross_entropy_sum", traced)
     steps, events = trained(lab, tmp_path, run_of(compile=True))
     assert losses(steps) == pytest.approx(losses(plain[0]), abs=1e-5)
     assert "activations_bytes" not in next(e for e in events if e["event"] == "memory")

@@ -50,7 +50,7 @@ def test_stores_out_of_archives_are_the_same_and_train_nothing_again(built, unpa
     "file, expected", [("unpack.py", {"unpack": 2}), ("archive.py", {"pretokenize": 2, "unpack": 2})]
 )
 def test_an_edit_makes_again_what_it_is_the_code_of(unpacked, file, expected):
-    path = unpacked.root / "src/tokenscale/formats" / file
+    path = unpacked.root / "src/tokenscale/data/stores" / file
     before = path.read_bytes()
     path.write_bytes(before + b"\n")
     assert unpacked.planned("tokens", *UNPACK) == expected

@@ -8,7 +8,7 @@ import pytest
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT
 from tokenscale.benchmark import workflow
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 
 pytestmark = pytest.mark.workflow
 

@@ -16,7 +16,7 @@ from tokenscale.settings import config as configuration
 from tokenscale.settings import validate
 from tokenscale.settings.config import ALL
 from tokenscale.settings.experiments import Experiment, cells
-from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.yaml_files import read_yaml
 
 pytestmark = pytest.mark.workflow
 

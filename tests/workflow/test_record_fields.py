@@ -17,14 +17,14 @@ import pytest
 
 from tests.web import Server
 from tests.workflow.conftest import Project, copy_of
-from tokenscale.corpus.build import build as build_corpus
-from tokenscale.corpus.download import fetch_corpus
-from tokenscale.corpus.reader import RawText
-from tokenscale.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
-from tokenscale.formats.archive import ArchiveDocuments
-from tokenscale.formats.manifest import open_store, read_store_manifest, seal
-from tokenscale.formats.padded import PaddedStore
-from tokenscale.formats.write import write as write_store
+from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
+from tokenscale.data.corpus.build import build as build_corpus
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.archive import ArchiveDocuments
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
+from tokenscale.data.stores.padded import PaddedStore
+from tokenscale.data.stores.write import write as write_store
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.run import RunSettings

@@ -7,7 +7,7 @@ import pytest
 
 from tests.workflow.conftest import CLAIMS, EXPERIMENTS
 from tests.workflow.jobs import RANKS, REPORT, WAYS, changed
-from tokenscale.files import canonical_json
+from tokenscale.base.files import canonical_json
 
 pytestmark = pytest.mark.workflow
 
@@ -27,7 +27,7 @@ def test_report_now_is_of_the_sealed_runs_and_names_the_others(copy):
     (folder / "run.json").write_text(canonical_json({k: v for k, v in record.items() if k != "seal"}))
     missing = next(run for run in runs_of(copy, "ranks") if "-w2-" in run)
     shutil.rmtree(copy.root / "results/runs" / missing)
-    with changed(copy.root / "src/tokenscale/training/loop.py"):
+    with changed(copy.root / "src/tokenscale/train/loop.py"):
         assert copy.planned("report")["train"] == 4
         planned = copy.planned("report_now")
         assert planned == WAYS | RANKS | {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2}

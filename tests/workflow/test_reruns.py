@@ -148,39 +148,39 @@ ROOMS = [
     ("settings/options.py", CORPUS),
     ("settings/run.py", BENCHMARK | RUNS),
     ("settings/config.py", {}),
-    ("settings/continuing.py", RUNS),
+    ("settings/continuation.py", RUNS),
     ("settings/resuming.py", {}),
     ("settings/presets.py", {}),
     ("settings/registry.py", {}),
     ("costs/flops.py", RUNS),
     ("costs/peaks.py", BOTH),  # what a device can do stands beside every run
-    ("order/packing.py", STORES | {"pretokenize": 2}),
-    ("order/shares.py", BENCHMARK | RUNS),
-    ("records/events.py", RUNS),
-    ("records/provenance.py", BENCHMARK | RUNS),
-    ("corpus/clean.py", CORPUS),
-    ("corpus/hub.py", {}),
-    ("tokenizer/bpe.py", TOKENIZER),
-    ("tokenizer/tekken.py", {}),
-    ("tokenizer/engines/gigatoken.py", TOKENIZER),
-    ("tokenizer/engines/tiktoken.py", {}),
-    ("formats/archive.py", {}),
-    ("batches/torch_data.py", BENCHMARK | WAYS),
-    ("formats/token_list.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
-    ("formats/padded.py", {"pretokenize": 2} | BENCHMARK | WAYS),
-    ("batches/padding_free.py", {"train": 1} | BENCHMARK | WAYS),
-    ("batches/padded.py", BENCHMARK | WAYS),
-    ("models/decoder.py", RUNS),
-    ("models/build.py", RUNS),
-    ("models/library.py", {}),  # no run of the copy trains a model of transformers
-    ("models/convert_hf.py", {}),
-    ("parallel/data.py", {"train": 1} | RANKS),
-    ("parallel/single.py", {"train": 3} | BOTH),
-    ("evaluation/validation.py", RUNS),
-    ("training/loop.py", RUNS),
-    ("commands/prepare.py", {}),
-    ("launch/ranks.py", RUNS),
-    ("launch/attempts.py", {}),
+    ("data/order/packing.py", STORES | {"pretokenize": 2}),
+    ("data/order/shares.py", BENCHMARK | RUNS),
+    ("runs/records/events.py", RUNS),
+    ("runs/records/provenance.py", BENCHMARK | RUNS),
+    ("data/corpus/clean.py", CORPUS),
+    ("data/corpus/hub.py", {}),
+    ("data/tokenizers/bpe.py", TOKENIZER),
+    ("data/tokenizers/tekken.py", {}),
+    ("data/tokenizers/engines/gigatoken.py", TOKENIZER),
+    ("data/tokenizers/engines/tiktoken.py", {}),
+    ("data/stores/archive.py", {}),
+    ("data/batches/torch_data.py", BENCHMARK | WAYS),
+    ("data/stores/token_list.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
+    ("data/stores/padded.py", {"pretokenize": 2} | BENCHMARK | WAYS),
+    ("data/batches/padding_free.py", {"train": 1} | BENCHMARK | WAYS),
+    ("data/batches/padded.py", BENCHMARK | WAYS),
+    ("train/models/decoder.py", RUNS),
+    ("train/models/build.py", RUNS),
+    ("train/models/library.py", {}),  # no run of the copy trains a model of transformers
+    ("train/models/convert_hf.py", {}),
+    ("train/parallel/ddp.py", {"train": 1} | RANKS),
+    ("train/parallel/single.py", {"train": 3} | BOTH),
+    ("train/evaluation/validation.py", RUNS),
+    ("train/loop.py", RUNS),
+    ("cli/train_inputs.py", {}),
+    ("runs/launch/ranks.py", RUNS),
+    ("runs/launch/attempts.py", {}),
     ("analysis/ingest.py", BOTH),
     ("analysis/sql/loss_curves.sql", {"draw_figure": 1, "judge_claims": 1} | WRITTEN),
     ("analysis/sql/order.sql", {"judge_claims": 1} | WRITTEN),
@@ -192,13 +192,13 @@ ROOMS = [
     ("report/pdf.py", PAPER),
     ("report/bundle.py", FOLDER),
     ("benchmark/data.py", BENCHMARK | WAYS),
-    ("commands/train.py", {}),
-    ("diagnosis/doctor.py", {}),
-    ("verbs/rank.py", RUNS),
-    ("verbs/launch.py", {}),
-    ("files.py", CORPUS),
-    ("errors.py", {}),
-    ("cli.py", {}),
+    ("cli/train_command.py", {}),
+    ("cli/doctor_command.py", {}),
+    ("cli/rank.py", RUNS),
+    ("cli/launch.py", {}),
+    ("base/files.py", CORPUS),
+    ("base/errors.py", {}),
+    ("cli/main.py", {}),
     ("__init__.py", {}),
 ]
 
@@ -223,13 +223,13 @@ def test_edits_that_are_put_back_leave_nothing_to_do(copy):
 
 
 def test_an_accepted_edit_of_the_trainings_still_rebuilds_everything_else(shared):
-    with changed(shared.root / "src/tokenscale/order/packing.py"):
+    with changed(shared.root / "src/tokenscale/data/order/packing.py"):
         planned = shared.planned("tokens", *ACCEPTED[1:])
     assert planned == {"pretokenize": 2}
 
 
 def test_an_accepted_edit_may_add_an_import(shared):
-    path = shared.root / "src/tokenscale/models/decoder.py"
+    path = shared.root / "src/tokenscale/train/models/decoder.py"
     with changed(path, lambda text: f"{text}\nimport tokenscale.report.style\n"):
         assert shared.planned() == RUNS and shared.planned(*ACCEPTED) == {}
 

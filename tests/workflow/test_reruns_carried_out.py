@@ -25,7 +25,7 @@ def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path,
     for path in source_files(project):
         path.touch()
     assert project.planned() == {}, "contents are known again"
-    with changed(project.root / "src/tokenscale/parallel/data.py"):
+    with changed(project.root / "src/tokenscale/train/parallel/ddp.py"):
         assert project.planned() == {"train": 1} | RANKS
 
 
@@ -34,12 +34,12 @@ def test_results_copied_without_metadata_but_with_their_times_are_judged_by_cont
     for path in source_files(copy):
         path.touch()
     assert copy.planned() == {}
-    with changed(copy.root / "src/tokenscale/parallel/data.py"):
+    with changed(copy.root / "src/tokenscale/train/parallel/ddp.py"):
         assert copy.planned() == {"train": 1} | RANKS
 
 
 def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):
-    file = copy.root / "src/tokenscale/models/decoder.py"
+    file = copy.root / "src/tokenscale/train/models/decoder.py"
     file.write_text("# a comment\n\n" + file.read_text())
     assert copy.planned() == RUNS
     assert copy.planned(*ACCEPTED) == {}
@@ -49,7 +49,7 @@ def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy)
 
 def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
     """The writer's code alone changed: what a dry run listed below the store is not run."""
-    path = copy.root / "src/tokenscale/verbs/pretokenize.py"
+    path = copy.root / "src/tokenscale/cli/pretokenize_command.py"
     path.write_text(path.read_text() + "\n# an edited line\n")
     assert copy.planned() == STORES
     copy.snakemake("--cores", "2", "tokens")
@@ -58,7 +58,7 @@ def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
 
 def test_an_edit_of_one_format_reruns_that_format_and_its_runs(copy):
     """The row above, carried out in the two steps of `make run`."""
-    path = copy.root / "src/tokenscale/formats/token_list.py"
+    path = copy.root / "src/tokenscale/data/stores/token_list.py"
     path.write_text(path.read_text() + "\n# an edited line\n")
     assert copy.planned("tokens") == {"pretokenize": 2} and "/ token-list" in copy.dry_run("tokens")
     copy.snakemake("--cores", "2", "tokens")

@@ -21,7 +21,7 @@ from tests import tables
 from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, ROOT, RUNS, Project, make_project
-from tokenscale import cli
+from tokenscale.cli import main as cli
 from tokenscale.report.save import KINDS
 
 
@@ -355,7 +355,7 @@ def parsers() -> list[argparse.ArgumentParser]:
     found = []
     for verb in cli.VERBS:
         parser = cli.Parser(prog=verb)
-        importlib.import_module(f"tokenscale.verbs.{verb}").add_arguments(parser)
+        importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
         found += [*inner[0].values()] if inner else [parser]
     return found

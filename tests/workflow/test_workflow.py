@@ -15,9 +15,9 @@ from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
-from tokenscale.files import sha256_file, sha256_text
-from tokenscale.records import provenance
-from tokenscale.report import passport
+from tokenscale.base.files import sha256_file, sha256_text
+from tokenscale.report import figure_metadata as passport
+from tokenscale.runs.records import provenance
 
 pytestmark = pytest.mark.workflow
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from snakemake.cli import get_argument_parser
 
-from tokenscale.corpus import fingerprint
-from tokenscale.errors import UserError, nearest
-from tokenscale.files import canonical_json, sha256_text
-from tokenscale.launch import workflows
-from tokenscale.launch.path import use_this_python
+from tokenscale.data.corpus import fingerprint
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.files import canonical_json, sha256_text
+from tokenscale.runs.launch import workflow_lock as workflows
+from tokenscale.runs.launch.python_path import use_this_python
 from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings import calls
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import ALL, Config, benchmark_stores
-from tokenscale.settings.continuing import writer_of
+from tokenscale.settings.continuation import writer_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.geometry import geometry
-from tokenscale.settings.ledger import read as read_ledger
+from tokenscale.settings.claims_file import read as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
     done,
@@ -31,7 +31,7 @@ from tokenscale.settings.manifests import (
 )
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.profile import left_out
-from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.yaml_files import read_yaml
 from tokenscale.settings.registry import (
     BATCHES,
     DOWNLOADS,
@@ -374,7 +374,7 @@ def code(*modules):
 
 
 def code_of(verb, *variants):
-    return code(f"tokenscale.verbs.{verb}", *variants)
+    return code(f"tokenscale.cli.{verb}", *variants)
 
 
 def run_code(w):
@@ -392,7 +392,7 @@ def nodes_of(w):
 @cache
 def priced():
     """Prices of runs; imported where jobs are submitted, and nowhere else."""
-    from tokenscale.commands.priced import Priced
+    from tokenscale.cli.plan_prices import Priced
 
     return Priced(settings)
 

@@ -1,6 +1,7 @@
 import atexit
 
-from tokenscale.diagnosis import dry_run, missing
+from tokenscale.cli import snakemake_dry_run as dry_run
+from tokenscale.cli import status_missing as missing
 
 
 report: "../report/workflow.rst"

@@ -20,10 +20,11 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import likeness, queries, statistics
+from tokenscale.analysis import comparability as likeness
+from tokenscale.analysis import queries, statistics
 from tokenscale.analysis.definitions import QUERIES
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_text
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_text
 from tokenscale.settings.claims import PLACES, Claim, Ledger, named_in
 
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")

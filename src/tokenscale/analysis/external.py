@@ -4,9 +4,9 @@ from typing import Any
 
 from tokenscale.analysis.computing import FLOPS, peak_columns
 from tokenscale.analysis.plausibility import counted, flops_of_mfu
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, parameters
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, sha256_text
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 

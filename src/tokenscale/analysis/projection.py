@@ -22,9 +22,9 @@ from tokenscale.analysis.scaling_model import (
     predict,
     why_not,
 )
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import read_json
 from tokenscale.costs.communication import Link
-from tokenscale.errors import UserError, unknown
-from tokenscale.files import read_json
 
 #: world sizes that are predicted unless others are asked for
 WORLD_SIZES = tuple(2**n for n in range(11))

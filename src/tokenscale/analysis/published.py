@@ -24,8 +24,8 @@ from tokenscale.analysis.scaling_model import (
     fit_link,
     predict,
 )
+from tokenscale.base.errors import unknown
 from tokenscale.costs.communication import Link
-from tokenscale.errors import unknown
 
 #: DDP's all-reduce has trees in NCCL; all-gather and reduce-scatter, which sharding takes, are rings
 LATENCY = {"ddp": "tree", "fsdp": "ring"}

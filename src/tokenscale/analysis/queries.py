@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.analysis.tables import ARROW, TABLES
-from tokenscale.errors import UserError, unknown
-from tokenscale.files import read_json
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import read_json
 
 WARM_UP = {"warmup_steps": 3}
 TARGET = {"target": None, "window_tokens": None}

@@ -7,11 +7,11 @@ from typing import Any
 
 from tokenscale.analysis import external, logs
 from tokenscale.analysis.computing import FLOPS, peak_columns
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, sha256_text
-from tokenscale.settings.continuing import begins_at, writer_of
+from tokenscale.settings.continuation import begins_at, writer_of
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import dotted
 from tokenscale.settings.layout import DEGREES, LayoutSettings

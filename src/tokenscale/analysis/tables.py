@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.files import atomic
-from tokenscale.records.schema import FIELDS
+from tokenscale.base.files import atomic
+from tokenscale.runs.records.schema import FIELDS
 
 #: SQL type → Arrow type
 ARROW = {
@@ -111,7 +111,7 @@ TABLES: dict[str, dict[str, str]] = {
         "started_unix_s": "DOUBLE",
         "stopped_unix_s": "DOUBLE",
         "seal": "VARCHAR",
-        "bleu": "DOUBLE",  # of translations at the end (analysis/translations.py); null without any; so the rest
+        "bleu": "DOUBLE",  # of translations at the end (analysis/translation_rows.py); null without any; so the rest
         "bleu_low": "DOUBLE",
         "bleu_high": "DOUBLE",
         "bleu_sentences": "INTEGER",

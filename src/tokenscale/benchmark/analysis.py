@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
-from tokenscale.records import hardware, provenance
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
+from tokenscale.runs.records import hardware, provenance
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 from tokenscale.analysis.scaling_model import fit_link
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import read_json, write_json
 from tokenscale.costs.communication import COLLECTIVES, bandwidths
-from tokenscale.errors import UserError, unknown
-from tokenscale.files import read_json, write_json
-from tokenscale.launch.ranks import run_ranks
-from tokenscale.parallel.exchange import all_gather, reduce_scatter
-from tokenscale.parallel.world import World, join, part
-from tokenscale.records import hardware
-from tokenscale.records.provenance import versions
+from tokenscale.runs.launch.ranks import run_ranks
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import versions
+from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
+from tokenscale.train.parallel.world import World, join, part
 
 #: bytes of the whole buffer: from where latency is all to where it is nothing
 SIZES = tuple(4096 * 4**n for n in range(8))

@@ -17,28 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.batches.batch import Batch, Batches
-from tokenscale.batches.open import open_batches
-from tokenscale.batches.packed import PackedBatches
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import data_arms, engines, machine, studies
 from tokenscale.benchmark.data_arms import LIMIT, ONLINE, PACKED, Arm
 from tokenscale.benchmark.peers import Peers
 from tokenscale.benchmark.timing import timing
-from tokenscale.corpus.reader import read_manifest as read_corpus_manifest
-from tokenscale.errors import UserError
-from tokenscale.files import sha256_file, write_json
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.packed import PackedStore
-from tokenscale.order.permutation import permute, samples_at
-from tokenscale.records import hardware
-from tokenscale.records.provenance import versions
+from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.packed import PackedBatches
+from tokenscale.data.corpus.raw_text import read_manifest as read_corpus_manifest
+from tokenscale.data.order.permutation import permute, samples_at
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import APPROACHES, RunSettings
-from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.manifest import read_manifest
 
 VERSION = 3
 PAIRS = tuple((entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin)
@@ -222,8 +222,8 @@ class _Bench:
         return {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
 
     def _through_loader(self, arm: Arm, count: int) -> dict[str, Any]:
-        from tokenscale.batches.torch_data import BatchStream
         from tokenscale.benchmark import workers
+        from tokenscale.data.batches.torch_data import BatchStream
 
         def make() -> dict[str, Any]:
             if arm.what in studies.ARMS:

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.data.tokenizers import gate
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.manifest import read_manifest
 from tokenscale.settings.benchmark import Engine
-from tokenscale.tokenizer import gate
-from tokenscale.tokenizer.load import load
-from tokenscale.tokenizer.manifest import read_manifest
 
 NAMES = get_args(Engine)
 

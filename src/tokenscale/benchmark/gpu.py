@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenscale.batches.batch import Batch
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
 from tokenscale.costs.flops import Convention, flops_per_token, parameters
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, write_json
-from tokenscale.models.attention import choose_kernel
-from tokenscale.parallel.world import World
-from tokenscale.records import hardware
-from tokenscale.records.energy import Energy
-from tokenscale.records.provenance import git_state, versions
+from tokenscale.data.batches.batch import Batch
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.energy import Energy
+from tokenscale.runs.records.provenance import git_state, versions
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings
-from tokenscale.training.engine import Engine
-from tokenscale.training.record import pci_bus_id
-from tokenscale.training.timing import PARTS, timer_of
+from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import PARTS, timer_of
+from tokenscale.train.record import pci_bus_id
+from tokenscale.train.trainer import Engine
 
 #: seconds that a case may take, its start included
 LIMIT_S = 90
@@ -232,8 +232,8 @@ def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
         import transformers
     except ImportError as error:
         raise UserError("the peer needs transformers.", reason=error, next="make setup") from None
-    from tokenscale.models.build import build
-    from tokenscale.models.convert_hf import to_hf
+    from tokenscale.train.models.build import build
+    from tokenscale.train.models.convert_hf import to_hf
 
     with torch.device("meta"):
         empty = build(shape, case.sequence_length, objective="causal", kernel="sdpa")

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenscale.commands.generate import behind, open_causal
-from tokenscale.commands.opened import Opened
-from tokenscale.errors import UserError
-from tokenscale.evaluation.generation import Sampling, generate_rows
-from tokenscale.files import canonical_json, read_json, sha256_file, sha256_text, write_json
-from tokenscale.order.permutation import permute
-from tokenscale.records import hardware
-from tokenscale.records.provenance import git_state, versions
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.cli.generate_command import behind, open_causal
+from tokenscale.data.order.permutation import permute
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.load import load
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import git_state, versions
 from tokenscale.settings.closure import closure_of
 from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.tokenizer.base import Tokenizer
-from tokenscale.tokenizer.load import load
-from tokenscale.training.checkpoint import RECORD
+from tokenscale.train.checkpoint import RECORD
+from tokenscale.train.checkpoint_models import Opened
+from tokenscale.train.evaluation.generation import Sampling, generate_rows
 
 VERSION = 1
 #: positions of a stretch whose seconds are recorded together
@@ -259,5 +259,5 @@ def _model(writer: Writer) -> dict[str, Any]:
 
 def _code() -> str:
     """Digest of the source files that were measured."""
-    paths = map(Path, closure_of("tokenscale.verbs.benchmark", __name__))
+    paths = map(Path, closure_of("tokenscale.cli.benchmark", __name__))
     return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark import peer_reader
-from tokenscale.errors import UserError
 
 #: peer → the module that says whether it is installed
 MODULES = {

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
 from tokenscale.benchmark import plain_script
-from tokenscale.corpus.build import build_from
-from tokenscale.corpus.reader import read_manifest
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
-from tokenscale.records import hardware
-from tokenscale.records.provenance import versions
+from tokenscale.data.corpus.build import build_from
+from tokenscale.data.corpus.raw_text import read_manifest
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
-from tokenscale.tokenizer.manifest import read_manifest as read_tokenizer
 
 SCRIPT = "plain script"
 WORDS = 200_000
@@ -195,8 +195,8 @@ def _run(command: list[str], cores: set[int] | None) -> tuple[float, int]:
 _ENGINE = """
 import json, sys, time
 from pathlib import Path
-from tokenscale.corpus.reader import RawText
-from tokenscale.tokenizer.load import load
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.tokenizers.load import load
 corpus, tokenizer, engine, most = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 made = load(tokenizer, engine)
 text = RawText(corpus, verify=False)

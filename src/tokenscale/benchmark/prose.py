@@ -25,10 +25,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.corpus import docstrings
-from tokenscale.corpus.progress import Progress
-from tokenscale.errors import UserError
-from tokenscale.files import atomic
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic
+from tokenscale.base.progress import Progress
+from tokenscale.data.corpus import docstrings
 from tokenscale.settings.data import SourceSettings
 
 #: paragraphs of so many characters are taken once: shorter ones repeat in any text ("See also", "Parameters")

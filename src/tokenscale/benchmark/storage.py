@@ -18,23 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import engines, machine
-from tokenscale.corpus.reader import RawText
-from tokenscale.errors import UserError
-from tokenscale.files import sha256_file, write_json
-from tokenscale.formats.documents import Chunk, Origin, encode_chunk
-from tokenscale.formats.manifest import open_store
-from tokenscale.formats.open import module_of, reader_of
-from tokenscale.formats.padded import pad
-from tokenscale.formats.text import TextDocuments
-from tokenscale.order.permutation import permute
-from tokenscale.records import hardware
-from tokenscale.records.provenance import versions
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.order.permutation import permute
+from tokenscale.data.stores.documents import Chunk, Origin, encode_chunk
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.open import module_of, reader_of
+from tokenscale.data.stores.padded import pad
+from tokenscale.data.stores.text import TextDocuments
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.load import load
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
-from tokenscale.tokenizer.base import Tokenizer
-from tokenscale.tokenizer.load import load
 
 VERSION = 1
 #: documents of one call where a whole text is tokenized at once

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tokenscale.formats.labels import IGNORED
+from tokenscale.data.stores.labels import IGNORED
 
 ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
 #: what their files looked like
@@ -102,7 +102,7 @@ def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[st
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    from tokenscale.tokenizer.manifest import read_manifest
+    from tokenscale.data.tokenizers.manifest import read_manifest
 
     manifest = read_manifest(folder)
     name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else manifest["file"]["name"]
@@ -117,7 +117,7 @@ def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[st
 
 
 def _ids(folder: Path) -> tuple[int, int]:
-    from tokenscale.tokenizer.manifest import read_manifest
+    from tokenscale.data.tokenizers.manifest import read_manifest
 
     manifest = read_manifest(folder)
     return manifest["bos_id"], manifest["pad_id"]

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenscale.batches.batch import Batch
-from tokenscale.errors import UserError, unknown
-from tokenscale.files import write_json
-from tokenscale.formats.labels import IGNORED
-from tokenscale.models.convert_hf import to_hf
-from tokenscale.parallel.world import World
-from tokenscale.records import hardware
-from tokenscale.records.provenance import versions
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import write_json
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
-from tokenscale.training.loop import Inputs, Training
+from tokenscale.train.loop import Inputs, Training
+from tokenscale.train.models.convert_hf import to_hf
+from tokenscale.train.parallel.world import World
 
 OURS, LOOP, TRAINER = "tokenscale", "transformers, plain loop", "transformers, Trainer"
 #: bookkeeping may take this share of a step of 100 ms

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tokenscale.base.errors import UserError
 from tokenscale.benchmark.timing import timing
-from tokenscale.errors import UserError
-from tokenscale.formats.labels import IGNORED
+from tokenscale.data.stores.labels import IGNORED
 
 WORKERS = (0, 1, 2, 4)
 

@@ -23,9 +23,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tokenscale.diagnosis.dry_run import need_workflow
-from tokenscale.errors import UserError
-from tokenscale.records import hardware
+from tokenscale.base.errors import UserError
+from tokenscale.cli.snakemake_dry_run import need_workflow
+from tokenscale.runs.records import hardware
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.config import Config
 from tokenscale.settings.run import APPROACHES

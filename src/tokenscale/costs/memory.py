@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from tokenscale.costs.flops import weights
 from tokenscale.costs.partition import stages_of
 from tokenscale.costs.schedules import in_flight, schedule
-from tokenscale.order.shares import micro_steps, rows_of, share
+from tokenscale.data.order.shares import micro_steps, rows_of, share
 from tokenscale.settings.layout import LayoutSettings, Place
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings

@@ -14,12 +14,13 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
-from tokenscale.errors import UserError
-from tokenscale.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
-from tokenscale.records import provenance
-from tokenscale.report import cells, crate, passport, pdf, save, summary
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
+from tokenscale.report import cells, crate, pdf, save, summary
+from tokenscale.report import figure_metadata as passport
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.views import VIEW_FILES
+from tokenscale.runs.records import provenance
 from tokenscale.settings.registry import FIGURES
 
 #: read by name

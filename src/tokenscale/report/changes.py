@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenscale.files import write_text
+from tokenscale.base.files import write_text
 from tokenscale.report import difference, page
 
 

@@ -9,7 +9,7 @@ named only where the crate holds what they ask for.
 from pathlib import Path
 from typing import Any
 
-from tokenscale.files import pretty_json, sha256_file
+from tokenscale.base.files import pretty_json, sha256_file
 
 NAME = "ro-crate-metadata.json"
 MAIN = "workflow/Snakefile"

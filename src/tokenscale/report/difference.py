@@ -14,8 +14,8 @@ import pandas as pd
 
 from tokenscale.analysis import statistics, unpaired
 from tokenscale.analysis.queries import connect
-from tokenscale.errors import UserError
-from tokenscale.files import read_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json
 from tokenscale.report import bundle, cells
 from tokenscale.report.style import number
 from tokenscale.report.table import Table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tokenscale.analysis.tables import ARROW, TABLES
-from tokenscale.errors import UserError, unknown
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings.registry import FIGURES
 
 if TYPE_CHECKING:

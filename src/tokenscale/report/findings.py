@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tokenscale.analysis.claims import SUPPORTED
-from tokenscale.files import write_text
-from tokenscale.report import ledger
+from tokenscale.base.files import write_text
+from tokenscale.report import claims as ledger
 from tokenscale.report.table import Table, markdown
 
 BEGIN, END = "<!-- findings: python -m tokenscale check --write -->", "<!-- end of findings -->"

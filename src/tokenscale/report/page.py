@@ -16,8 +16,11 @@ from markupsafe import Markup
 from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
-from tokenscale.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, ledger, original, pairs, registry, summary, svg
+from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
+from tokenscale.report import checklist, registry, summary, svg
+from tokenscale.report import claims as ledger
+from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report import source_study as original
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 

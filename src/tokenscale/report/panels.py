@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from tokenscale.report import fits, words
+from tokenscale.report import captions as words
+from tokenscale.report import text_layout as fits
 from tokenscale.report.style import (
     GREY,
     dots,

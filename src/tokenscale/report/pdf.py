@@ -16,11 +16,15 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from pypdf import PdfReader, PdfWriter
 
-from tokenscale.errors import UserError
-from tokenscale.files import atomic, sha256_file
-from tokenscale.report import ledger, pairs, passport, pdf_placed, registry, save, sheets, summary
-from tokenscale.report.sheets import HEIGHT, WIDTH
-from tokenscale.report.sheets import MARGIN as _MARGIN
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, sha256_file
+from tokenscale.report import claims as ledger
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report import pdf_pages as sheets
+from tokenscale.report import pdf_placed, registry, save, summary
+from tokenscale.report.pdf_pages import HEIGHT, WIDTH
+from tokenscale.report.pdf_pages import MARGIN as _MARGIN
 from tokenscale.report.style import style
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS

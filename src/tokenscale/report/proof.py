@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.report.pairs import in_pairs
+from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.table import Table
 
 RESUMED = "resumed and uninterrupted"

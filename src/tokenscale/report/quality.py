@@ -4,9 +4,9 @@ from typing import Any
 
 import pandas as pd
 
+from tokenscale.report.captions import kinds, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
-from tokenscale.report.words import kinds, spread
 
 
 def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:

@@ -8,7 +8,7 @@ of the functions), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*f
 import importlib
 from types import ModuleType
 
-from tokenscale.errors import unknown
+from tokenscale.base.errors import unknown
 from tokenscale.settings.registry import FIGURES
 
 

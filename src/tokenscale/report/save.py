@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
-from tokenscale.files import atomic, write_json, write_text
-from tokenscale.report import passport, registry
+from tokenscale.base.files import atomic, write_json, write_text
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report import registry
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
 

@@ -13,7 +13,8 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.report import fits, typeface
+from tokenscale.report import fonts as typeface
+from tokenscale.report import text_layout as fits
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"

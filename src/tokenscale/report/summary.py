@@ -10,12 +10,15 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import campaign
-from tokenscale.files import read_json
-from tokenscale.report import checklist, generations, inventory, original, pairs, passport, proof, quality, save
+from tokenscale.base.files import read_json
+from tokenscale.report import checklist, generations, inventory, proof, quality, save
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report import source_study as original
+from tokenscale.report.captions import caution, kinds, left_out, spread
 from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
-from tokenscale.report.words import caution, kinds, left_out, spread
 
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")

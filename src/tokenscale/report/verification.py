@@ -7,8 +7,9 @@ where it has no passport of ours, or has one and shows something else.
 
 from pathlib import Path
 
-from tokenscale.report import bundle, passport, verification_figure, verification_report
-from tokenscale.report.verdicts import Finding
+from tokenscale.report import bundle, verification_figure, verification_report
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report.verification_findings import Finding
 
 #: where a project has its claims
 LEDGER = Path("config/claims.yaml")

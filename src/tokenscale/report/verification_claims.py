@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import claims
-from tokenscale.errors import UserError
-from tokenscale.report import ledger as judged
-from tokenscale.report.verdicts import CODE, DATA, FOREIGN, SHOWN, Finding, few
+from tokenscale.base.errors import UserError
+from tokenscale.report import claims as judged
+from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, SHOWN, Finding, few
 
 FILE = "claims.json"
 #: keys of a judged claim that the ledger states; all others follow from the tables
@@ -19,7 +19,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
     Raises UserError where there is no ledger: without one a forged verdict could not be told.
     """
-    from tokenscale.settings.ledger import read  # takes pydantic
+    from tokenscale.settings.claims_file import read  # takes pydantic
 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")

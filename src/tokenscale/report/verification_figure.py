@@ -8,11 +8,12 @@ from typing import Any
 from PIL import Image
 from pypdf import PdfReader
 
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file
-from tokenscale.report import passport, pdf, save
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_file
+from tokenscale.report import figure_metadata as passport
+from tokenscale.report import pdf, save
 from tokenscale.report.pdf_content import content
-from tokenscale.report.verdicts import CODE, DATA, FOREIGN, Finding, few, queries
+from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, Finding, few, queries
 from tokenscale.settings.closure import changes
 from tokenscale.settings.registry import FIGURES
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenscale.errors import UserError
-from tokenscale.files import read_json, sha256_file
-from tokenscale.report import bundle, crate, page, passport, pdf, summary, verification_claims, verification_figure
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_file
+from tokenscale.report import bundle, crate, page, pdf, summary, verification_claims, verification_figure
+from tokenscale.report import figure_metadata as passport
 from tokenscale.report.pdf_content import content
-from tokenscale.report.verdicts import CODE, DATA, FOREIGN, Finding, few
+from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, Finding, few
 from tokenscale.report.views import VIEWS
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tokenscale.errors import unknown
+from tokenscale.base.errors import unknown
 
 
 @dataclass(frozen=True)

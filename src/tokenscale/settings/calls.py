@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenscale.errors import UserError
-from tokenscale.files import write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.config import CONFIG_FILE
-from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.yaml_files import read_yaml
 
 #: beside Snakemake's own records: it can be deleted
 RECORD = Path(".snakemake/tokenscale-call.json")

@@ -1,10 +1,10 @@
-"""The ledger of claims: sentences, and what data must say for them to hold. Read by `settings/ledger.py`."""
+"""The ledger of claims: sentences, and what data must say for them to hold. Read by `settings/claims_file.py`."""
 
 import string
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
 #: what every sentence may name, beside columns of its SQL

@@ -17,8 +17,8 @@ from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 
-from tokenscale.errors import UserError
-from tokenscale.files import pretty_json, sha256_file, sha256_text, write_text
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
 from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
@@ -27,9 +27,9 @@ PACKAGE = Path(__file__).resolve().parent.parent
 VIEWS = {"steps_global", "validation"}
 NAMED = ("QUERIES", "FILES")
 EXCLUDED = {
-    "tokenscale.cli",
-    "tokenscale.commands.configuration",  # a person's options; rules pass what they mean
-    "tokenscale.errors",
+    "tokenscale.cli.main",
+    "tokenscale.cli.configuration",  # a person's options; rules pass what they mean
+    "tokenscale.base.errors",
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
@@ -47,12 +47,12 @@ def code_of(verb: str, *variants: str) -> list[str]:
 
     `variants` are dotted names of modules that the verb loads through a registry.
     """
-    return closure_of(f"tokenscale.verbs.{verb}", *variants)
+    return closure_of(f"tokenscale.cli.{verb}", *variants)
 
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
     """Roots of a training's code: the trainer, what sets up its processes, and the variants that this run uses."""
-    return ("tokenscale.verbs.rank", *(PARALLEL[method] for method in run.layout.methods), *_variants(run))
+    return ("tokenscale.cli.rank", *(PARALLEL[method] for method in run.layout.methods), *_variants(run))
 
 
 def training_code(run: RunSettings) -> list[str]:
@@ -67,7 +67,7 @@ def layout_code(run: RunSettings) -> list[str]:
 
 
 def _variants(run: RunSettings) -> list[str]:
-    variants = ["tokenscale.launch.ranks", BATCHES[run.approach].module]
+    variants = ["tokenscale.runs.launch.ranks", BATCHES[run.approach].module]
     if run.store is not None:
         variants.append(FORMATS[run.store.format].module)
     if run.reads_text:

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from tokenscale.errors import UserError, unknown
-from tokenscale.files import canonical_json
-from tokenscale.settings import continuing, inference, machine, resuming, validate
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import canonical_json
+from tokenscale.settings import continuation as continuing
+from tokenscale.settings import inference, machine, resuming, validate
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.claims import Ledger
 from tokenscale.settings.data import (
@@ -39,11 +40,11 @@ from tokenscale.settings.geometry import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME, NAME_IN_WORDS, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.reading import read_yaml
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.scales import BASE, SCALES
 from tokenscale.settings.studies import STUDIES
+from tokenscale.settings.yaml_files import read_yaml
 
 #: what Snakemake and every command read; files of `--configfile` are merged over it
 CONFIG_FILE = "config/config.yaml"

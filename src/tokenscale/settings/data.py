@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tokenscale.errors import UserError, unknown, without_password
+from tokenscale.base.errors import UserError, unknown, without_password
 from tokenscale.settings.options import NAME, STRICT, default_of, option
 from tokenscale.settings.registry import FORMATS
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json, sha256_text
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import STRICT, option, to_dict
@@ -86,7 +86,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class External:
-    """Runs of another program that stand beside ours, from the logs that it wrote (records/external.py)."""
+    """Runs of another program that stand beside ours, from the logs that it wrote (runs/records/external.py)."""
 
     __pydantic_config__ = STRICT
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tokenscale.errors import UserError, unknown
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings.options import default_of
 
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenscale.files import canonical_json, write_text
+from tokenscale.base.files import canonical_json, write_text
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import Experiment, Original, dotted
 from tokenscale.settings.studies import STUDIES

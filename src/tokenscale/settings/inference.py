@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
 

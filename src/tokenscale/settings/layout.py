@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from tokenscale.order.shares import micro_steps
+from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.registry import COPIES

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.options import NAME, STRICT, option
 
 #: fields that mean nothing for a model of `transformers`: its own configuration decides

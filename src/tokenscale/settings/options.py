@@ -11,7 +11,7 @@ import types
 import typing
 from typing import Any
 
-from tokenscale.errors import UserError, unknown
+from tokenscale.base.errors import UserError, unknown
 
 #: what becomes a folder, a target of the workflow, a job's name or a word of a shell: nothing there has a meaning
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

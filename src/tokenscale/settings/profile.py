@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
 from tokenscale.settings.experiments import merge
-from tokenscale.settings.reading import read_yaml
+from tokenscale.settings.yaml_files import read_yaml
 
 #: how Snakemake calls a profile's file, without the version that some names carry (`config.v9+.yaml`)
 BASENAMES = ("profile", "config")

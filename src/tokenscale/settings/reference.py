@@ -5,7 +5,7 @@ import types
 import typing
 from pathlib import Path
 
-from tokenscale.files import canonical_json, write_text
+from tokenscale.base.files import canonical_json, write_text
 from tokenscale.settings.claims import Claim, Document
 from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings

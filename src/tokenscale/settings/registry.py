@@ -51,44 +51,46 @@ class Goal(NamedTuple):
 
 #: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
 SOURCES = {
-    "docstrings": "tokenscale.corpus.docstrings",
-    "files": "tokenscale.corpus.files",
-    "url": "tokenscale.corpus.fetched",
-    "hub": "tokenscale.corpus.fetched",
-    "dummy": "tokenscale.corpus.dummy",
-    "grammar": "tokenscale.corpus.grammar",
+    "docstrings": "tokenscale.data.corpus.docstrings",
+    "files": "tokenscale.data.corpus.files",
+    "url": "tokenscale.data.corpus.fetched",
+    "hub": "tokenscale.data.corpus.fetched",
+    "dummy": "tokenscale.data.corpus.dummy",
+    "grammar": "tokenscale.data.corpus.grammar",
 }
 #: source kind → the module that brings its files (apart, so that a corpus does not depend on how they came)
-DOWNLOADS = {"url": "tokenscale.corpus.url", "hub": "tokenscale.corpus.hub"}
+DOWNLOADS = {"url": "tokenscale.data.corpus.url", "hub": "tokenscale.data.corpus.hub"}
 #: tokenizer kind → the module that makes and loads it
 TOKENIZERS = {
-    "tekken": "tokenscale.tokenizer.tekken",
-    "huggingface": "tokenscale.tokenizer.huggingface",
-    "bpe": "tokenscale.tokenizer.bpe",
-    "numbers": "tokenscale.tokenizer.numbers",
+    "tekken": "tokenscale.data.tokenizers.tekken",
+    "huggingface": "tokenscale.data.tokenizers.huggingface",
+    "bpe": "tokenscale.data.tokenizers.bpe",
+    "numbers": "tokenscale.data.tokenizers.numbers",
 }
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
-#: format → where its writer and its reader are (`formats/open.py` finds them)
+#: format → where its writer and its reader are (`data/stores/open.py` finds them)
 FORMATS = {
-    "padded": Format("tokenscale.formats.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
-    "token-list": Format("tokenscale.formats.token_list", "TokenListStore", ("split", "eos", *_PARQUET), streamed=True),
-    "packed": Format("tokenscale.formats.packed", "PackedStore", ("split", "sequence_length", "eos", "packing")),
-    "archive": Format("tokenscale.formats.archive", "ArchiveStore", ("split", "eos", "level")),
+    "padded": Format("tokenscale.data.stores.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
+    "token-list": Format(
+        "tokenscale.data.stores.token_list", "TokenListStore", ("split", "eos", *_PARQUET), streamed=True
+    ),
+    "packed": Format("tokenscale.data.stores.packed", "PackedStore", ("split", "sequence_length", "eos", "packing")),
+    "archive": Format("tokenscale.data.stores.archive", "ArchiveStore", ("split", "eos", "level")),
 }
 #: format of others → the module that reads and writes it
 FOREIGN = {
-    "megatron": "tokenscale.formats.foreign.megatron",
-    "nanogpt": "tokenscale.formats.foreign.nanogpt",
-    "hf-datasets": "tokenscale.formats.foreign.hf_datasets",
+    "megatron": "tokenscale.data.stores.foreign.megatron",
+    "nanogpt": "tokenscale.data.stores.foreign.nanogpt",
+    "hf-datasets": "tokenscale.data.stores.foreign.hf_datasets",
 }
 #: approach → where its batches are made (dotted, so that a run depends on its own approach only)
 BATCHES = {
-    "padded": Approach("tokenscale.batches.padded"),
-    "padding-free": Approach("tokenscale.batches.padding_free", streams=True),
-    "pretokenized-padded": Approach("tokenscale.batches.pretokenized_padded", "padded", twin="padded"),
-    "token-list": Approach("tokenscale.batches.streamed", "token-list", twin="padding-free", streams=True),
-    "length-bucketed": Approach("tokenscale.batches.length_bucketed", "token-list"),
-    "packed": Approach("tokenscale.batches.packed", "packed"),
+    "padded": Approach("tokenscale.data.batches.padded"),
+    "padding-free": Approach("tokenscale.data.batches.padding_free", streams=True),
+    "pretokenized-padded": Approach("tokenscale.data.batches.pretokenized_padded", "padded", twin="padded"),
+    "token-list": Approach("tokenscale.data.batches.streamed", "token-list", twin="padding-free", streams=True),
+    "length-bucketed": Approach("tokenscale.data.batches.length_bucketed", "token-list"),
+    "packed": Approach("tokenscale.data.batches.packed", "packed"),
 }
 for _name, _format in FORMATS.items():
     if _format.streamed:
@@ -96,24 +98,24 @@ for _name, _format in FORMATS.items():
 #: objective → what is trained on, and by which loss
 OBJECTIVES = {
     "causal": Goal(),
-    "masked": Goal("tokenscale.batches.masked", causal=False, special_ids=True),
+    "masked": Goal("tokenscale.data.batches.masked", causal=False, special_ids=True),
 }
 #: choice of labels → the module that makes them, where not all count
-LABELS = {"target": "tokenscale.batches.target"}
+LABELS = {"target": "tokenscale.data.batches.target"}
 #: what a model is built with where it is not the project's own decoder → the module that builds it
-MODELS = {"transformers": "tokenscale.models.library"}
+MODELS = {"transformers": "tokenscale.train.models.library"}
 #: what keeps copies of a model alike, where each rank holds all of it (`layout.copies`) → the module that applies it
 COPIES = {
-    "ddp": "tokenscale.parallel.data",
+    "ddp": "tokenscale.train.parallel.ddp",
 }
 #: a method that a layout is made of → the module that applies it
 PARALLEL = COPIES | {
-    "single": "tokenscale.parallel.single",
-    "zero1": "tokenscale.parallel.zero1",
-    "fsdp": "tokenscale.parallel.fully_sharded",
-    "hsdp": "tokenscale.parallel.fully_sharded",
-    "tp": "tokenscale.parallel.tensor",
-    "pp": "tokenscale.parallel.pipeline",
+    "single": "tokenscale.train.parallel.single",
+    "zero1": "tokenscale.train.parallel.zero1",
+    "fsdp": "tokenscale.train.parallel.fsdp",
+    "hsdp": "tokenscale.train.parallel.fsdp",
+    "tp": "tokenscale.train.parallel.tensor",
+    "pp": "tokenscale.train.parallel.pipeline",
 }
 #: figure → the module that draws it (see report/registry.py)
 FIGURES = {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json
 from tokenscale.settings import validate
-from tokenscale.settings.continuing import apart, state
+from tokenscale.settings.continuation import apart, state
 from tokenscale.settings.experiments import Experiment, cells, dotted, factor_of, matches, stated
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenscale.files import canonical_json, sha256_text
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings

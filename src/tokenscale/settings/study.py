@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any, Literal
 
-from tokenscale.errors import UserError, unknown
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings import flags
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
@@ -284,7 +284,7 @@ class StudyFile:
 
 def read_file(path: str) -> StudyFile:
     """A preset file. UserError for what cannot be read, and for an unknown key or value."""
-    values = host("tokenscale.settings.reading").read_yaml(path)
+    values = host("tokenscale.settings.yaml_files").read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}

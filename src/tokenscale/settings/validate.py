@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from tokenscale.errors import UserError, nearest
+from tokenscale.base.errors import UserError, nearest
 from tokenscale.settings.options import NAME, NAME_IN_WORDS
 
 #: the file that holds the settings, or a function from a dotted key to the file that sets this key

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.conftest import T
-from tokenscale.commands.convert import ConvertSettings, convert
-from tokenscale.errors import UserError
-from tokenscale.formats.foreign import nanogpt, reframe
-from tokenscale.formats.manifest import open_store, read_store_manifest
-from tokenscale.formats.token_list import TokenListStore
+from tokenscale.base.errors import UserError
+from tokenscale.cli.convert_command import ConvertSettings, convert
+from tokenscale.data.stores.foreign import nanogpt, reframe
+from tokenscale.data.stores.manifest import open_store, read_store_manifest
+from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
 FOREIGN = ["megatron", "nanogpt", "hf-datasets"]

@@ -3,7 +3,7 @@
 import json
 
 from tests.unit.convert.conftest import ours
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 
 
 def test_the_command_line(lab, tmp_path, capsys):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.convert.conftest import KNOWN, digest, documents_of, ours, refused, run, write_hf
-from tokenscale.formats.foreign import hf_datasets
+from tokenscale.data.stores.foreign import hf_datasets
 
 
 def lists(kind, *documents):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.convert.conftest import FOREIGN, digest, ours, refused, run
-from tokenscale.formats.foreign import reframe
+from tokenscale.data.stores.foreign import reframe
 
 
 class Interrupted(BaseException):

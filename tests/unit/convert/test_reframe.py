@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenscale.formats.documents import Chunk
-from tokenscale.formats.foreign import reframe
+from tokenscale.data.stores.documents import Chunk
+from tokenscale.data.stores.foreign import reframe
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=8)
 

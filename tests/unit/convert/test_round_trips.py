@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.conftest import TEXTS, T
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_of, ours, run, write_megatron
-from tokenscale.errors import UserError
-from tokenscale.files import canonical_json
-from tokenscale.formats import writing
-from tokenscale.formats.manifest import open_store, read_store_manifest
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json
+from tokenscale.data.stores import writing
+from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.settings.data import StoreSettings
 
 
@@ -35,7 +35,7 @@ def test_parts_of_a_source_are_read_from_any_document_on(lab, tmp_path, small_bl
     """A store's writer asks for a part of the documents at a time, and goes on in the middle after an interruption."""
     run(ours(lab, "token-list"), tmp_path / "x.bin", to=foreign)
     monkeypatch.setattr(writing, "PART_DOCUMENTS", part)
-    monkeypatch.setattr("tokenscale.formats.documents.GROUP_DOCUMENTS", part)
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", part)
     run(tmp_path / "x.bin", tmp_path / "back", to="token-list")
     assert len(list((tmp_path / "back").glob("*.parquet"))) == -(-len(TEXTS) // part)
     assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))

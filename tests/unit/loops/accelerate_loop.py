@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tokenscale.records.external import ExternalRun  # log
+from tokenscale.runs.records.external import ExternalRun  # log
 
 torch.manual_seed(0)
 accelerator = Accelerator(cpu=True)

@@ -5,7 +5,7 @@ import sys
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tokenscale.records.external import ExternalRun  # log
+from tokenscale.runs.records.external import ExternalRun  # log
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=2))

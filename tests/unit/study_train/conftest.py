@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
-from tokenscale.cli import main
-from tokenscale.commands.prepare import Job, prepare
-from tokenscale.commands.request import Request, request
-from tokenscale.verbs import train
+from tokenscale.cli import train
+from tokenscale.cli.main import main
+from tokenscale.cli.train_inputs import Job, prepare
+from tokenscale.cli.train_request import Request, request
 
 TEXTS = [f"document number {i} has some words, {'and more ' * (i % 17)}" for i in range(120)]
 CONFIG = {

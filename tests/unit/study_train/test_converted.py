@@ -9,10 +9,10 @@ import pytest
 
 from tests.corpora import Lab, make_corpus, make_tokenizer
 from tests.unit.study_train.conftest import TEXTS, asked, prepared
-from tokenscale.batches.open import open_batches
-from tokenscale.cli import main
-from tokenscale.commands.convert import ConvertSettings, convert
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.cli.convert_command import ConvertSettings, convert
+from tokenscale.cli.main import main
+from tokenscale.data.batches.open import open_batches
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import RunSettings
 

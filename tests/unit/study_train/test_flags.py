@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from tests.unit.study_train.conftest import asked
-from tokenscale.cli import main
+from tokenscale.cli.main import main
 from tokenscale.settings import flags, study
 from tokenscale.settings.run import RunSettings
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
-from tokenscale.errors import UserError
-from tokenscale.formats.manifest import open_store
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores.manifest import open_store
 from tokenscale.settings import study
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.manifests import manifests_of
@@ -126,8 +126,8 @@ def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
     job = prepared(
         *["--dataset", "tinystories", "--tokenizer-name", "bpe", "--sequence-length", "32", "--batch-size", "5", *words]
     )
-    from tokenscale.corpus.reader import RawText
-    from tokenscale.tokenizer.load import load
+    from tokenscale.data.corpus.raw_text import RawText
+    from tokenscale.data.tokenizers.load import load
 
     text = RawText(Path("results/corpus/tinystories"), "train")
     lengths = [1 + len(ids) for ids in load(Path("results/tokenizers/bpe")).encode_batch(list(*text.batches(1000)))]
@@ -150,7 +150,7 @@ def test_a_failed_preparation_leaves_no_folder(here):
 
 def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
     """The order and the folders; downloading itself has tests of its own."""
-    from tokenscale.corpus import download
+    from tokenscale.data.corpus import download
 
     config = {
         "experiments": [],
@@ -161,7 +161,7 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
     def fetch(settings: CorpusSettings, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "a.txt").write_text("\n".join(TEXTS))
-        from tokenscale.files import sha256_file, write_json
+        from tokenscale.base.files import sha256_file, write_json
 
         path = directory / "a.txt"
         listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -175,7 +175,7 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
 
 def test_starting_a_run_needs_neither_torch_nor_the_hosts_packages():
     forbidden = ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"]
-    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.commands.train"
+    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.cli.train_command"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.study_train.conftest import PADDED, PRESET, TEXTS, asked, files, prepared
-from tokenscale.cli import main
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.cli.main import main
 
 REFUSED = {
     "--training-steps 0": ["--training-steps has no value '0'", "an integer ≥ 1"],
@@ -73,7 +73,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch, words):
-    monkeypatch.setattr("tokenscale.commands.train.start", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr("tokenscale.cli.train_command.start", lambda *_: pytest.fail("it was not refused"))
     (here / "empty.txt").touch()
     (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
     (here / "half.yaml").write_text("distributed: {mixed_precision: fp17}")

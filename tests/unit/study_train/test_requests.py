@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, asked
-from tokenscale.commands.request import request
-from tokenscale.errors import UserError
+from tokenscale.base.errors import UserError
+from tokenscale.cli import train
+from tokenscale.cli.train_request import request
 from tokenscale.settings import study
 from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
-from tokenscale.verbs import train
 
 ROOT = Path(__file__).parents[3]
 
@@ -150,7 +150,7 @@ def test_the_table_of_study_commands_has_every_command_and_no_flag_that_is_not_t
     for command, verb in STUDY_COMMANDS.items():
         ((_, ours),) = [row for row in rows if command in row[0]]
         parser = argparse.ArgumentParser(allow_abbrev=False)
-        importlib.import_module(f"tokenscale.verbs.{verb}").add_arguments(parser)
+        importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         known = {name for action in parser._actions for name in action.option_strings}
         for code in re.findall(r"`([^`]+)`", ours):
             flags_of = set(re.findall(r"--[\w.-]+", code.split("-m tokenscale")[-1])) - {"--checkpoint"}
@@ -189,8 +189,8 @@ def test_dummy_fills_the_models_vocabulary():
 
 @pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
 def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, words, device):
-    from tokenscale.commands import together
-    from tokenscale.commands import train as command
+    from tokenscale.cli import train_command as command
+    from tokenscale.cli import train_torchrun as together
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -3,7 +3,9 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import fits, panels, words
+from tokenscale.report import captions as words
+from tokenscale.report import panels
+from tokenscale.report import text_layout as fits
 from tokenscale.report.style import GREY, ordered, style
 
 TITLE = "Strong-scaling efficiency by approach"

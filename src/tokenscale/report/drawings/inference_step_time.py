@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import panels, words
+from tokenscale.report import captions as words
+from tokenscale.report import panels
 from tokenscale.report.drawings.inference_tokens_per_second import names
 from tokenscale.report.style import PALETTE, figure, legend_columns, no_data, number, plain, style
 

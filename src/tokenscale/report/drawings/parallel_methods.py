@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.report import fits, words
+from tokenscale.report import captions as words
+from tokenscale.report import text_layout as fits
 from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, figure, jitter, no_data, number, plain, style
 from tokenscale.report.table import Table
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 
 from tokenscale.analysis import projection
 from tokenscale.analysis.scaling_model import COVERAGE
-from tokenscale.errors import UserError
-from tokenscale.report import panels, words
+from tokenscale.base.errors import UserError
+from tokenscale.report import captions as words
+from tokenscale.report import panels
 from tokenscale.report.style import GREY, figure, looks, no_data, number, ordered, plain, style
 
 TITLE = "A model of scaling, and what was measured"

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tokenscale.report import words
+from tokenscale.report import captions as words
 from tokenscale.report.style import (
     BLUE,
     GREEN,

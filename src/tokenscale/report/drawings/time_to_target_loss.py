@@ -5,7 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.report import panels, words
+from tokenscale.report import captions as words
+from tokenscale.report import panels
 from tokenscale.report.style import dots, figure, jitter, no_data, number, style
 
 TITLE = "Time to a validation loss"

@@ -5,7 +5,8 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import fits, words
+from tokenscale.report import captions as words
+from tokenscale.report import text_layout as fits
 from tokenscale.report.style import GREY, dots, figure, jitter, no_data, number, ordered, plain, style
 
 TITLE = "Data path alone: from stored text or tokens to ready batches"

@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tokenscale.report import panels, words
+from tokenscale.report import captions as words
+from tokenscale.report import panels
 
 TITLE = "Tokens per second by world size"
 QUERIES = ("throughput", "inventory")

@@ -1,0 +1,233 @@
+"""Files written whole or not at all, canonical JSON, hashes."""
+
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`, synced and renamed to it on success, removed on failure.
+
+    Readers see the old file or the whole new one, never a part. What a process left that was killed while it wrote the
+    same file is removed first.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = aside(path)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def aside(path: Path) -> Path:
+    """A name beside `path` for this process alone. Those of this node's processes that have ended are removed."""
+    mine = f".{path.name}.{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
+        process = left.name[len(mine) : -len(".tmp")]
+        if process.isdigit() and not _alive(int(process)):
+            left.unlink(missing_ok=True)
+    return path.with_name(f"{mine}{os.getpid()}.tmp")
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+@contextmanager
+def locked(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the folder's lock while the block runs; the operating system releases it when the process dies.
+
+    Raises UserError when another process holds it, naming that process; with `wait`, waits until that one lets go of
+    it. The lock file is left behind, empty of meaning.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / ".lock"
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            file.seek(0)
+            raise lock_failed(error, what, path, file.read().strip() or "unknown") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
+
+
+def lock_failed(error: OSError, what: str, path: Path, owner: str) -> UserError:
+    """What `flock` said, for people: another process has the lock, or the file system knows none."""
+    if isinstance(error, BlockingIOError):
+        return UserError(
+            f"{what} is being written by another process.", lock=path, owner=owner, next="wait for it, or end it"
+        )
+    return UserError(  # Lustre mounted without -o flock, for one
+        f"{what} cannot be locked here.",
+        lock=path,
+        reason=error.strerror,
+        next="use a file system with locks (`python -m tokenscale doctor` tries them)",
+    )
+
+
+class HashedFile:
+    """A file whose SHA-256 is taken beside the writing: `sha256` is there after the block."""
+
+    def __init__(self, path: str | Path):
+        self.sha256 = ""
+        self._path, self._digest = path, hashlib.sha256()
+        self._pool, self._pending = ThreadPoolExecutor(1, "sha256"), None
+
+    def __enter__(self) -> "HashedFile":
+        self._file = open(self._path, "wb")
+        return self
+
+    def write(self, data: Any) -> None:
+        """Append a contiguous buffer, which must not change afterwards."""
+        if self._pending is not None:
+            self._pending.result()  # one at a time: what waits is bounded
+        self._pending = self._pool.submit(self._digest.update, data)
+        self._file.write(data)
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        self._file.close()
+        self.sha256 = self._digest.hexdigest()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically, UTF-8, newlines as given."""
+    with atomic(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def utc_now() -> str:
+    """The time of day in UTC, to the second: `2026-11-22T20:31:02Z`. For build records, never for manifests."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON for people and machines: sorted keys, two spaces, a newline at the end; equal values, equal bytes."""
+    write_text(path, pretty_json(value))
+
+
+def pretty_json(value: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_manifest_file(path: str | Path, what: str, newest: int, next: str, oldest: int = 0) -> dict[str, Any]:
+    """A manifest of a schema that this code reads. UserError where it is missing, broken, newer or too old, and where
+    `build.json` beside it knows another hash of it; `next` is the command that restores it."""
+    manifest = read_json(path, f"manifest of the {what}", next)
+    version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise UserError(f"this is no manifest of a {what}.", manifest=path, next=next)
+    if not oldest <= version <= newest:
+        newer = version > newest
+        raise UserError(
+            f"the {what} was written by {'a newer' if newer else 'an older'} tokenscale.",
+            manifest=path,
+            found=f"schema_version {version}",
+            expected=f"at most {newest}" if newer else f"at least {oldest}",
+            next=("upgrade tokenscale, or rebuild: " if newer else "rebuild: ") + next,
+        )
+    build = Path(path).with_name("build.json")
+    try:
+        stated = json.loads(build.read_text(encoding="utf-8"))["manifest_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):  # not copied with it, or of a store, which holds its own hash
+        return manifest
+    if stated != (found := sha256_text(canonical_json(manifest))):
+        raise UserError(
+            f"the manifest of the {what} has changed.",
+            manifest=path,
+            expected=f"sha256 {stated}  ({build.name})",
+            found=f"sha256 {found}",
+            next=next,
+        )
+    return manifest
+
+
+@contextmanager
+def understood(path: str | Path, what: str, next: str) -> Iterator[None]:
+    """Around the first look at what a file of other hands holds: what is not there, or of another type, is a UserError
+    that names the file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.what, **{"file": path, **error.facts}) from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"the {what} does not hold what this version writes.",
+            file=path,
+            reason=f"{type(error).__name__}: {error}",
+            next=next,
+        ) from None
+
+
+def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Hold the values of an object of JSON against types, and inner objects against those of theirs. KeyError for one
+    that is not there, TypeError for another type; for `understood` to tell."""
+    for name, kind in fields.items():
+        value = found[name]
+        if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(value, bool):
+            raise TypeError(f"{name} is {type(value).__name__}")
+        if isinstance(kind, dict):
+            check_types(value, kind)
+
+
+def plain_name(name: Any) -> str:
+    """The name, where it is that of a file in the folder at hand. ValueError for `../x`, `/x` and the like."""
+    if not isinstance(name, str) or "\0" in name or Path(name).name != name or name in ("", "..", "."):
+        raise ValueError(f"{name!r} is no name of a file in this folder")
+    return name
+
+
+def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
+    """Read a JSON file; a missing or broken one is a user's error that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"the {what} is missing.", path=path, next=next) from None
+    except (ValueError, RecursionError, OSError) as error:  # also nested without end, and a folder in its place
+        raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
+
+
+def canonical_json(value: Any) -> str:
+    """One line of JSON, equal for equal values: sorted keys, no spaces, no NaN.
+
+    >>> canonical_json({"b": 1, "a": [1.5, None]})
+    '{"a":[1.5,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_text(text: str) -> str:
+    """SHA-256 of a text's UTF-8 bytes, in hex."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

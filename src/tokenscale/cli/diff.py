@@ -1,0 +1,26 @@
+"""Two reports' folders, cell by cell: measures, claims, and the facts of their origin that may explain a difference."""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two folders, and where to write it down."""
+    parser.add_argument("a", type=Path, metavar="A", help="the report to compare with, such as results/report of then")
+    parser.add_argument("b", type=Path, metavar="B", help="the report that is compared")
+    parser.add_argument("--output", type=Path, help="write it as Markdown, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what differs."""
+    from tokenscale.base.files import write_text
+    from tokenscale.report import difference, table
+
+    a, b = difference.read(arguments.a), difference.read(arguments.b)
+    sections = difference.difference(a, b).sections()
+    head = f"A is {a.name}, B is {b.name}."
+    print("\n".join([head, *(f"\n{title}\n\n{table.plain(rows)}" for title, rows in sections)]), end="")
+    if arguments.output:
+        parts = [f"# Two reports\n\n{head}\n", *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in sections)]
+        write_text(arguments.output, "\n".join(parts))
+    return 0

@@ -1,0 +1,24 @@
+"""Files of a corpus that lies elsewhere (kinds url and hub) → results/downloads, held by hash."""
+
+import argparse
+from pathlib import Path
+
+from tokenscale.data.corpus.download import fetch_corpus
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings
+from tokenscale.settings.options import from_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE", help="results/downloads/NAME/manifest.json"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Download and say what is there."""
+    settings = from_json(CorpusSettings, arguments.settings)
+    manifest = fetch_corpus(settings, arguments.output.parent)
+    files = [file for key in FILE_LISTS for file in manifest.get(key, ())]
+    print(f"download {settings.name}: {len(files)} file(s), {sum(f['bytes'] for f in files) / 1e6:.1f} MB")

@@ -1,0 +1,73 @@
+"""What a training would do on more ranks, by a model fitted to few of them; and how good that model was before."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """An experiment's tables, or the back-test."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tables", type=Path, metavar="DIR", help="results/tables/EXPERIMENT: fit its own runs")
+    what.add_argument(
+        "--backtest", action="store_true", help="published points: fit the small sizes, predict the large"
+    )
+    parser.add_argument("--series", metavar="NAME", help="only this one")
+    parser.add_argument(
+        "--collectives", nargs="+", type=Path, default=[], metavar="FILE", help="of `benchmark collectives`"
+    )
+    parser.add_argument("--sweep", action="store_true", help="with --backtest: the link from published all-reduces")
+    parser.add_argument("--world-sizes", type=_sizes, metavar="N,N,…", help="default 1, 2, 4, … 1024")
+    parser.add_argument(
+        "--ranks-per-node", type=_one, metavar="N", help="default: what the runs' launcher says, else 1"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+#: options that go with only one of the two questions
+ONLY = {"backtest": ("sweep",), "tables": ("collectives", "world_sizes", "ranks_per_node")}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the table. Raises UserError for an option of the other question."""
+    _check(arguments)
+    if arguments.backtest:
+        from tokenscale.analysis import published
+
+        tested, skipped = published.backtest(arguments.series, sweep=arguments.sweep)
+        print(json.dumps(published.facts(tested, skipped)) if arguments.json else published.words(tested, skipped))
+        return
+    from tokenscale.analysis import projection
+
+    found = projection.project(
+        arguments.tables,
+        series=arguments.series,
+        collectives=arguments.collectives,
+        world_sizes=arguments.world_sizes,
+        ranks_per_node=arguments.ranks_per_node,
+    )
+    if arguments.json:
+        print(json.dumps([projection.facts(one) for one in found]))
+    else:
+        print("\n\n".join(projection.words(one) for one in found))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    asked = "backtest" if arguments.backtest else "tables"
+    for question, options in ONLY.items():
+        for option in options:
+            if question != asked and getattr(arguments, option):
+                from tokenscale.base.errors import UserError
+
+                name = option.replace("_", "-")
+                raise UserError(f"--{name} goes with --{question}.", found=f"--{asked}", next=f"leave out --{name}")
+
+
+def _one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def _sizes(text: str) -> list[int]:
+    return sorted({_one(part) for part in text.split(",")})

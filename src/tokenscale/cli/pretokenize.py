@@ -1,0 +1,68 @@
+"""Raw Parquet → one token store (as rules ask for it), or a file of text → one Parquet file of tokens a format."""
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.progress import Progress
+from tokenscale.data.corpus.raw_text import read_manifest
+from tokenscale.data.stores.write import write
+from tokenscale.runs.launch.lock import held
+from tokenscale.settings.data import StoreSettings
+
+#: by name, as registries do: what a person's file goes through is no part of a store's code
+FROM_FILE = "tokenscale.cli.pretokenize_command"
+RULE = ("store", "corpus", "tokenizer", "output")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options, of both ways."""
+    parser.usage = (
+        "%(prog)s --input-path FILE --output-dir DIR [options]\n"
+        "       %(prog)s --store NAME --corpus FILE --tokenizer FILE --output FILE"
+    )
+    importlib.import_module(FROM_FILE).add_arguments(parser)
+    rule = parser.add_argument_group("a corpus → one store, as the workflow's rules do it")
+    rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
+    rule.add_argument("--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    rule.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
+    )
+    rule.add_argument("--threads", type=int, help="of the engine; by default as many as there are cores")
+    rule.add_argument("--engine", default="auto", help="what turns text into ids; auto: the fastest exact one")
+    rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write, and say what came of it."""
+    from_file = importlib.import_module(FROM_FILE)
+    of_file, of_rule = from_file.asked(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
+    if of_file and of_rule:
+        raise UserError(
+            "the flags belong to two ways of this verb.",
+            file=" ".join(of_file),
+            corpus=" ".join(of_rule),
+            next="use those of one way: python -m tokenscale pretokenize --help",
+        )
+    if not of_rule:
+        from_file.write(from_file.settings_of(arguments))
+        return
+    for name in RULE:
+        if name != "tokenizer" and getattr(arguments, name) is None:
+            raise UserError(f"--{name} is missing.", next="python -m tokenscale pretokenize --help")
+    if arguments.threads:
+        os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
+    store = StoreSettings.parse(arguments.store)
+    tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
+    documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
+    progress = Progress(f"store {store.directory}", total=documents)
+    folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
+    with held(arguments.output.parent, f"the store {store.directory}", wait=True):
+        manifest = write(store, *folders, progress, engine=arguments.engine)
+    progress.close()
+    print(
+        f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
+        f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"
+    )

@@ -1,0 +1,299 @@
+"""A file of text → one Parquet file of tokens for each format asked for: the studies' first step.
+
+The text goes through a corpus of its own, in a folder aside: nothing cleaned, nothing held out, so that row i is
+document i of the file. No rule of the workflow uses this; it is found by name, so that no store depends on it.
+"""
+
+import argparse
+import dataclasses
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.files import locked
+from tokenscale.base.progress import Progress
+from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
+from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
+from tokenscale.data.stores.write import write as write_store
+from tokenscale.data.tokenizers.build import build as build_tokenizer
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.named import named
+from tokenscale.settings import flags
+from tokenscale.settings.data import (
+    CleaningSettings,
+    CorpusSettings,
+    SourceSettings,
+    StorageSettings,
+    StoreSettings,
+)
+from tokenscale.settings.options import option
+
+Report = Callable[[str, int | None], Progress]
+STORAGE = {field.name: field.metadata for field in dataclasses.fields(StorageSettings)}
+
+
+@dataclass(frozen=True)
+class FileSettings:
+    """What to make of a file, in the studies' words."""
+
+    input_path: str = option("", "Parquet, JSON lines (.jsonl) or text; the last two also .gz, .zst", metavar="FILE")
+    output_dir: str = option("", "where the files of tokens go", metavar="DIR")
+    tokenizer_name: str = option(
+        "tekken",
+        "a folder, a name below results/tokenizers, tekken, a name of Mistral-Nemo (the same), or NAME@COMMIT of the "
+        "Hugging Face hub",
+        metavar="NAME",
+    )
+    max_length: int = option(2048, "padded: positions a row (it holds one more token: the last label)", ge=8)
+    batch_size: int = option(100, "documents that the tokenizer gets at a time", ge=1)
+    format: tuple[Literal["padded", "token-list", "packed"], ...] = option(
+        ("padded", "token-list"), "one file for each; packed is no Parquet, the workflow makes it"
+    )
+    compression: Literal["none", "snappy", "lz4", "zstd"] = option("snappy", "of the Parquet files")
+    compression_level: int | None = option(None, "of zstd (default 3)", ge=1, le=22)
+    dtype: Literal["int32", "int64", "uint32"] = option("int32", "of token ids; the studies had int64")
+    row_group_rows: int = option(1000, "rows a Parquet row group", ge=1)
+    eos: bool = option(False, "end each document with EOS, beside its one BOS")
+    text_column: str = option("text", "column or key of the text", metavar="NAME")
+    separator: str | None = option(
+        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
+    )
+
+
+FLAGS = flags.leaves(FileSettings)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this way."""
+    flags.add(parser.add_argument_group("a file of text → one Parquet file for each format"), FLAGS)
+
+
+def asked(arguments: argparse.Namespace) -> list[str]:
+    """Those of its flags that were given."""
+    return [flag.name for flag in FLAGS if getattr(arguments, flag.key) is not None]
+
+
+def settings_of(arguments: argparse.Namespace) -> FileSettings:
+    """The settings that the flags state. Raises UserError for a wrong value, a missing flag, and the format packed."""
+    settings = FileSettings(**flags.stated(arguments, FLAGS))
+    for name in ("input_path", "output_dir"):
+        if not getattr(settings, name):
+            raise UserError(f"--{name.replace('_', '-')} is missing.", next="python -m tokenscale pretokenize --help")
+    if "packed" in settings.format:
+        raise UserError(
+            "packed rows are memory-mapped, not Parquet: no file can hold them.",
+            flag="--format",
+            allowed="padded, token-list",
+            next="name the corpus in config/config.yaml, then: snakemake "
+            f"results/tokens/CORPUS/TOKENIZER/{StoreSettings('packed', sequence_length=settings.max_length).directory}"
+            "/manifest.json",
+        )
+    if settings.compression_level is not None and settings.compression != "zstd":
+        raise UserError(
+            f"the codec {settings.compression} has no level.", flag="--compression-level", next="--compression zstd"
+        )
+    return settings
+
+
+def write(settings: FileSettings, say: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
+    """Write the files, each with its manifest beside it, and return path → manifest.
+
+    The tokenizer goes to `<output_dir>/tokenizers/<name>/`, from where `train` keeps it with the weights. `say` hears a
+    line for each thing done. Raises UserError for an input that cannot be read or is empty, for a file in the way that
+    this command did not write with these settings, and while another process writes there.
+    """
+    source, directory = Path(settings.input_path), Path(settings.output_dir)
+    tokenizer = named(settings.tokenizer_name)
+    _check(source)
+    stem = stem_of(source)
+    new = not directory.exists()
+    aside = directory / f".{stem}.building"
+    try:
+        with locked(aside, f"the tokens of {source}"):
+            try:
+                return _write(settings, source, stem, directory, aside, tokenizer, say)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    except BaseException:
+        if new and directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
+        raise
+
+
+def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Path, dict[str, Any]]:
+    corpus = _corpus(settings, source, stem, aside / "corpus")
+    left_out = corpus["cleaning"]["documents"]
+    if left_out["read"] > left_out["kept"]:
+        say(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are left out")
+    if left_out["read"] == 1:
+        say(f"{source} is one document; of a text file, --separator says what stands between several")
+    if tokenizer.note:
+        say(tokenizer.note)
+    kept = directory / "tokenizers" / tokenizer.settings.name
+    folder = tokenizer.directory or kept
+    if not (folder / "manifest.json").is_file():
+        folder = aside / "tokenizer"
+        build_tokenizer(tokenizer.settings, folder)
+    stores = {}
+    for form in dict.fromkeys(settings.format):
+        store = StoreSettings(
+            form,
+            sequence_length=settings.max_length,
+            eos=settings.eos,
+            codec=settings.compression,
+            codec_level=settings.compression_level or StorageSettings().codec_level,
+            dtype=settings.dtype,
+            row_group_rows=settings.row_group_rows,
+        )
+        name = f"{stem}_tokenized_{form}_{settings.compression}"
+        _make_way(directory / f"{name}.parquet", store, read_tokenizer(folder))
+        stores[name] = store
+    folder = _keep(folder, kept)
+    if "token-list" in settings.format:
+        say("token-list: documents are kept whole; the studies cut theirs at --max-length")
+    written = {}
+    for name, store in stores.items():
+        progress = Progress(name, total=corpus["splits"]["train"]["rows"])
+        single = SingleFile(name, _command(settings, store))
+        options = {"batch_documents": settings.batch_size, "single": single, "say": say}
+        manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
+        progress.close()
+        path = directory / f"{name}.parquet"
+        say(
+            f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
+            f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut\n"
+            f"  {path}  {path.stat().st_size:,} bytes"
+        )
+        written[path] = manifest
+    return written
+
+
+def _keep(folder: Path, kept: Path) -> Path:
+    """Copy a tokenizer beside the tokens; returns its folder there. Another tokenizer of its name is left alone."""
+    sha256 = read_tokenizer(folder)["file"]["sha256"]
+    if (kept / "manifest.json").is_file() and read_tokenizer(kept)["file"]["sha256"] != sha256:
+        kept = kept.with_name(f"{kept.name}-{sha256[:6]}")
+    if not (kept / "manifest.json").is_file():
+        partial = kept.with_name(f".{kept.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(".lock"))
+        partial.rename(kept)
+    return kept
+
+
+def stem_of(path: Path) -> str:
+    """A file's name without the endings that say what it holds.
+
+    >>> stem_of(Path("data/owt_train.txt.gz")), stem_of(Path("train_data.parquet"))
+    ('owt_train', 'train_data')
+    """
+    name = path.name
+    for endings in (COMPRESSION, [ending for known in ENDINGS.values() for ending in known]):
+        name = next((name[: -len(e)] for e in endings if name.lower().endswith(e)), name)
+    return name
+
+
+def _check(source: Path) -> None:
+    if source.is_dir():
+        raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
+    if not source.exists():
+        there = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
+        near = nearest(source.name, there)
+        raise UserError(
+            "the input file is missing.",
+            flag="--input-path",
+            asked=source,
+            next=f"did you mean {source.parent / near}?" if near else "mend the path",
+        )
+    if source.stat().st_size == 0:
+        raise UserError("the input file is empty.", flag="--input-path", file=source, next="name another")
+
+
+def _corpus(settings: FileSettings, source: Path, stem: str, directory: Path) -> dict[str, Any]:
+    """The file's text as a corpus; its manifest. The documents are those of the file, in its order."""
+    separator = settings.separator
+    corpus = CorpusSettings(
+        name=re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "text",
+        source=SourceSettings(
+            kind="files",
+            files=(str(source),),
+            text_column=settings.text_column,
+            separator=None if separator is None else unescaped(separator),
+        ),
+        cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
+        validation_share=0.0,
+    )
+    progress = Progress(f"reading {source.name}")
+    try:
+        return build(corpus, directory, progress)
+    except UserError as error:
+        if error.facts.get("corpus") == str(directory):
+            facts = {"flag": "--input-path", "file": source, "documents": error.facts.get("documents")}
+            raise UserError("the input file holds no documents.", **facts, next="name another") from None
+        raise in_flags(error) from None
+    finally:
+        progress.close()
+
+
+def in_flags(error: UserError) -> UserError:
+    """An error of a source in the words of flags: nobody has written a configuration for it."""
+    facts = {("flag" if label == "key" else label): text for label, text in error.facts.items()}
+    for key in ("text_column", "target_column"):
+        if facts.get("flag") == f"source.{key}":
+            facts["flag"] = f"--{key.replace('_', '-')}"
+            facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else f"{facts['flag']} NAME"
+    return UserError(error.what, **facts)
+
+
+def unescaped(text: str) -> str:
+    r"""A separator as a shell passes it, with `\n` and `\t` as characters.
+
+    >>> unescaped(r"\n\n")
+    '\n\n'
+    """
+    return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _make_way(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> None:
+    """Refuse to write over what is not this command's own file of the same settings."""
+    manifest = path.with_name(f"{path.stem}.manifest.json")
+    if not path.exists() and not manifest.exists():
+        return
+    if not manifest.exists():
+        raise UserError(
+            "a file in the way has no manifest, so this command did not write it.",
+            file=path,
+            next="choose another --output-dir, or remove the file",
+        )
+    found = read_store_manifest(manifest)
+    asked = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
+    has = {
+        **found["options"],
+        "tokenizer": found["tokenizer"]["name"],
+        "tokenizer file": found["tokenizer"]["file_sha256"],
+    }
+    for key in asked:
+        if asked[key] != has.get(key):
+            raise UserError(
+                "a file of this name was made with other settings.",
+                file=path,
+                has=f"{key} {has.get(key)}",
+                asked=f"{key} {asked[key]}",
+                next="choose another --output-dir, or remove the file and its manifest",
+            )
+
+
+def _command(settings: FileSettings, store: StoreSettings) -> str:
+    """The command that writes this one file again."""
+    words = ["python", "-m", "tokenscale", "pretokenize"]
+    for flag in FLAGS:
+        value = store.format if flag.key == "format" else getattr(settings, flag.key)
+        if value != flag.default:
+            words += [flag.name, str(value).lower() if isinstance(value, bool) else str(value)]
+    return shlex.join(words)

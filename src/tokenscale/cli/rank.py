@@ -1,0 +1,74 @@
+"""One rank of a run, as torchrun, srun or our own launcher starts it. What this imports is a training's code."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from tokenscale.runs.launch.ranks import PORT_TAKEN
+
+#: what srun says to a task, and what ranks read
+SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Paths are those of manifests; what lies beside them is read."""
+    # not `--run`: torchrun takes that for an abbreviation of an option of its own
+    parser.add_argument("--settings", required=True, help="the run's settings as canonical JSON")
+    parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
+    parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
+    parser.add_argument(
+        "--corpus", type=Path, help="manifest of the raw corpus (to tokenize while training, to translate)"
+    )
+    parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
+    parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
+    parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
+    parser.add_argument("--srun", action="store_true", help="started by srun: ranks are numbered as its tasks are")
+    parser.add_argument("--hang-s", type=float, default=0, help="seconds without a step after which it ends; 0: never")
+    parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
+    parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
+    parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by place on the node, as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Join the other ranks, train, part."""
+    if arguments.srun:
+        os.environ.update({ours: os.environ[theirs] for theirs, ours in SRUN.items()})
+    place = int(os.environ.get("LOCAL_RANK", 0))
+    os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
+
+    from tokenscale.train.signals import Signals
+
+    with Signals() as signals:  # from the start: imports, containers and first communicators take a minute
+        return _run(arguments, signals)
+
+
+def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
+    from tokenscale.settings.run import RunSettings
+    from tokenscale.train.loop import Inputs, train
+    from tokenscale.train.parallel.world import PortTaken, heard_last, join, part
+    from tokenscale.train.signals import Interrupted
+
+    def folder(manifest: Path | None) -> Path | None:
+        return manifest.parent if manifest else None
+
+    settings = RunSettings.from_json(arguments.settings)
+    inputs = Inputs(
+        corpus=folder(arguments.corpus),
+        tokenizer=folder(arguments.tokenizer),
+        store=arguments.store,  # the manifest: a store may be one file among others of its folder
+        validation_store=arguments.validation_store,
+    )
+    try:
+        world = join(settings.layout.world_size, settings.device, nodes=arguments.nodes, network=arguments.network)
+    except PortTaken as error:
+        print(error.render(), file=sys.stderr)
+        return PORT_TAKEN
+    with heard_last(world):
+        try:
+            train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
+        except Interrupted:
+            pass  # not a failure, for which the others would be killed; the launcher reads it from the log
+    part(world)
+    return 0

@@ -1,0 +1,184 @@
+"""Tables → figures, the HTML pages, the PDF and the folder that holds them all."""
+
+import argparse
+from pathlib import Path
+
+REPORT = Path("results/report")
+LEDGER = Path("config/claims.yaml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One sub-verb a product."""
+    kinds = "all | figure | page | experiment | view | changes | pdf | bundle"
+    parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
+    whole = parts.add_parser("all", help="everything below but the views, and the claims, from tables alone")
+    _of_experiments(whole)
+    _copied(whole)
+    whole.add_argument(
+        "--ledger", type=Path, metavar="FILE", help=f"the claims; by default {LEDGER}, where there is one"
+    )
+    whole.add_argument("--threads", type=int, default=2, metavar="N", help="processes that draw (default 2)")
+    figure = parts.add_parser(
+        "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its words as JSON"
+    )
+    figure.add_argument("name", help="name of the figure")
+    figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
+    figure.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        help="results/figures/<experiment>/<name>, with any of the endings or none",
+    )
+    page = parts.add_parser("page", help="the first page: verdicts and claims, and a sole experiment in full")
+    _of_experiments(page)
+    experiment = parts.add_parser("experiment", help="the page of one of several experiments")
+    experiment.add_argument("name", help="name of the experiment")
+    _from_tables(experiment)
+    view = parts.add_parser("view", help="some claims and the figures that bear on them, as a page")
+    view.add_argument("name", help="report_pretokenization or report_ddp")
+    _of_experiments(view)
+    changes = parts.add_parser("changes", help="what differs from another report's folder, as a page")
+    text = "the other report, such as a copy of results/report"
+    changes.add_argument("baseline", type=Path, metavar="FOLDER", help=text)
+    _of_experiments(changes)
+    pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
+    pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
+    _of_experiments(pdf)
+    page.add_argument("--changes", action="store_true", help="link the page of changes, which is made beside it")
+    for part in (page, view, changes, pdf):
+        part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the verb claims writes it")
+    bundle = parts.add_parser(
+        "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
+    )
+    _of_experiments(bundle)
+    _copied(bundle)
+    bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
+
+
+def _of_experiments(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
+    _from_tables(part)
+
+
+def _copied(part: argparse.ArgumentParser) -> None:
+    part.add_argument(
+        "--workflow", type=Path, default=Path("workflow/Snakefile"), help="Snakefile to copy, where there is one"
+    )
+    part.add_argument(
+        "--citation", type=Path, default=Path("CITATION.cff"), help="CITATION.cff to copy, where there is one"
+    )
+
+
+def _from_tables(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
+    part.add_argument(
+        "--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures"
+    )
+    part.add_argument("--output", type=Path, help="by default in results/report")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the part that is asked for and name its file."""
+    print({
+        "all": _all,
+        "figure": _figure,
+        "page": _page,
+        "experiment": _experiment,
+        "view": _view,
+        "changes": _changes,
+        "pdf": _pdf,
+        "bundle": _bundle,
+    }[arguments.part](arguments))  # fmt: skip
+    return 0
+
+
+def _all(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import build as whole
+
+    made = whole.write(
+        arguments.experiments,
+        arguments.tables,
+        arguments.figures,
+        arguments.output or REPORT,
+        ledger=arguments.ledger or (LEDGER if LEDGER.is_file() else None),
+        threads=arguments.threads,
+        workflow=arguments.workflow,
+        citation=arguments.citation,
+    )
+    return "\n".join(map(str, made))
+
+
+def _figure(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import registry, save
+
+    registry.module(arguments.name)  # a misspelt name is told before a missing table
+    output = arguments.output
+    if output.suffix[1:] in save.KINDS:  # fig.svg: the name of one of the files
+        output = output.with_suffix("")
+    paths = save.save(arguments.name, arguments.tables, output)
+    return f"{output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
+
+
+def _page(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import page
+
+    output = arguments.output or REPORT / page.HOME
+    told = {"claims": arguments.claims, "changes": arguments.changes}
+    page.write(arguments.experiments, arguments.tables, arguments.figures, output, **told)
+    return output
+
+
+def _experiment(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import page
+
+    output = arguments.output or REPORT / f"{arguments.name}.html"
+    page.write_experiment(arguments.name, arguments.tables, arguments.figures, output)
+    return output
+
+
+def _view(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import bundle, page, views
+
+    views.named(arguments.name)
+    output = arguments.output or REPORT / f"{arguments.name}.html"
+    where = (arguments.tables, arguments.figures, output)
+    page.write_view(arguments.name, arguments.experiments, *where, claims=arguments.claims)
+    bundle.list_views(output.parent)
+    return output
+
+
+def _changes(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import changes, page
+
+    output = arguments.output or REPORT / page.CHANGES
+    changes.write(arguments.baseline, arguments.experiments, arguments.tables, output, claims=arguments.claims)
+    return output
+
+
+def _pdf(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import bundle, pdf, views
+
+    if arguments.view is not None:
+        views.named(arguments.view)
+    output = arguments.output or REPORT / f"{arguments.view or 'report'}.pdf"
+    options = {"claims": arguments.claims, "view": arguments.view, "figures": arguments.figures}
+    pdf.write(arguments.experiments, arguments.tables, output, **options)
+    if arguments.view is not None:
+        bundle.list_views(output.parent)
+    return output
+
+
+def _bundle(arguments: argparse.Namespace) -> Path:
+    from tokenscale.report import bundle
+
+    output = arguments.output or REPORT
+    bundle.write(
+        arguments.experiments,
+        arguments.tables,
+        arguments.figures,
+        output,
+        workflow=arguments.workflow,
+        citation=arguments.citation,
+        also=tuple(arguments.also),
+    )
+    return output / bundle.SUMS

@@ -1,0 +1,219 @@
+"""Progress of one call of Snakemake: numbered jobs, how long they took, and an estimate of the time left.
+
+No Snakemake is imported here. The logger plugin `snakemake_logger_plugin_tokenscale` reports the events and prints the
+lines.
+"""
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenscale.cli.status_stale import duration
+
+#: where Snakemake records each output's rule, start and end, in seconds since 1970
+RECORDS = Path(".snakemake/metadata")
+#: no job is this short: `snakemake --touch` writes records of jobs that did not run
+SHORTEST_S = 0.1
+
+#: start and end of a job, in seconds
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of this call: its number among all jobs, its rule, and a label of the rule and what it is for."""
+
+    number: int
+    rule: str
+    label: str
+    started_s: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds that the jobs of known rules still take, and how many jobs have no estimate."""
+
+    seconds: float
+    without: int
+
+    def render(self) -> str:
+        """The estimate as words; times are rounded.
+
+        >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
+        ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
+        """
+        parts = [f"about {duration(_rounded(self.seconds))} left"] * (self.seconds > 0)
+        parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (self.without > 0)
+        return ", ".join(parts) or "nearly done"
+
+
+class Progress:
+    """The jobs of a call: planned by rule, running, finished.
+
+    A rule's next job is estimated by the wall-clock time per job of the rule's earlier jobs. Jobs that ran side by side
+    share their time, so the number of cores is accounted for; timed jobs, which run one at a time, share none. Jobs of
+    this call count one each. All jobs recorded earlier count as one together, since the settings may have changed.
+    """
+
+    def __init__(self, recorded: Mapping[str, Sequence[Interval]] | None = None):
+        self.recorded = {rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs}
+        self.planned: Counter[str] = Counter()
+        self.running: dict[int, Job] = {}
+        self.finished: dict[str, list[Interval]] = defaultdict(list)
+        self.failed = 0
+        self.last_s: float | None = None
+        self._jobs: dict[int, Job] = {}
+
+    @property
+    def total(self) -> int:
+        """Jobs of this call."""
+        return self.planned.total()
+
+    @property
+    def done(self) -> int:
+        """Jobs that have finished."""
+        return sum(map(len, self.finished.values()))
+
+    def plan(self, counts: Mapping[str, int]) -> None:
+        """Set the number of jobs of each rule."""
+        self.planned = Counter(counts)
+
+    def remove(self, rule: str) -> None:
+        """Count a rule's jobs no longer."""
+        self.planned.pop(rule, None)
+
+    def start(self, job_id: int, rule: str, label: str, now: float) -> Job:
+        """Record that a job starts. A job that starts again keeps its number."""
+        earlier = self._jobs.get(job_id)
+        number = earlier.number if earlier else len(self._jobs) + 1
+        if earlier is None and sum(job.rule == rule for job in self._jobs.values()) >= self.planned[rule]:
+            self.planned[rule] += 1
+        self.running[job_id] = self._jobs[job_id] = Job(number, rule, label, now)
+        return self._jobs[job_id]
+
+    def finish(self, job_id: int, now: float) -> tuple[Job, float] | None:
+        """Record that a job has finished; return it and its seconds, or None for a job that never started."""
+        job = self.running.pop(job_id, None)
+        if job is None:
+            return None
+        self.finished[job.rule].append((job.started_s, now))
+        self.last_s = now - job.started_s
+        return job, self.last_s
+
+    def fail(self, job_id: int) -> None:
+        """Record that a job has failed. It may start again."""
+        self.failed += self.running.pop(job_id, None) is not None
+
+    def time_left(self, now: float) -> Estimate:
+        """Estimate the rest of the call from the rules that have evidence."""
+        seconds, without = 0.0, 0
+        for rule, count in self.planned.items():
+            running = [job for job in self.running.values() if job.rule == rule]
+            each = self.seconds_per_job(rule)
+            waiting = max(0, count - len(self.finished.get(rule, [])) - len(running))
+            if each is None:
+                without += waiting + len(running)
+            else:
+                seconds += each * waiting
+                seconds += sum(max(0.0, each - (now - job.started_s) / len(running)) for job in running)
+        return Estimate(seconds, without)
+
+    def seconds_per_job(self, rule: str) -> float | None:
+        """Estimated wall-clock seconds of the rule's next job; None without an earlier job of the rule."""
+        own = self.finished.get(rule, [])
+        earlier = [self.recorded[rule]] if rule in self.recorded else []
+        jobs = len(own) + len(earlier)
+        return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
+
+
+class Lines:
+    """The lines that the display prints. `started_s`: when the call began."""
+
+    def __init__(self, progress: Progress, started_s: float):
+        self.progress, self.started_s = progress, started_s
+
+    def started(self, job: Job, now: float) -> str:
+        """For a log file: a job that starts, how long the last one took, and the time left."""
+        last = self.progress.last_s
+        took = "" if last is None else f"last job {duration(last)}, "
+        clock = time.strftime("%H:%M:%S", time.localtime(now))
+        return f"{clock}  {self._number(job)}  {job.label}  ({took}{self.progress.time_left(now).render()})"
+
+    def finished(self, job: Job, seconds: float) -> str:
+        """For a terminal: a job that has finished, and how long it took."""
+        return f"{self._number(job)}  {job.label}  {duration(seconds)}"
+
+    def status(self, now: float, columns: int) -> str:
+        """For a terminal: the job that has run longest, the number of others, and the time left. Never wraps."""
+        jobs = sorted(self.progress.running.values(), key=lambda job: job.started_s)
+        if not jobs:
+            return ""
+        more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        end = f" {duration(now - jobs[0].started_s)}{more}"
+        end += f"  {self.progress.done}/{self.progress.total} done, {self.progress.time_left(now).render()}"
+        room = max(1, columns - len("running  ") - len(end) - 1)
+        label = jobs[0].label
+        label = label if len(label) <= room else f"{label[: room - 1]}…"
+        return f"running  {label}{end}"[: columns - 1]
+
+    def ended(self, now: float) -> str:
+        """How many jobs of how many have run, and the time that the call took; empty for a call without a job."""
+        p = self.progress
+        if not p.done + p.failed + len(p.running):
+            return ""
+        failed = f", {p.failed} failed" if p.failed else ""
+        return f"{p.done} of {p.total} jobs done{failed}, in {duration(now - self.started_s)}"
+
+    def _number(self, job: Job) -> str:
+        width = len(str(self.progress.total))
+        return f"{job.number:>{width}}/{self.progress.total}"
+
+
+def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
+    """Time in which at least one of the jobs ran, over the number of jobs.
+
+    >>> wall_clock_per_job([(0, 10), (0, 10), (10, 20), (10, 20)])
+    5.0
+    """
+    ordered = sorted(jobs)
+    total, reached = 0.0, float("-inf")
+    for start, end in ordered:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total / len(ordered) if ordered else 0.0
+
+
+def recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
+    """Rule → start and end of each job that Snakemake recorded in this folder; unreadable records are skipped."""
+    jobs: dict[tuple, Interval] = {}
+    for path in records.rglob("*"):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            rule, start, end = str(record["rule"]), float(record["starttime"]), float(record["endtime"])
+            job = (rule, *record["log"])  # a job with several outputs has a record for each
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if end - start >= SHORTEST_S:
+            jobs[job] = max((start, end), jobs.get(job, (start, end)), key=lambda interval: interval[1])
+    found: dict[str, list[Interval]] = defaultdict(list)
+    for (rule, *_), interval in jobs.items():
+        found[rule].append(interval)
+    return {rule: sorted(intervals) for rule, intervals in found.items()}
+
+
+def label_of(rule: str, wildcards: Mapping[str, str]) -> str:
+    """The rule and its wildcards.
+
+    >>> label_of("draw_figure", {"experiment": "demo", "figure": "loss_over_time"})
+    'draw_figure demo/loss_over_time'
+    """
+    return " ".join([rule, *filter(None, ["/".join(map(str, wildcards.values()))])])
+
+
+def _rounded(seconds: float) -> float:
+    """To 5 seconds below a minute, to half a minute below five minutes, then to minutes."""
+    step = 5 if seconds < 57.5 else 30 if seconds < 285 else 60
+    return max(5, step * round(seconds / step))

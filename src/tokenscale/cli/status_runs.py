@@ -1,0 +1,185 @@
+"""How the runs in a folder of results stand: sealed, running, waiting in the queue, or ended before their end.
+
+Reads what trainings leave behind, and only that: it takes no lock and waits for nobody.
+"""
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.cli.status_queue import QueuedJob
+from tokenscale.cli.status_throughput import pace
+from tokenscale.runs.launch.failure_hints import Hint, hint
+from tokenscale.runs.records.control_groups import lines_of
+from tokenscale.runs.records.provenance import sealed
+
+#: outcome of a sealed run → its word
+OUTCOMES = {"complete": "complete", "nonfinite": "diverged"}
+#: a run of which nobody else says that it runs is taken to run while it writes
+FRESH_S = 60.0
+#: a run that says nothing for longer is called silent
+SILENT_S = 300.0
+#: of a log that can be long: its end
+TAIL_BYTES = 200_000
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One run. `state`: complete, diverged, running, waiting, interrupted, failed. `attempt`: the newest, if any.
+
+    `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s` and
+    `useful_tokens_per_s`: its pace just now, of a running run alone. `hint` says why it failed.
+    """
+
+    id: str
+    state: str
+    attempt: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    written_unix_s: float | None = None
+    step_s: float | None = None
+    useful_tokens_per_s: float | None = None
+    job: str | None = None
+    hint: Hint | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of training to go, at this pace."""
+        if self.step_s is None or self.step is None or not self.steps:
+            return None
+        return max(0, self.steps - self.step) * self.step_s
+
+    def silent_s(self, now: float) -> float | None:
+        """Seconds without a sign of life, of a running run that has been silent for long."""
+        if self.state != "running" or self.written_unix_s is None or now - self.written_unix_s < SILENT_S:
+            return None
+        return now - self.written_unix_s
+
+
+def runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
+    """All runs below `results/runs`, by id; `jobs` are those of the queue, which say their run."""
+    now = time.time() if now is None else now
+    queued = writers(jobs)
+    by_id = {job.id: job for job in jobs}
+    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir() and not path.name.startswith("."))
+    # Snakemake makes a run's folder before it starts anything
+    begun = [f for f in folders if f.name in queued or (f / "run.json").exists() or any(f.glob("attempt=*"))]
+    # a job that was submitted by hand stands in the lock that it holds
+    return [_run(f, queued.get(f.name) or by_id.get(_owner(f, r"job (\S+)")), results, now) for f in begun]
+
+
+def writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Run → its job; of several the first that runs: it holds the run's lock, and the others wait for that."""
+    trainings = [job for job in jobs if job.rule == "train"]
+    running = [job for job in trainings if job.state != "PENDING"]
+    return {job.of: job for job in [*trainings[::-1], *running[::-1]]}
+
+
+def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunState:
+    attempts = [int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()]
+    attempt = max(attempts, default=None)
+    status = _status(folder, attempt)
+    known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
+    written = _last_sign(folder, attempt, status)
+    if job is not None and job.used_s is not None and job.state != "PENDING" and written and written < now - job.used_s:
+        status, written = {}, None  # of an attempt before this job, which has not come to its own yet
+    known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {"written_unix_s": written}
+    if job is not None and job.state == "PENDING":
+        return RunState(**known, state="waiting")
+    try:
+        record = sealed(folder / "run.json")
+    except UserError:  # half a file: a copy under way, or a full disk
+        record = None
+    if record is not None:
+        outcome = record["outcome"]["status"]
+        return RunState(**known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome))
+    ended = status.get("state", "running") != "running"  # its own last word
+    if job is not None or (not ended and _alive(folder, written, now)):
+        now_at = pace(folder / f"attempt={attempt:02d}") if attempt is not None else None
+        return RunState(**known, **(asdict(now_at) if now_at else {}), state="running")
+    found = None if ended else hint(*map(tail, logs(results, folder.name, attempt)))
+    return RunState(**known, state="failed" if found else "interrupted", hint=found)
+
+
+def logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
+    """What a training wrote for people, the most telling first: of the rank that failed first, its own log, the others.
+
+    Where ranks have logs of their own, the launcher says in the training's log which of them failed first.
+    """
+    own = results / "logs/train" / f"{run_id}.log"
+    ranks = []
+    if attempt is not None:
+        ranks = sorted((results / "runs" / run_id / f"attempt={attempt:02d}" / "output").glob("rank=*.log"))
+    named = re.search(r"rank[ =](\d+)(?:\.log| .*failed first)", tail(own))
+    first = [path for path in ranks if named and path.name == f"rank={int(named[1]):05d}.log"]
+    return [path for path in dict.fromkeys([*first, own, *ranks]) if path.is_file()]
+
+
+def _alive(folder: Path, written: float | None, now: float) -> bool:
+    """Whether somebody trains there: a process of this machine that holds the lock, or one elsewhere that writes."""
+    lock = folder / ".lock"
+    if locked_here(lock):
+        return True
+    if lock.is_file() and not tail(lock).strip():  # an orderly end leaves no owner
+        return False
+    elsewhere = _owner(folder, r" on ([^\s,]+)") != platform.node() or not Path("/proc/locks").is_file()
+    return elsewhere and written is not None and now - written < FRESH_S
+
+
+def _owner(folder: Path, pattern: str) -> str | None:
+    """What the lock's file says of who holds it: `process 42 on nid000001, job 7`."""
+    found = re.search(pattern, tail(folder / ".lock"))
+    return found[1] if found else None
+
+
+def _status(folder: Path, attempt: int | None) -> dict[str, Any]:
+    """The last status of the newest attempt: one that has just begun leaves that of the attempt before in its place."""
+    try:
+        values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        record = folder / f"attempt={attempt or 0:02d}/attempt.json"
+        begun = record.stat().st_mtime if attempt and record.is_file() else 0
+        return values if isinstance(values, dict) and values.get("t_unix_s", 0) >= begun else {}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _last_sign(folder: Path, attempt: int | None, status: dict[str, Any]) -> float | None:
+    """When the newest attempt last wrote: its status, or, before its first step, its events."""
+    stamps = [status["t_unix_s"]] if isinstance(status.get("t_unix_s"), int | float) else []
+    if attempt is not None:
+        for path in (folder / f"attempt={attempt:02d}").glob("rank=00000/*.jsonl"):
+            try:
+                stamps.append(path.stat().st_mtime)
+            except OSError:
+                continue
+    return max(stamps, default=None)
+
+
+def locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
+    """Whether a process of this machine holds a lock on a file, without touching the lock; False where nobody says."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    # `1: FLOCK  ADVISORY  WRITE 4242 fd:01:131112 0 EOF`: device numbers in hex, then the inode
+    held = rf" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
+    return any(held in line and "->" not in line for line in lines_of(table))
+
+
+def tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """The end of a text file, without colours and redrawn lines; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\n]*\r(?=[^\n])|\r", "", text)

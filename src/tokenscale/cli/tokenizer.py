@@ -1,0 +1,34 @@
+"""Make or fetch a tokenizer, with its manifest."""
+
+import argparse
+import time
+from pathlib import Path
+
+from tokenscale.data.tokenizers.build import build
+from tokenscale.runs.launch.lock import held
+from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.options import from_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
+    parser.add_argument(
+        "--corpus", nargs="?", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Build the tokenizer and say what it is."""
+    settings = from_json(TokenizerSettings, arguments.settings)
+    start = time.monotonic()
+    directory = arguments.output.parent
+    with held(directory, f"the tokenizer {settings.name}", wait=True):
+        manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
+    print(
+        f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "
+        f"file {manifest['file']['bytes'] / 1e6:.1f} MB, {time.monotonic() - start:.1f} s"
+    )

@@ -1,0 +1,22 @@
+"""A run's events → TensorBoard, MLflow or Weights & Biases (offline), after the run or while it is being written."""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Runs in, tracker, folder out."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY", help="results/runs/RUN_ID")
+    parser.add_argument("--to", required=True, metavar="TRACKER", help="tensorboard, mlflow or wandb")
+    parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="an earlier export is replaced")
+    parser.add_argument("--follow", action="store_true", help="go on until every run is sealed")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Export and say what came of it."""
+    from tokenscale.runs.records.exporters.track import track
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    track(arguments.runs, arguments.to, arguments.output, follow=arguments.follow, say=say)

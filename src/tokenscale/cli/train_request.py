@@ -1,0 +1,469 @@
+"""The command line of `train` → a run, and where its data come from. Nothing is built here and nothing written."""
+
+import argparse
+import dataclasses
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.files import canonical_json, read_json, sha256_text
+from tokenscale.cli.pretokenize_command import in_flags, stem_of, unescaped
+from tokenscale.data.corpus.files import describe, documents
+from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, format_of
+from tokenscale.data.stores.manifest import read_store_manifest
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.named import named, of_store, settings_of
+from tokenscale.settings import flags, study
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.layout import DEGREES
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.settings.study import StudyFile, TrainWords, approach_of, flag_of
+
+CONFIG = "config/config.yaml"
+DUMMY_DOCUMENTS = 2000
+#: entries of GPT-2's tokenizer: what `dummy` draws from where the model does not say
+DUMMY_VOCABULARY = 50_257
+#: ids below the numbers of the tokenizer `numbers`
+CONTROL = 3
+TEKKEN_VOCABULARY = 131_072
+FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *COMPRESSION)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run as asked for. Where there are `epochs`, its steps are still the default's. `stated` are the keys said."""
+
+    run: RunSettings
+    output_dir: Path
+    stated: frozenset[str]
+    epochs: float | None = None
+    store: Path | None = None  # manifest of the pretokenized file
+    tokenizer: Path | None = None  # folder of a tokenizer that is built already
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Where tokens come from: a corpus and a tokenizer, or a pretokenized file."""
+
+    corpus: CorpusSettings
+    tokenizer: TokenizerSettings
+    approach: str
+    store: Path | None = None
+    tokenizer_directory: Path | None = None
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data decide
+    notes: tuple[str, ...] = ()
+
+
+def request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
+    """What the flags, and the preset file that they name, ask for; flags go before the file.
+
+    `world_size` is that of torchrun, where it started this process. Raises UserError, naming the flag, for values that
+    are not allowed, that contradict each other, or that no run can have.
+    """
+    words = TrainWords(**flags.stated(arguments, study.TRAIN_FLAGS))
+    stated = flags.stated(arguments, study.RUN_FLAGS)
+    output = Path(words.output_dir)
+    blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
+    if blocking is not None:
+        raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
+    words, stated, notes = study.translated(words, stated, world_size or words.world_size)
+    _check_words(words, stated, world_size)
+    file = study.read_file(words.config) if words.config else StudyFile()
+    model = _model(words, file)
+    values = file.values() | stated
+    if words.epochs is not None:
+        values.pop("budget.steps", None)
+    ranks, others = world_size or words.world_size, _others(values)
+    if ranks is not None:
+        values["layout.data"] = ranks // others
+    values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
+    readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
+    values = _batch(words, file, stated, readers) | values
+    if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
+        counts = f"counts the rows of all ranks, as in the study that has {words.flag_of_study_003}"
+        notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
+    data = _data(words, model)
+    said, values = frozenset(values), data.values | values
+    run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
+    run = shortened(flags.changed(run, values), values) if words.epochs is None else flags.changed(run, values)
+    check(run, steps_known=words.epochs is None)
+    return Request(
+        run=run,
+        output_dir=output,
+        stated=said,
+        epochs=words.epochs,
+        store=data.store,
+        tokenizer=data.tokenizer_directory,
+        notes=(*_notes(file, run), *notes, *data.notes),
+    )
+
+
+def check(run: RunSettings, *, steps_known: bool = True) -> None:
+    """Raise the first of a run's problems as a UserError that names the flag."""
+    for key, text in run.problems():
+        if steps_known or key != "schedule.warmup_steps":
+            raise UserError("the flags do not fit together.", flag=flag_of(key), setting=key, reason=text)
+
+
+def shortened(run: RunSettings, stated: Any) -> RunSettings:
+    """The run with a warm-up that fits its steps, where nobody stated one: the default is longer than a short run."""
+    if "schedule.warmup_steps" in stated or run.schedule.warmup_steps <= run.budget.steps:
+        return run
+    return flags.changed(run, {"schedule.warmup_steps": run.budget.steps})
+
+
+def _check_words(words: TrainWords, stated: dict[str, Any], world_size: int | None) -> None:
+    if words.epochs is not None and "budget.steps" in stated:
+        raise UserError("--epochs and --training-steps both say how long to train.", next="leave one of them out")
+    if words.model and words.model_size:
+        raise UserError("--model and --model-size both name the model.", next="leave one of them out")
+    if world_size is not None and words.world_size not in (None, world_size):
+        raise UserError(
+            "torchrun has started another number of ranks.",
+            flag=f"--world-size {words.world_size}",
+            found=f"WORLD_SIZE={world_size}",
+            next="leave --world-size out: under torchrun it is known",
+        )
+    ranks, others, copies = world_size or words.world_size, _others(stated), stated.get("layout.data")
+    if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
+        degrees = [f"--layout.{name} {stated[f'layout.{name}']}" for name in DEGREES if f"layout.{name}" in stated]
+        raise UserError(
+            "the degrees of the layout do not make the number of ranks.",
+            flags=" ".join(degrees),
+            found=f"WORLD_SIZE={ranks}" if world_size is not None else f"--world-size {ranks}",
+            next=f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else ""),
+        )
+    if words.distributed and world_size is None:
+        raise UserError(
+            "--distributed says that torchrun starts the ranks, and it did not.",
+            next="start it with torchrun, or say --world-size N instead: the ranks are then started here",
+        )
+
+
+def _others(values: dict[str, Any]) -> int:
+    """Ranks that read the same rows or hold one copy of the model together."""
+    return math.prod(values.get(f"layout.{degree}", 1) for degree in DEGREES if degree != "data")
+
+
+def _model(words: TrainWords, file: StudyFile) -> ModelSettings:
+    if words.model:
+        return study.preset(words.model, "--model")
+    if words.model_size:
+        return study.preset(f"study-{words.model_size}", "--model-size")
+    return file.model_settings(Path(words.config or "").stem) or study.preset("llama-tiny", "--model")
+
+
+def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
+    """micro_batch and global_batch from rows a rank and passes a step, where these are given. `readers`: ranks, or
+    groups of ranks, that read different rows.
+
+    With a flag of study 003, --batch-size counts the rows of all ranks, and a pipeline cuts them into micro-batches.
+    """
+    for name in ("batch_size", "gradient_accumulation_steps"):
+        for other in ("micro_batch", "global_batch") if name == "batch_size" else ("global_batch",):
+            if getattr(words, name) is not None and other in stated:
+                raise UserError(
+                    f"--{name.replace('_', '-')} and {flag_of(other)} both say how many rows a step has.",
+                    next="leave one of them out",
+                )
+    rows = words.batch_size or file.training.batch_size
+    passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
+    chunks = (words.n_chunk or study.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    if rows is None and passes is None:
+        if chunks == 1:
+            return {}
+        return {"micro_batch": math.ceil(stated.get("global_batch", RunSettings().global_batch) / readers / chunks)}
+    rows = rows or stated.get("micro_batch") or RunSettings().micro_batch
+    if words.batch_size is not None and words.flag_of_study_003:
+        return {"micro_batch": math.ceil(rows / readers / chunks), "global_batch": rows * (passes or 1)}
+    return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
+
+
+def _data(words: TrainWords, model: ModelSettings) -> _Data:
+    """The dataset, in the way that --dataset-type and --pretokenized ask for."""
+    words = _by_repository(words)
+    path = Path(words.dataset)
+    of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
+    if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
+        _only_for_text(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
+        return _pretokenized(words, path)
+    approach = approach_of(words.dataset_type or "packed", words.pretokenized)
+    config = None
+    if of_file:
+        _only_for_text(words, "a file", "data_path")
+        corpus = _own_corpus(words, path, CorpusSettings(), "--dataset")
+    elif words.dataset == "dummy":
+        _only_for_text(words, "dummy", "text_column", "target_column", "separator", "data_path")
+        corpus = _dummy(model)
+    else:
+        if not Path(CONFIG).is_file():
+            raise UserError(
+                f"there is no dataset {words.dataset!r}: no file, not `dummy`, and no configuration to name it.",
+                flag="--dataset",
+                expected=f"{CONFIG}, with {words.dataset} under `corpora`",
+                next="work in the project's folder, or name a file",
+            )
+        config = study.host("tokenscale.settings.config").load(CONFIG)
+        if words.dataset not in config.corpora:
+            known = sorted({"dummy", *config.corpora})
+            near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
+            raise UserError(
+                f"there is no dataset {words.dataset!r}: no file, and no corpus of {CONFIG}.",
+                flag="--dataset",
+                allowed=f"a file; {', '.join(known)}",
+                next=f"did you mean {near!r}?" if near else "mend the path, or choose a corpus",
+            )
+        corpus = config.corpora[words.dataset]
+        if words.data_path is not None:
+            corpus = _own_corpus(words, Path(words.data_path), corpus, "--data-path")
+        else:
+            _only_for_text(words, f"the corpus {words.dataset}", "text_column", "target_column", "separator")
+    tokenizer, directory, notes = _tokenizer(words, model, corpus, config)
+    if _is_one_document(corpus.source):
+        notes = (*notes, f"{corpus.source.files[0]} is one document; --separator says what stands between several")
+    return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
+
+
+def _is_text(words: TrainWords, path: Path) -> bool:
+    """Whether the dataset is a file of text, which --pretokenized then tokenizes beforehand: no manifest stands beside
+    it, and its ending or a flag says so (a Parquet file may hold either)."""
+    if not path.is_file() or _manifest_of(path).is_file():
+        return False
+    stated = (words.text_column, words.target_column, words.separator)
+    return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
+
+
+def _by_repository(words: TrainWords) -> TrainWords:
+    """The words with the name of a hub's data set replaced by the corpus of the configuration that reads it."""
+    name = words.dataset
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
+        return words
+    corpora = study.host("tokenscale.settings.config").load(CONFIG).corpora
+    found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
+    return replace(words, dataset=found) if found else words
+
+
+def _only_for_text(words: TrainWords, what: str, *names: str) -> None:
+    for name in names:
+        if getattr(words, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} means nothing for {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
+
+
+def _pretokenized(words: TrainWords, path: Path) -> _Data:
+    """What `pretokenize` or `convert` wrote: its manifest says how it is stored, and which tokenizer made it."""
+    folder = path.is_dir()
+    manifest_path = path / "manifest.json" if folder else _manifest_of(path)
+    if path.is_file() and not manifest_path.is_file():
+        raise UserError(
+            "the pretokenized file has no manifest beside it.",
+            flag="--dataset",
+            file=path,
+            expected=manifest_path.name,
+            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`, or say\n"
+            "--text-column NAME where it holds text, which is then tokenized beforehand",
+        )
+    _present(manifest_path if folder else path, "--dataset")
+    if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers have manifests, too
+        raise UserError(
+            "the dataset's folder holds no token store.",
+            flag="--dataset",
+            folder=path,
+            next="name a store, or leave --pretokenized out",
+        )
+    manifest = read_store_manifest(manifest_path)
+    options = manifest["options"]
+    stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
+    values = {f"storage.{name}": options[name] for name in stored}
+    values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
+    tokenizer, directory, notes = _tokenizer_of_store(words, manifest_path, manifest)
+    return _Data(
+        corpus=CorpusSettings(
+            name=_name(path.name if folder else path.stem), source=SourceSettings(kind="files", files=(str(path),))
+        ),
+        tokenizer=tokenizer,
+        approach=approach_of(words.dataset_type or manifest["format"], True),
+        store=manifest_path,
+        tokenizer_directory=directory,
+        values=values | {"validation.rows": 0},
+        notes=notes,
+    )
+
+
+def _tokenizer_of_store(
+    words: TrainWords, path: Path, manifest: dict[str, Any]
+) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
+    """(settings, folder, notes) of the tokenizer whose ids a store holds: the checkpoint carries a copy of it."""
+    made = manifest["tokenizer"]
+    tokenizer = settings_of(made["name"], made["kind"], manifest["vocabulary_size"])
+    directory, notes = of_store(path, made["file_sha256"]), ()
+    if words.tokenizer_name is not None:
+        found = named(words.tokenizer_name)
+        notes = (found.note,) if found.note else ()
+        if made["file_sha256"] is None and found.directory is not None:
+            _same_ids(found.directory, path, manifest)
+            return tokenizer, found.directory, notes  # the name stays the store's: it is part of the run's identity
+        tokenizer, directory = found.settings, found.directory or directory
+    if directory is None:
+        known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
+        text = f"the tokenizer of these ids is {known}: the checkpoint will hold none, so that `generate` needs one"
+        notes = (*notes, f"{text}; --tokenizer-name FOLDER names the one that made them")
+    return tokenizer, directory, notes
+
+
+def _same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose vocabulary is not that of a store of which only the ids are known."""
+    found = read_tokenizer(directory)
+    for name in ("vocabulary_size", "bos_id", "eos_id"):
+        if found[name] != manifest[name]:
+            raise UserError(
+                "the tokenizer is not the one that made these ids.",
+                flag="--tokenizer-name",
+                tokenizer=f"{directory} has {name} {found[name]}",
+                store=f"{store} has {name} {manifest[name]}",
+                next="name the tokenizer that made them, or leave --tokenizer-name out",
+            )
+
+
+def _manifest_of(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".parquet") + ".manifest.json")
+
+
+def _own_corpus(words: TrainWords, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
+    """A corpus of one file, cleaned and split as `base` is. Its name holds a hash of settings and content, so that no
+    corpus is ever written over another."""
+    _present(path, flag)
+    if _manifest_of(path).is_file():
+        raise UserError(
+            "the dataset's file holds tokens, not text.",
+            flag=flag,
+            file=path,
+            manifest=_manifest_of(path).name,
+            next="add --pretokenized",
+        )
+    source = SourceSettings(
+        kind="files",
+        files=(str(path),),
+        format=base.source.format,
+        text_column=words.text_column or base.source.text_column,
+        target_column=words.target_column or base.source.target_column,
+        separator=base.source.separator if words.separator is None else unescaped(words.separator),
+    )
+    if not _is_one_document(source):
+        _first_document(source, path, flag)
+    corpus = replace(base, source=source, validation_share=0.0 if _is_one_document(source) else base.validation_share)
+    content = {"settings": to_dict(corpus, science_only=True), "files": describe(source)["files"]}
+    return replace(corpus, name=f"{_name(stem_of(path))}-{sha256_text(canonical_json(content))[:6]}")
+
+
+def _is_one_document(source: SourceSettings) -> bool:
+    """Whether a source is a single text file that nothing divides: its one document cannot be held out."""
+    if source.kind != "files" or len(source.files) != 1 or source.separator:
+        return False
+    return (format_of(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
+
+
+def _present(path: Path, flag: str) -> None:
+    if not path.is_file():
+        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(path.name, there)
+        raise UserError(
+            "the dataset's file is missing.",
+            flag=flag,
+            asked=path,
+            next=f"did you mean {path.parent / near}?" if near else "mend the path",
+        )
+    if path.stat().st_size == 0:
+        raise UserError("the dataset's file is empty.", flag=flag, file=path, next="name another")
+
+
+def _first_document(source: SourceSettings, path: Path, flag: str) -> None:
+    """Read one document, so that a wrong column or an unreadable file is told before anything is written."""
+    try:
+        first = next(documents(source), None)
+    except UserError as error:
+        raise in_flags(error) from None
+    if first is None:
+        raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another")
+
+
+def _dummy(model: ModelSettings) -> CorpusSettings:
+    """Random numbers that, with the control ids, fill the model's vocabulary."""
+    numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
+    if numbers < 2:
+        raise UserError(
+            "the model's vocabulary holds no numbers for the dataset dummy.",
+            model=f"{model.name} has {model.vocabulary_size} entries",
+            expected="at least 5",
+            next="name a dataset, or another model",
+        )
+    source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
+    corpus = CorpusSettings(source=source, cleaning=CleaningSettings(deduplicate=False))
+    return replace(corpus, name=f"dummy-{sha256_text(canonical_json(to_dict(corpus, science_only=True)))[:6]}")
+
+
+def _tokenizer(
+    words: TrainWords, model: ModelSettings, corpus: CorpusSettings, config: Any
+) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
+    """(settings, folder where it is built already, what a person should hear)."""
+    room = model.vocabulary_size
+    name = words.tokenizer_name
+    if name is None and corpus.source.kind == "dummy":
+        size = corpus.source.vocabulary_size + CONTROL
+        return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None, ()
+    if name is None and room is not None and room < TEKKEN_VOCABULARY:
+        learnt = TokenizerSettings(
+            name=f"bpe-{room}-{corpus.name}",
+            kind="bpe",
+            corpus=corpus.name,
+            learnt_from=corpus,
+            vocabulary_size=room,
+        )
+        note = (
+            f"tokenizer: {room:,} entries learnt from the corpus, as the model states; tekken has {TEKKEN_VOCABULARY:,}"
+        )
+        return learnt, None, (note,)
+    if config is not None and (name or "tekken") in config.tokenizers:
+        settings, directory, notes = config.tokenizers[name or "tekken"], None, ()
+    else:
+        found = named(name or "tekken")
+        settings, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()
+    size = read_tokenizer(directory)["vocabulary_size"] if directory else None
+    size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size
+    if room is not None and size is not None and size > room:
+        raise too_small(model, settings.name, size)
+    return settings, directory, notes
+
+
+def too_small(model: ModelSettings, tokenizer: str, size: int) -> UserError:
+    """The error for an embedding that lacks rows for the tokenizer's ids."""
+    return UserError(
+        "the tokenizer has more entries than the model's embedding.",
+        model=f"{model.name} has {model.vocabulary_size:,}",
+        tokenizer=f"{tokenizer} has {size:,}",
+        next="leave --tokenizer-name out: as many entries as the model has are then learnt from the text",
+    )
+
+
+def _notes(file: StudyFile, run: RunSettings) -> tuple[str, ...]:
+    """What a preset file says and this machine decides."""
+    if file.distributed.backend is None:
+        return ()
+    try:
+        import torch
+    except ImportError:
+        return ()
+    used = "nccl" if run.device == "auto" and torch.cuda.is_available() else "gloo"
+    if used == file.distributed.backend:
+        return ()
+    return (f"distributed.backend: {file.distributed.backend} is stated; on this device ranks talk by {used}",)
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "text"

@@ -1,0 +1,66 @@
+"""What a training step gets, and from what."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenscale.data.stores.labels import IGNORED
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's share of one global batch. A rank may hold no row at all: then all shapes are [0, T]."""
+
+    tokens_bt: np.ndarray  # int64 [rows, T]
+    labels_bt: np.ndarray  # int64 [rows, T], −100 where the label does not count
+    useful_tokens: int  # labels that count
+    total_tokens: int  # rows * T
+    order_digest: int  # adds up over the ranks, modulo 2**52 (data/order/digest.py)
+    document_ids_bt: np.ndarray | None = None  # int32 [rows, T], where the run asks for a document mask
+
+    @classmethod
+    def of(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
+        """The batch of these arrays, its tokens counted."""
+        useful = int(np.count_nonzero(labels_bt != IGNORED))
+        return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
+
+    def copy(self) -> "Batch":
+        """The same batch in memory of its own."""
+        ids = None if self.document_ids_bt is None else self.document_ids_bt.copy()
+        return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
+
+
+class Batches(Protocol):
+    """The endless sequence of global batches, as one rank sees it."""
+
+    vocabulary_size: int
+
+    def rows_per_epoch(self) -> float:
+        """Rows of one pass over the data; of a stream, its tokens divided by the sequence length. Where documents are
+        tokenized while training, a stream has to tokenize them all to say so."""
+        ...
+
+    def next(self) -> Batch:
+        """This rank's share of the next global batch. Its arrays may be written anew when the next but one is asked
+        for (`Batch.copy` keeps one longer)."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where the next batch begins, as plain JSON."""
+        ...
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go to where `state` says. States of any world size fit."""
+        ...
+
+
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One state of what all ranks returned at the same step; it serves every rank of every later world size.
+
+    Raises ValueError where the ranks stood at different steps: such a checkpoint was never valid.
+    """
+    if len({state["step"] for state in states}) != 1:
+        raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
+    slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
+    return {"step": states[0]["step"], **({"slots": slots} if slots else {})}

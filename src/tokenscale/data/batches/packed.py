@@ -1,0 +1,57 @@
+"""Approach `packed`: the full rows of a `packed` store."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.rows import RowOrder
+from tokenscale.data.batches.stored import checked_manifest
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.settings.run import RunSettings
+
+
+class PackedBatches(RowOrder):
+    """Rows of the store in the global order, read into two sets of buffers in turn.
+
+    A batch's arrays hold until the next but one is asked for: whoever keeps one longer copies it. With `out` int32 they
+    are to be widened elsewhere, on a device.
+    """
+
+    def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int, out: type = np.int64):
+        super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
+        self._store = store
+        self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
+        self._ids = [None, None]
+        if run.document_mask:
+            self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
+        self._total = len(self.slots) * store.sequence_length
+
+    def prepare(self, indices: np.ndarray) -> None:
+        """See `RowOrder`."""
+        self._plan = self._store.plan(indices)
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """See `RowOrder`."""
+        into = self._buffers[step & 1]
+        self._store.read(self._plan, i, into)
+        useful = self._total - len(self._plan.ignored(i))
+        ids = self._ids[step & 1]
+        if ids is not None:
+            document_ids(self._store.starts(self._plan.indices[i]), out=ids)
+        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
+
+
+def open_batches(
+    run: RunSettings,
+    *,
+    corpus_directory: Path | None,
+    tokenizer_directory: Path | None,
+    store_directory: Path | None,
+    rank: int,
+    world_size: int,
+) -> PackedBatches:
+    """Batches from the store."""
+    manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
+    return PackedBatches(PackedStore(store_directory, manifest), run, rank, world_size)

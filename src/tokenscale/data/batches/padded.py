@@ -1,0 +1,34 @@
+"""Approach `padded`: one document a row, tokenized while training, cut or padded to the sequence length."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tokenscale.data.batches.online import OnlineDocuments
+from tokenscale.data.batches.rows import RowBatches
+from tokenscale.data.stores.labels import labels_of
+from tokenscale.data.stores.padded import pad
+from tokenscale.settings.run import RunSettings
+
+
+def open_batches(
+    run: RunSettings,
+    *,
+    corpus_directory: Path | None,
+    tokenizer_directory: Path | None,
+    store_directory: Path | None,
+    rank: int,
+    world_size: int,
+) -> RowBatches:
+    """Batches from raw text; bit for bit those of `pretokenized-padded`."""
+    documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
+    width, pad_id = run.sequence_length + 1, documents.tokenizer.pad_id
+
+    def read(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.empty((len(indices), width), dtype=np.int64)
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for n, document in enumerate(documents.documents(indices)):
+            tokens[n], lengths[n] = pad(document, width, pad_id)
+        return tokens[:, :-1], labels_of(tokens, lengths=lengths)
+
+    return RowBatches(read, len(documents), run, documents.tokenizer.vocabulary_size, rank, world_size)

@@ -1,0 +1,95 @@
+"""Batches of stored or made rows: padded, pretokenized-padded and packed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.order.digest import row_digests
+from tokenscale.data.order.permutation import samples_at
+from tokenscale.data.order.shares import share
+from tokenscale.settings.run import RunSettings
+
+#: steps whose order is worked out at once: NumPy's cost a call is then shared. Few after a seek, which has to be quick;
+#: then as many as hold so many rows
+BLOCK_STEPS, BLOCK_ROWS = 64, 8192
+
+
+class RowOrder(ABC):
+    """Rows of a source in the global order. A source says how it makes a batch of them.
+
+    The state is the step alone; seeking costs nothing but a new block of the order.
+    """
+
+    def __init__(self, rows: int, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+        self.vocabulary_size, self.rows = vocabulary_size, rows
+        self.slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
+        self._global_batch, self._seed = run.global_batch, run.effective_seed
+        self._step = self._first = 0
+        self._digests: list[int] = []
+
+    @abstractmethod
+    def prepare(self, indices: np.ndarray) -> None:
+        """The rows of the next batches, int64 [batches, slots of this rank]."""
+
+    @abstractmethod
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """Batch i of what was prepared."""
+
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`."""
+        return self.rows
+
+    def next(self) -> Batch:
+        """This rank's share of the next global batch."""
+        step = self._step
+        i = step - self._first
+        if not 0 <= i < len(self._digests):
+            self._order(step)
+            i = 0
+        batch = self.batch(i, step, self._digests[i])
+        self._step = step + 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """{"step": the next step}."""
+        return {"step": self._step}
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go to a step."""
+        self._step = int(state["step"])
+
+    def _order(self, step: int) -> None:
+        onward = step == self._first + len(self._digests)
+        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if onward and step else BLOCK_STEPS
+        steps = np.arange(step, step + count, dtype=np.int64)
+        positions = steps[:, None] * self._global_batch + self.slots[None, :]
+        indices = samples_at(positions, self.rows, self._seed)
+        self.prepare(indices)
+        self._first, self._digests = step, row_digests(steps, self.slots, indices)
+
+
+class RowBatches(RowOrder):
+    """Rows of a source that makes any of them: `read(indices)` gives (tokens_bt, labels_bt) of n rows, int64 [n, T]."""
+
+    def __init__(
+        self,
+        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        rows: int,
+        run: RunSettings,
+        vocabulary_size: int,
+        rank: int,
+        world_size: int,
+    ):
+        super().__init__(rows, run, vocabulary_size, rank, world_size)
+        self._read = read
+
+    def prepare(self, indices: np.ndarray) -> None:
+        """See `RowOrder`."""
+        self._indices = indices
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """See `RowOrder`."""
+        return Batch.of(*self._read(self._indices[i]), order_digest)

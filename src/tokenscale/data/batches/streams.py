@@ -1,0 +1,147 @@
+"""Batches of endless token streams, nothing padded and nothing cut: padding-free and token-list.
+
+Slot s of the global batch (B slots) is a stream of its own over documents s, s + B, s + 2B, … of the endless shuffled
+order. A row is the next T tokens of its slot's stream, with the token behind them as the last label: a window of T + 1
+that moves on by T.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.order.digest import row_digest
+from tokenscale.data.order.permutation import samples_at
+from tokenscale.data.order.shares import share
+from tokenscale.data.stores.labels import labels_of
+from tokenscale.settings.run import RunSettings
+
+#: documents of one slot whose order is worked out at once
+BLOCK_DOCUMENTS = 256
+
+
+class Documents(Protocol):
+    """Whole documents as ids, each with its BOS, at least one token long."""
+
+    def __len__(self) -> int: ...
+
+    def document(self, i: int) -> np.ndarray:
+        """Ids of document i, int32."""
+        ...
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the given documents, int64 [n]."""
+        ...
+
+
+class StreamBatches:
+    """The streams of one rank's slots.
+
+    The state holds, beside the step, (document, offset) of the next row's first token for each slot that this rank
+    owns; `document` counts along the endless order. Where a state lacks a slot, it is found from the documents'
+    lengths: at once where they are stored, by tokenizing all that came before where they are not.
+    """
+
+    def __init__(self, documents: Documents, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+        self.vocabulary_size, self._documents = vocabulary_size, documents
+        self._sequence_length = run.sequence_length
+        self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
+        self._streams = [_Stream(documents, int(s), run.global_batch, run.effective_seed) for s in self._slots]
+        self._step = 0
+
+    def rows_per_epoch(self) -> float:
+        """See `batch.Batches`."""
+        return int(self._documents.lengths_of(np.arange(len(self._documents))).sum()) / self._sequence_length
+
+    def next(self) -> Batch:
+        """This rank's share of the next global batch."""
+        rows, width = len(self._streams), self._sequence_length + 1
+        tokens = np.empty((rows, width), dtype=np.int64)
+        first = np.array([(*s.where(), s.document()) for s in self._streams], dtype=np.int64).reshape(rows, 3)
+        starts = [stream.fill(row) for stream, row in zip(self._streams, tokens, strict=True)]
+        digest = row_digest(self._step, self._slots, *first.T)
+        self._step += 1
+        return Batch.of(tokens[:, :-1], labels_of(tokens, starts), digest)
+
+    def state(self) -> dict[str, Any]:
+        """{"step": the next step, "slots": {slot: [document, offset]}}."""
+        slots = zip(self._slots.tolist(), self._streams, strict=True)
+        return {"step": self._step, "slots": {str(slot): list(stream.where()) for slot, stream in slots}}
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go to where a state of any world size says, or to a step alone: {"step": k}."""
+        self._step = int(state["step"])
+        known = state.get("slots", {})
+        for slot, stream in zip(self._slots.tolist(), self._streams, strict=True):
+            if str(slot) in known:
+                stream.go(*known[str(slot)])
+            else:
+                stream.find(self._step * self._sequence_length)
+
+
+class _Stream:
+    """One slot's endless stream: document number j of it is number `slot` + j * `global_batch` of the order."""
+
+    def __init__(self, documents: Documents, slot: int, global_batch: int, seed: int):
+        self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
+        self._block_start, self._block = 0, np.zeros(0, dtype=np.int64)
+        self._ids: np.ndarray | None = None
+        self._number = self._offset = 0  # document of this stream, and the next row's first token in it
+
+    def where(self) -> tuple[int, int]:
+        """(document along the global order, offset) of the next row's first token; the offset lies in the document."""
+        return self._slot + self._number * self._stride, self._offset
+
+    def document(self) -> int:
+        """Number, in the split, of the document that holds the next row's first token."""
+        return int(self._order(self._number)[0])
+
+    def go(self, document: int, offset: int) -> None:
+        """To a place that `where` gave."""
+        number, other = divmod(document - self._slot, self._stride)
+        if other or number < 0:
+            raise ValueError(f"document {document} is not in the stream of slot {self._slot} of {self._stride}")
+        self._number, self._offset, self._ids = number, offset, None
+
+    def find(self, position: int) -> None:
+        """To the token at `position` of the stream, from the lengths of the documents before it."""
+        number = 0
+        while True:
+            lengths = self._documents.lengths_of(self._order(number))
+            ends = np.cumsum(lengths)
+            if position < ends[-1]:
+                inside = int(np.searchsorted(ends, position, side="right"))
+                before = int(ends[inside - 1]) if inside else 0
+                self._number, self._offset, self._ids = number + inside, position - before, None
+                return
+            position -= int(ends[-1])
+            number += len(lengths)
+
+    def fill(self, tokens: np.ndarray) -> np.ndarray:
+        """Write the next T + 1 tokens and move on by T: the last one is read again. Returns where documents begin."""
+        filled, width = 0, len(tokens)
+        starts: list[int] = []
+        number, offset = self._number, self._offset
+        ids = self._ids if self._ids is not None else self._document(number)
+        while True:
+            if offset == 0:
+                starts.append(filled)
+            count = min(len(ids) - offset, width - filled)
+            tokens[filled : filled + count] = ids[offset : offset + count]
+            filled += count
+            if filled == width:
+                self._number, self._offset, self._ids = number, offset + count - 1, ids
+                return np.array(starts, dtype=np.int64)
+            number, offset = number + 1, 0
+            ids = self._document(number)
+
+    def _document(self, number: int) -> np.ndarray:
+        return self._documents.document(int(self._order(number)[0]))
+
+    def _order(self, number: int) -> np.ndarray:
+        """Documents of this stream from its number `number` on: at least one."""
+        if not self._block_start <= number < self._block_start + len(self._block):
+            numbers = np.arange(number, number + BLOCK_DOCUMENTS, dtype=np.int64)
+            positions = self._slot + numbers * self._stride
+            self._block_start, self._block = number, samples_at(positions, len(self._documents), self._seed)
+        return self._block[number - self._block_start :]

@@ -1,0 +1,188 @@
+"""Our stores and batches as plain classes of `torch.utils.data`, for training loops that are not ours.
+
+Labels are shifted already: label t is what follows token t, −100 where it does not count. They fit
+`cross_entropy(logits.flatten(0, 1), labels.flatten())`; a model that shifts by itself (the `labels` of Hugging Face
+models) must not get them.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.rows import BLOCK_STEPS
+from tokenscale.data.order.permutation import samples_at
+from tokenscale.data.order.shares import share
+from tokenscale.data.stores.manifest import open_store, read_store_manifest
+from tokenscale.data.stores.open import reader_of
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.run import RunSettings
+
+
+class StoreDataset(Dataset[dict[str, torch.Tensor]]):
+    """A token store by row number, map-style. `where` is its folder, or the path of its manifest.
+
+    Row i of a `packed` or `padded` store is {"input_ids", "labels"}, int64 [T]; with `bounds`, a packed row also has
+    "document_ids", int32 [T], which piece each token belongs to. Row i of a `token-list` store is {"input_ids"}, int64:
+    the whole document i. Items never share memory with the store. Whichever process reads, forked, spawned or this one,
+    opens files of its own. UserError where the store is missing or changed.
+    """
+
+    def __init__(self, where: str | Path, *, bounds: bool = False):
+        self.where, self.bounds = Path(where), bounds
+        stated = read_store_manifest(self.where)
+        known = FORMATS.get(stated["format"])
+        if known is None or not (known.streamed or "sequence_length" in known.options):
+            raise UserError(
+                f"the format {stated['format']} is not read row by row.",
+                store=self.where,
+                next=f"python -m tokenscale unpack --archive {self.where} --output FOLDER/manifest.json",
+            )
+        if bounds and stated["format"] != "packed":
+            raise UserError(
+                "only rows of a packed store hold several documents.",
+                store=f"{self.where} has the format {stated['format']}",
+                next="leave `bounds` out, or read a packed store",
+            )
+        self.manifest = open_store(self.where, StoreSettings(stated["format"], **stated["options"]))
+        self.vocabulary_size: int = self.manifest["vocabulary_size"]
+        self._opened: tuple[int, Any] = (0, None)
+
+    def __len__(self) -> int:
+        """Rows; of a token-list store: documents."""
+        return self.manifest["rows"]
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        """Several rows, read at once; what a DataLoader asks for. IndexError for a row that does not exist."""
+        store = self._store()
+        if FORMATS[self.manifest["format"]].streamed:
+            return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
+        rows = np.asarray(indices, dtype=np.int64)
+        columns = dict(zip(("input_ids", "labels"), store.rows(rows), strict=True))
+        if self.bounds:
+            columns["document_ids"] = document_ids(store.starts(rows))
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()}
+        return [{name: tensor[n] for name, tensor in tensors.items()} for n in range(len(rows))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": (0, None)}  # a mapped file would be pickled as all its bytes
+
+    def _store(self) -> Any:
+        process, store = self._opened
+        if process != os.getpid():
+            store = reader_of(self.manifest["format"])(self.where, self.manifest)
+            self._opened = (os.getpid(), store)
+        return store
+
+
+class GlobalOrderSampler(Sampler[list[int]]):
+    """Rows in our global order, for `DataLoader(rows, batch_sampler=…)`: one list a step, this rank's share of it.
+
+    Global batch k holds the same rows at every world size, worker count and restart: they are a function of (seed, k),
+    and an epoch holds every row once. Endless. The state is {"step": k}, the next global batch to be asked for. A
+    DataLoader without workers asks when it hands out; with workers it asks ahead, so there the loop counts its batches
+    itself and says so: `load_state_dict({"step": batches taken})`.
+    """
+
+    def __init__(self, rows: int, global_batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
+        if world_size > global_batch:
+            raise UserError(
+                "some ranks would read nothing.",
+                global_batch=global_batch,
+                world_size=world_size,
+                next="raise global_batch",
+            )
+        self._rows, self._global_batch, self._seed = rows, global_batch, seed
+        self._slots = np.array(share(global_batch, rank, world_size), dtype=np.int64)
+        self._step = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
+            rows = samples_at(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
+            for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
+                if step != self._step:  # a state was loaded
+                    break
+                self._step = step + 1
+                yield indices
+
+    def state_dict(self) -> dict[str, int]:
+        """{"step": the next global batch to be asked for}."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on with a step."""
+        self._step = int(state["step"])
+
+
+class BatchStream(IterableDataset[dict[str, Any]]):
+    """The global batches of a run of any approach, one rank's share of each, for `DataLoader(stream, batch_size=None)`.
+
+    A batch is {"input_ids", "labels": int64 [rows, T], "useful_tokens", "total_tokens", "order_digest": int, "state":
+    where the next batch begins}. Tensors are its own. An iteration begins at step 0, or where `load_state_dict` was
+    told: `batch["state"]` of the last batch that counted, or {"step": k}. It ends `steps` batches on, or never.
+
+    Worker w of W makes batches w, w + W, … and the DataLoader takes them in turn, so the sequence is the same with any
+    number of workers. The streams of padding-free and token-list cannot be entered at a step without reading up to it:
+    there every worker reads everything and leaves out what is not its own.
+
+    `directories` are those of `open_batches`: corpus_directory, tokenizer_directory, store_directory; they are opened,
+    and errors come, when an iteration begins.
+    """
+
+    def __init__(
+        self,
+        run: RunSettings,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        steps: int | None = None,
+        **directories: str | Path | None,
+    ):
+        self._run, self._rank, self._world_size, self._steps = run, rank, world_size, steps
+        self._directories = {name: Path(path) if path else None for name, path in directories.items()}
+        self._state: dict[str, Any] = {"step": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Where the next iteration begins."""
+        self._state = state
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        batches = open_batches(self._run, rank=self._rank, world_size=self._world_size, **self._directories)
+        batches.seek(self._state)
+        end = None if self._steps is None else self._state["step"] + self._steps
+        skip(batches, worker)
+        while end is None or batches.state()["step"] < end:
+            batch = batches.next().copy()
+            yield {
+                "input_ids": torch.from_numpy(batch.tokens_bt),
+                "labels": torch.from_numpy(batch.labels_bt),
+                "useful_tokens": batch.useful_tokens,
+                "total_tokens": batch.total_tokens,
+                "order_digest": batch.order_digest,
+                "state": batches.state(),
+            }
+            skip(batches, workers - 1)
+
+
+def skip(batches: Any, count: int) -> None:
+    """Leave out so many batches: by a new step where that is the whole state, by reading them in streams."""
+    state = batches.state()
+    if state.keys() == {"step"}:
+        batches.seek({"step": state["step"] + count})
+    else:
+        for _ in range(count):
+            batches.next()

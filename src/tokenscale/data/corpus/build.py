@@ -1,0 +1,283 @@
+"""Raw text → raw Parquet: source, cleaning, split by document hash, shards, manifest.
+
+Equal documents and settings give equal bytes: no time, host or path is in the shards or in `manifest.json`; those are
+in `build.json` beside it. A corpus that was built before never changes silently.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale import __version__
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import canonical_json, read_json, sha256_file, utc_now, write_json
+from tokenscale.data.corpus.clean import clean
+from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import SOURCES
+
+VERSION = 1
+SPLITS = ("train", "validation")
+SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
+OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
+SHARD_DOCUMENTS = 100_000
+#: text of a row group, which lies in memory; long documents make groups of fewer rows
+GROUP_BYTES = 256 << 20
+SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
+
+
+def build(
+    settings: CorpusSettings,
+    directory: Path,
+    report: Callable[[int, int], None] | None = None,
+    downloads: Path | None = None,
+) -> dict[str, Any]:
+    """Build one corpus from its declared source into `directory` and return its manifest.
+
+    Each source's module offers `describe(source, downloads)` and `documents(source, downloads)`, and
+    `validation_documents` where it may bring its own; `downloads` is the folder that the verb `download` filled.
+    `report(documents, utf8_bytes)` hears of each document read. Raises UserError for an unknown source, files or
+    packages that are missing or unreadable, an empty split, or an earlier build that differs.
+    """
+    if settings.source.kind not in SOURCES:
+        raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
+    source = importlib.import_module(SOURCES[settings.source.kind])
+    description = source.describe(settings.source, downloads)
+    own = source.validation_documents(settings.source, downloads) if settings.source.brings_validation else None
+    documents = source.documents(settings.source, downloads)
+    return build_from(
+        documents, settings, directory, description, report, validation=own, keep_earlier=source.KEEP_EARLIER
+    )
+
+
+def build_from(
+    documents: Iterable[tuple[str | None, str]],
+    settings: CorpusSettings,
+    directory: Path,
+    description: dict[str, Any],
+    report: Callable[[int, int], None] | None = None,
+    *,
+    validation: Iterable[tuple[str | None, str]] | None = None,
+    keep_earlier: bool = True,
+) -> dict[str, Any]:
+    """Build a corpus from any (text, origin) pairs; `description` says what they are.
+
+    `validation` are the source's own held-out documents; without them a share is held out by hash. The shards are
+    written to a folder of their own first. With `keep_earlier`, where `build.json` tells of an earlier build with these
+    settings and other content (a package was upgraded), the earlier corpus is kept as long as its shards are there, and
+    its manifest is written again; where they are not, UserError is raised and nothing is touched.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    building = directory / ".building"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir()
+    try:
+        counts: dict[str, int] = {}
+        splits = {name: _Split(building, name, settings.row_group_rows) for name in SPLITS}
+        seen: set[bytes] = set()
+        for part, stream in (("train", documents), ("validation", validation or ())):
+            for text, origin in clean(stream, settings.cleaning, counts, seen):
+                encoded = text.encode("utf-8")
+                split = split_of(encoded, settings.validation_share) if validation is None else part
+                splits[split].add(text, origin, encoded)
+                if report is not None:
+                    report(1, len(encoded))
+        manifest = {
+            "schema_version": VERSION,
+            "name": settings.name,
+            "source": description,
+            "cleaning": {
+                **dataclasses.asdict(settings.cleaning),
+                "documents": counts,
+            },
+            "split_rule": SPLIT_RULE if validation is None else OWN_SPLIT_RULE,
+            "validation_share": settings.validation_share if validation is None else None,
+            "row_group_rows": settings.row_group_rows,
+            **({"pairs": True} if settings.source.pairs else {}),
+            "splits": {name: split.close() for name, split in splits.items()},
+        }
+        if manifest["splits"]["train"]["rows"] == 0:
+            raise UserError(
+                "the corpus has no training documents.",
+                corpus=directory,
+                documents=", ".join(f"{k} {v}" for k, v in counts.items()),
+                next="check corpus.source and corpus.cleaning",
+            )
+        manifest_sha256 = _sha256_of(manifest)
+        earlier = _earlier(directory, settings, manifest, manifest_sha256) if keep_earlier else None
+        if earlier is not None:
+            write_json(directory / "manifest.json", earlier)
+            return earlier
+        _move(building, directory, manifest)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    write_json(
+        directory / "build.json",
+        {
+            "manifest": manifest,
+            "manifest_sha256": manifest_sha256,
+            "settings": to_dict(settings),
+            "created_utc": utc_now(),
+            "duration_s": time.monotonic() - started,
+            "tokenscale": __version__,
+            "python": sys.version,
+            "pyarrow": pa.__version__,
+            "machine": platform.node(),
+            "platform": platform.platform(),
+        },
+    )
+    write_json(directory / "manifest.json", manifest)
+    return manifest
+
+
+def split_of(encoded: bytes, validation_share: float) -> str:
+    """`train` or `validation`, by the text's own hash: equal texts lie on one side, and more text moves none."""
+    number = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
+    return "validation" if number < validation_share * 2.0**64 else "train"
+
+
+class _Split:
+    """Shards of one split, a row group in memory at a time."""
+
+    def __init__(self, directory: Path, name: str, row_group_rows: int):
+        self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
+        self.texts: list[str] = []
+        self.origins: list[str] = []
+        self.characters: list[int] = []
+        self.rows = self.utf8_bytes = self.shard_rows = self.group_bytes = 0
+        self.digest = hashlib.sha256()
+        self.writer: pq.ParquetWriter | None = None
+        self.files: list[dict[str, Any]] = []
+
+    def add(self, text: str, origin: str, encoded: bytes) -> None:
+        if self.shard_rows + len(self.texts) == SHARD_DOCUMENTS:
+            self._close_shard()
+        self.texts.append(text)
+        self.origins.append(origin)
+        self.characters.append(len(text))
+        self.utf8_bytes += len(encoded)
+        self.group_bytes += len(encoded)
+        self.digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        if len(self.texts) == self.row_group_rows or self.group_bytes >= GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> dict[str, Any]:
+        """The split's part of the manifest."""
+        self._close_shard()
+        levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
+        found = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
+        return {
+            "rows": self.rows,
+            "utf8_bytes": self.utf8_bytes,
+            "text_sha256": self.digest.hexdigest(),
+            "characters": {name: int(value) for name, value in zip(levels, found, strict=False)},
+            "files": self.files,
+        }
+
+    def _flush(self) -> None:
+        if not self.texts:
+            return
+        if self.writer is None:
+            path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
+            self.writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
+        table = pa.Table.from_arrays(
+            [pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA
+        )
+        self.writer.write_table(table, row_group_size=len(self.texts))
+        self.rows += len(self.texts)
+        self.shard_rows += len(self.texts)
+        self.texts, self.origins, self.group_bytes = [], [], 0
+
+    def _close_shard(self) -> None:
+        self._flush()
+        if self.writer is None:
+            return
+        self.writer.close()
+        path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
+        self.files.append(
+            {"name": path.name, "rows": self.shard_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        )
+        self.writer, self.shard_rows = None, 0
+
+
+def _sha256_of(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
+
+
+def _earlier(
+    directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
+) -> dict[str, Any] | None:
+    """The manifest of an earlier build that must stay, or None where nothing changes or the change was asked for."""
+    path = directory / "build.json"
+    if not path.exists():
+        return None
+    before = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
+    if before.get("manifest_sha256") == manifest_sha256 or before.get("settings") != to_dict(settings):
+        return None
+    changed = _differences(before.get("manifest", {}), manifest)
+    facts = {
+        "corpus": directory,
+        "earlier": f"{before.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
+        "now": manifest_sha256[:16],
+        "changed": "\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
+    }
+    files = [file for split in before["manifest"]["splits"].values() for file in split["files"]]
+    paths = [(directory / file["name"], file["sha256"]) for file in files]
+    if all(shard.is_file() and sha256_file(shard) == sha256 for shard, sha256 in paths):
+        kept = UserError(
+            "kept the earlier corpus; built now, it would be another.",
+            **facts,
+            next=f"accept the new text: rm -r {directory}",
+        )
+        print(kept.render(), file=sys.stderr)
+        return before["manifest"]
+    raise UserError(
+        "the corpus would change: an earlier build gave other content, and its files are gone.",
+        **facts,
+        next=f"restore the earlier packages, or accept the new text: rm -r {directory}",
+    )
+
+
+def _differences(before: Any, now: Any, key: str = "") -> list[str]:
+    """`key: before → now` for each leaf that differs; versions first, as they come first in the manifest."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [*now, *(name for name in before if name not in now)]
+        found = [_differences(before.get(n), now.get(n), f"{key}.{n}" if key else n) for n in names]
+        return [line for lines in found for line in lines]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        named = [
+            f"{key}.{n['name']}" if isinstance(n, dict) and "name" in n else f"{key}[{i}]" for i, n in enumerate(now)
+        ]
+        found = [_differences(b, n, name) for b, n, name in zip(before, now, named, strict=True)]
+        return [line for lines in found for line in lines]
+    return [] if before == now else [f"{key}: {_short(before)} → {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = canonical_json(value) if isinstance(value, (dict, list)) else str(value)
+    return text if len(text) <= 40 else text[:16] + "…"
+
+
+def _move(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
+    """New shards in, shards of an older build out; the manifest of the older build goes first."""
+    (directory / "manifest.json").unlink(missing_ok=True)
+    names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}
+    for name in sorted(names):
+        (building / name).replace(directory / name)
+    for split in SPLITS:
+        for path in directory.glob(f"{split}-*.parquet"):
+            if path.name not in names:
+                path.unlink()

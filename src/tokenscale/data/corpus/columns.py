@@ -1,0 +1,87 @@
+"""The columns, or keys, that hold a document's texts: in Parquet, in JSON lines and in TSV."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.settings.data import SourceSettings
+
+
+def wanted(source: SourceSettings) -> dict[str, str]:
+    """Option → the column that it names."""
+    names = {"text_column": source.text_column, "target_column": source.target_column}
+    return {option: name for option, name in names.items() if name is not None}
+
+
+def no_such(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
+    """The error for a column that is not there."""
+    near = nearest(name, names)
+    return UserError(
+        f"a source file has no {what} {name!r}.",
+        file=file,
+        key=f"source.{option}",
+        has=", ".join(names) or "(none)",
+        next=f"did you mean {near!r}?" if near else f"set `{option}` of the source to the {what} that holds the text",
+    )
+
+
+def type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """The type of a Parquet column, or of the part `b` of the column of objects `a` for `a.b`; None where none is."""
+    if name in schema.names:
+        return schema.field(name).type
+    whole, _, part = name.rpartition(".")
+    of = type_of(schema, whole) if whole else None
+    if of is None or not pa.types.is_struct(of) or of.get_field_index(part) < 0:
+        return None
+    return of.field(part).type
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of the batch, by the same names."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    whole, _, part = name.rpartition(".")
+    return pc.struct_field(column_of(batch, whole), part)
+
+
+def value_of(row: dict[str, Any], name: str) -> Any:
+    """What an object of JSON holds under a key, or under `a.b` in an object under `a`. KeyError where there is none."""
+    whole, _, part = name.rpartition(".")
+    if name in row or not whole:
+        return row[name]
+    inner = value_of(row, whole)
+    return None if inner is None else inner[part]
+
+
+def tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
+    """Columns of lines parted by tabs, without quoting. The first line holds names, unless columns are asked for by
+    their numbers. Blank lines are left out. UserError for a column, or a part of a line, that is not there.
+    """
+    numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
+    places = {option: int(name) - 1 for option, name in names.items()} if numbered else {}
+    for number, line in enumerate(lines, start=1):
+        cells = line.removesuffix("\r").split("\t")
+        if not places:
+            for option, name in names.items():
+                if name not in cells:
+                    raise no_such(name, cells, f"{path}, line 1", "column", option)
+                places[option] = cells.index(name)
+            continue
+        if cells == [""]:
+            continue
+        for option, place in places.items():
+            if place >= len(cells):
+                raise UserError(
+                    "a line of a source file has too few columns.",
+                    file=f"{path}, line {number:,}",
+                    key=f"source.{option}",
+                    found=f"{len(cells)}, parted by tabs",
+                    expected=f"{place + 1} or more",
+                    begins=repr(line[:60]),
+                    next="mend or remove the line",
+                )
+        yield tuple(cells[place] for place in places.values())

@@ -1,0 +1,112 @@
+"""Files of a source that lies elsewhere → `results/downloads/<corpus>/`, each by hash, and their manifest.
+
+A hash is declared after `#sha256=` in the configuration. Where it is not, the first download records it in
+`hashes.json` and every later one must match. The manifest is written last: what is not in it is not there.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import locked, read_json, sha256_file, write_json
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
+from tokenscale.settings.registry import DOWNLOADS
+
+VERSION = 1
+RECORD, MANIFEST = "hashes.json", "manifest.json"
+
+
+def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
+    """Download what the corpus' source names into `directory`, and return the manifest. Files already there stay.
+
+    The source's module offers `resolve(source, files, recorded)` (what a name stands for → local name) and
+    `fetch(source, name, target, resumable)`. Raises UserError for what cannot be had and for content that is not what
+    was declared or recorded; nothing wrong is kept.
+    """
+    directory = Path(directory)
+    source = settings.source
+    if source.kind not in DOWNLOADS:
+        raise UserError(
+            "this corpus' source needs no download.",
+            key="source.kind",
+            found=source.kind,
+            expected=", ".join(DOWNLOADS),
+            next="python -m tokenscale corpus --help makes the corpus",
+        )
+    module = importlib.import_module(DOWNLOADS[source.kind])
+    with locked(directory, f"the download of {settings.name}"):
+        record_path = directory / RECORD
+        record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
+        parts: dict[str, list[dict[str, Any]]] = {}
+        taken = {RECORD, MANIFEST}
+        for key in FILE_LISTS:
+            declared = dict(_split(name) for name in getattr(source, key))
+            listed = []
+            for name, local in module.resolve(source, tuple(declared), list(record)).items():
+                if local in taken:  # the same last part in both lists
+                    local = f"{key}-{local}"
+                taken.add(_inside(local, name))
+                target = directory / local
+                sha256 = _have(module, source, name, target, declared.get(name), record)
+                record[name] = sha256
+                write_json(record_path, record)
+                listed.append({"name": local, "from": name, "bytes": target.stat().st_size, "sha256": sha256})
+            parts[key] = listed
+        manifest = {
+            "schema_version": VERSION,
+            "kind": source.kind,
+            **({"repository": source.repository, "revision": source.revision} if source.kind == "hub" else {}),
+            **{key: listed for key, listed in parts.items() if listed},
+        }
+        write_json(directory / MANIFEST, manifest)
+    return manifest
+
+
+def _inside(local: str, name: str) -> str:
+    """The name of a local file, which a list of other hands may have made: it must stay in the download's folder."""
+    parts = local.split("/")
+    if "\0" in local or any(part in ("", ".", "..") for part in parts):
+        raise UserError(
+            "a file of the source would be written outside of its folder.",
+            file=repr(name),
+            found=repr(local),
+            expected="a path without `..`, from the folder of the download on",
+            next="name the file by another path, or choose another source",
+        )
+    return local
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """A name as configured → (name, declared hash or None)."""
+    bare, _, sha256 = name.partition("#sha256=")
+    return bare, sha256 or None
+
+
+def _have(
+    module: Any, source: SourceSettings, name: str, target: Path, declared: str | None, record: dict[str, str]
+) -> str:
+    """The hash of the file at `target`, downloaded where it is not there yet."""
+    known = declared or record.get(name)
+    if known and target.is_file() and sha256_file(target) == known:
+        print(f"{target.name}: already here", flush=True)
+        return known
+    target.parent.mkdir(parents=True, exist_ok=True)
+    arriving = target.with_name(target.name + ".arriving")
+    module.fetch(source, name, arriving, resumable=known is not None)
+    found = sha256_file(arriving)
+    if known and found != known:
+        size = arriving.stat().st_size
+        arriving.unlink()
+        raise UserError(
+            "a downloaded file is not the one that was " + ("declared." if declared else "downloaded first."),
+            file=name,
+            expected=f"sha256 {known}  ({'config' if declared else target.parent / RECORD})",
+            found=f"sha256 {found}  ({size:,} bytes, not kept)",
+            next="check the declared hash and the address"
+            if declared
+            else f"the source has changed; to accept it, remove its line from {target.parent / RECORD}",
+        )
+    arriving.replace(target)
+    print(f"{target.name}: {target.stat().st_size:,} bytes, sha256 {found}", flush=True)
+    return found

@@ -1,0 +1,60 @@
+"""Sources `url` and `hub`, once their files are here: read from the folder that the verb `download` filled."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json
+from tokenscale.data.corpus.pairs import beside
+from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.corpus.read import read
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
+
+#: what the addresses give is held by hash already
+KEEP_EARLIER = False
+
+
+def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
+    """The manifest of the download, for the corpus' own; each file is held against it. UserError where one is not."""
+    manifest = _manifest(downloads)
+    for key in FILE_LISTS:
+        for file in manifest.get(key, ()):
+            check_file(
+                downloads / file["name"],
+                file["bytes"],
+                file["sha256"],
+                what="download",
+                next=f"snakemake -f {downloads / 'manifest.json'}",
+                content=True,
+            )
+    return {k: v for k, v in manifest.items() if k != "schema_version"}
+
+
+def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+    """(text, origin) of every training document, in the order of the configuration."""
+    return islice(_documents(source, downloads, "files"), source.maximum_documents)
+
+
+def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+    """(text, origin) of the source's own validation documents."""
+    return _documents(source, downloads, "validation_files")
+
+
+def _documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
+    manifest = _manifest(downloads)
+    targets = [downloads / file["name"] for file in manifest.get(TARGETS_OF[key], ())]
+    for file, target in beside(manifest.get(key, []), targets, TARGETS_OF[key]):
+        for number, text in enumerate(read(downloads / file["name"], source, target)):
+            yield text, f"{file['name']}::{number}"
+
+
+def _manifest(downloads: Path | None) -> dict[str, Any]:
+    if downloads is None:
+        raise UserError(
+            "the corpus comes from elsewhere and its download was not named.",
+            next="--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)",
+        )
+    path = downloads / "manifest.json"
+    return read_json(path, "manifest of the download", f"snakemake {path}")

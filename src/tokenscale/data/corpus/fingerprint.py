@@ -1,0 +1,92 @@
+"""The content of a corpus' own files as a short value, so that a rule reruns when, and only when, it changes.
+
+Snakemake judges large files by their time, and a copy or a `touch` would rebuild the corpus. Hashes are kept by path,
+size and time, so that each version of a file is read once. Standard library only: every parse of the workflow asks.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
+from tokenscale.data.corpus.paths import expand, named
+from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings
+
+#: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
+MEMORY = Path(".snakemake/tokenscale-files.json")
+#: below this nobody waits for a hash
+SILENT_BYTES = 1 << 30
+
+
+def of(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
+    """A digest over names and contents of the source's files; "" for sources that have none of their own.
+
+    `folder` holds the corpora (results/corpus). Where the files are gone and the corpus is built, it is the digest of
+    what it was built from: results that were copied without their raw text stay as they are. "missing" where both are.
+    """
+    if corpus.source.kind != "files":
+        return ""
+    try:
+        paths = _paths(corpus)
+    except UserError:
+        return _of_manifest(folder / corpus.name / "manifest.json")
+    known = _recall(memory)
+    facts = {key: {name: _hash(path, known) for name, path in files.items()} for key, files in paths.items()}
+    _remember(memory, known)
+    return _digest(facts)
+
+
+def check(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
+    """Raise UserError for corpora whose own files cannot be read; see `files.check`."""
+    for corpus in corpora:
+        if corpus.source.kind == "files":
+            from tokenscale.data.corpus import files  # pyarrow: only where there are files to look at
+
+            files.check(corpus, folder, file_of)
+
+
+def _paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:
+    return {key: named(expand(getattr(corpus.source, key), key)) for key in FILE_LISTS}
+
+
+def _of_manifest(manifest: Path) -> str:
+    if not manifest.is_file():
+        return "missing"
+    source = read_json(manifest, "corpus manifest").get("source", {})
+    return _digest({key: {f["name"]: f["sha256"] for f in source.get(key, ())} for key in FILE_LISTS})
+
+
+def _digest(facts: dict[str, dict[str, str]]) -> str:
+    # lists of translations only where there are some: corpora without them keep their digest
+    told = {key: list(files.items()) for key, files in facts.items() if files or key in TARGETS_OF}
+    return sha256_text(json.dumps(told))[:16]
+
+
+def _hash(path: Path, known: dict[str, Any]) -> str:
+    stat = path.stat()
+    stamp = [stat.st_size, stat.st_mtime_ns]
+    before = known.get(str(path))
+    if before is None or before["stamp"] != stamp:
+        if stat.st_size > SILENT_BYTES:
+            print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
+        known[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
+    return known[str(path)]["sha256"]
+
+
+def _recall(memory: Path) -> dict[str, Any]:
+    try:
+        return json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _remember(memory: Path, known: dict[str, Any]) -> None:
+    if known == _recall(memory):
+        return
+    try:
+        write_json(memory, known)
+    except OSError:  # a project that may only be read: the next parse hashes again
+        pass

@@ -1,0 +1,81 @@
+"""Files of a Hugging Face dataset at a pinned commit, through the hub's own client (cache, login, retries)."""
+
+import os
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.settings.data import SourceSettings
+
+
+def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+    """Path in the repository → name of the local file (the same). Patterns are looked up in the repository's list.
+
+    Without a network a pattern stands for what `recorded` (an earlier download of this corpus) holds.
+    """
+    if not any(_is_pattern(name) for name in files):
+        return {name: name for name in files}
+    from huggingface_hub import HfApi
+
+    try:
+        there = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # the client's errors share no base but Exception
+        if not recorded:
+            raise _refused(source, ", ".join(files), error) from None
+        print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
+        there = recorded
+    found = {}
+    for pattern in files:
+        matches = sorted(name for name in there if name == pattern or fnmatch(name, pattern))
+        if not matches:
+            near = nearest(pattern, there)
+            raise UserError(
+                "no file of the dataset fits a source's pattern.",
+                dataset=f"{source.repository} at {source.revision}",
+                asked=pattern,
+                has=", ".join(sorted(there)[:8]) + (", …" if len(there) > 8 else ""),
+                next=f"did you mean {near!r}?" if near else "mend `files` of the source",
+            )
+        found |= {name: name for name in matches}
+    return found
+
+
+def fetch(source: SourceSettings, name: str, target: Path, *, resumable: bool = True) -> None:
+    """One file, from the hub's cache where it is there (HF_HOME, HF_HUB_OFFLINE are the client's), else downloaded.
+
+    It is linked from the cache, or copied where the two lie on different file systems. Raises UserError with the
+    client's own reason.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # see above
+        raise _refused(source, name, error) from None
+    blob = Path(cached).resolve()
+    part = target.with_name(target.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(blob, part)
+    except OSError:
+        shutil.copyfile(blob, part)
+    part.replace(target)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(c in name for c in "*?[")
+
+
+def _refused(source: SourceSettings, name: str, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return UserError(
+        "the hub does not give a file of the dataset.",
+        dataset=f"{source.repository} at {source.revision}",
+        file=name,
+        reason=f"{type(error).__name__}: {lines[0][:200]}",
+        next="unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
+        if offline
+        else "check names, revision, network and, for gated data, `hf auth login`",
+    )

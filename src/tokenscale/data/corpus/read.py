@@ -1,0 +1,309 @@
+"""Documents of one raw file: Parquet, JSON lines, TSV or text, but for Parquet also compressed. Memory holds a part."""
+
+import codecs
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.columns import column_of, no_such, tsv, type_of, value_of, wanted
+from tokenscale.data.corpus.pairs import joined, lines
+from tokenscale.settings.data import SourceSettings
+
+#: endings → format; `.gz`, `.zst` and `.zstd` may follow those of lines and text
+ENDINGS = {
+    "parquet": (".parquet", ".pq"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "tsv": (".tsv",),
+    "text": (".txt", ".text", ".md", ".rst"),
+}
+COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+CHUNK_BYTES = 1 << 20
+BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+#: of one document: beyond it no engine, and no list of its ids, can be relied on
+LONGEST_CHARACTERS = 1 << 30
+
+
+def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
+    """Texts of a file in its order; None where a row holds no text (null). With `target_column`, and with a `target`
+    that translates the file line for line, a text is a pair, its two parts joined by `PAIR`.
+
+    Raises UserError for an ending that says nothing, a column or key that is not there, and content that cannot be
+    read, naming file and line or byte.
+    """
+    if target is not None:  # whatever they are called: europarl.de and europarl.en are text
+        yield from joined(lines(_pieces(path, "\n"), _pieces(target, "\n"), path, target), path)
+        return
+    form = source.format if source.format != "auto" else format_of(path)
+    if form == "parquet":
+        yield from joined(_parquet(path, wanted(source)), path)
+    elif form == "jsonl":
+        yield from joined(_json_lines(path, wanted(source)), path)
+    elif form == "tsv":
+        yield from joined(tsv(_pieces(path, "\n"), wanted(source), path), path)
+    elif source.target_column is not None:
+        raise UserError(
+            "a text file has no columns to hold pairs.",
+            file=path,
+            key="source.target_column",
+            next="name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV",
+        )
+    else:
+        yield from _text(path, source.separator)
+
+
+def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
+    """Whether a file has any document, by its Parquet footer or its beginning. Raises UserError as `read` does."""
+    form = source.format if source.format != "auto" or target is not None else format_of(path)
+    if target is None and form == "parquet":
+        return _open_parquet(path, wanted(source)).metadata.num_rows > 0
+    if target is None and form == "text" and source.separator is None and source.target_column is None:
+        return any(characters.strip() for characters in _characters(path))
+    return any(True for _ in read(path, source, target))
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's ending says; UserError where it says none.
+
+    >>> format_of(Path("a/owt_train.txt.gz"))
+    'text'
+    """
+    name = path.name.lower()
+    for ending in COMPRESSION:
+        name = name.removesuffix(ending)
+    for form, endings in ENDINGS.items():
+        if name.endswith(endings):
+            return form
+    raise UserError(
+        "the ending of a source file does not say what it holds.",
+        file=path,
+        known=", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst",
+        next="set `format` of the source to parquet, jsonl, tsv or text",
+    )
+
+
+def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
+    """The open file, with each of these columns (option → name) there once and holding text."""
+    try:
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else all of it lies in memory by the end
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(
+            "a source file is not readable Parquet.",
+            file=path,
+            reason=str(error).splitlines()[0],
+            begins=repr(path.open("rb").read(24)),
+            next="replace it, or set `format` of the source",
+        ) from None
+    for option, column in columns.items():
+        if file.schema_arrow.names.count(column) > 1:
+            raise UserError(
+                f"a source file has several columns {column!r}.",
+                file=path,
+                key=f"source.{option}",
+                has=", ".join(file.schema_arrow.names),
+                next="write the file again with one of them",
+            )
+        kind = type_of(file.schema_arrow, column)
+        if kind is None:
+            raise no_such(column, file.schema_arrow.names, path, "column", option)
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise UserError(
+                f"the column {column!r} does not hold text.",
+                file=path,
+                key=f"source.{option}",
+                found=str(kind),
+                expected="string",
+                next="name a column of strings",
+            )
+    return file
+
+
+def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+    file = _open_parquet(path, columns)
+    names, row = list(columns.values()), 0
+    try:
+        for batch in file.iter_batches(batch_size=_batch_rows(file), columns=names, use_threads=False):
+            yield from zip(*(_texts(column_of(batch, name), row, path) for name in names), strict=True)
+            row += len(batch)
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+        raise UserError(
+            "a source file breaks off or is damaged.",
+            file=path,
+            row=f"{row:,} or after",
+            reason=_first_line(error),
+            next="replace it",
+        ) from None
+
+
+def _batch_rows(file: pq.ParquetFile) -> int:
+    """Rows to decode at a time: fewer where documents are long."""
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
+
+
+def _texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
+    """The column's texts; UserError names the row whose bytes are not UTF-8: Parquet says they are, and checks none."""
+    try:
+        texts = column.to_pylist()
+        longest = max((len(text) for text in texts if text is not None), default=0)
+        _check_length(longest, path, first)
+        return texts
+    except UnicodeDecodeError:
+        for number, value in enumerate(column, start=first):
+            try:
+                value.as_py()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    "a text of a source file is not UTF-8.",
+                    file=path,
+                    row=f"{number:,}",
+                    reason=error.reason,
+                    begins=repr(value.as_buffer().to_pybytes()[:60]),
+                    next="mend or remove the row",
+                ) from None
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+    for number, line in enumerate(_pieces(path, "\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:  # also numbers of too many digits, and nesting without end
+            raise UserError(
+                "a line of a source file is not JSON.",
+                file=f"{path}, line {number}",
+                reason=getattr(error, "msg", None) or _first_line(error),
+                begins=repr(line[:60]),
+                next="mend or remove the line",
+            ) from None
+        texts = []
+        for option, key in keys.items():
+            try:
+                text = value_of(row, key)
+            except (KeyError, TypeError):
+                names = list(row) if isinstance(row, dict) else []
+                raise no_such(key, names, f"{path}, line {number}", "key", option) from None
+            if text is not None and not isinstance(text, str):
+                raise UserError(
+                    f"the key {key!r} does not hold text.",
+                    file=f"{path}, line {number}",
+                    key=f"source.{option}",
+                    found=type(text).__name__,
+                    expected="a string, or null",
+                )
+            texts.append(text)
+        yield tuple(texts)
+
+
+def _text(path: Path, separator: str | None) -> Iterator[str]:
+    if separator is not None:
+        yield from _pieces(path, separator.replace("\r\n", "\n"))
+        return
+    parts, length = [], 0
+    for characters in _characters(path):
+        parts.append(characters)
+        length += len(characters)
+        _check_length(length, path, 0)
+    yield "".join(parts)
+
+
+def _pieces(path: Path, separator: str) -> Iterator[str]:
+    """What lies between the separators; an empty last piece (the file ends with a separator) is none."""
+    begun: list[str] = []
+    rest = ""
+    number = length = 0
+    for characters in _characters(path):
+        pieces = (rest + characters).split(separator)
+        length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
+        number += len(pieces) - 1
+        _check_length(length, path, number)
+        if len(pieces) == 1:  # the separator may stand across two chunks: its possible beginning waits
+            cut = max(0, len(pieces[0]) - len(separator) + 1)
+            begun.append(pieces[0][:cut])
+            rest = pieces[0][cut:]
+            continue
+        yield "".join(begun) + pieces[0]
+        yield from pieces[1:-1]
+        begun, rest = [], pieces[-1]
+    last = "".join(begun) + rest
+    if last:
+        yield last
+
+
+def _check_length(characters: int, path: Path, number: int) -> None:
+    """Raise UserError before memory is full of a document that is too long."""
+    if characters > LONGEST_CHARACTERS:
+        raise UserError(
+            "a document is too long.",
+            file=path,
+            document=f"{number:,}",
+            expected=f"at most {LONGEST_CHARACTERS:,} characters",
+            next="cut it, or set `separator` of the source to what stands between documents",
+        )
+
+
+def _characters(path: Path) -> Iterator[str]:
+    """The file as UTF-8, a chunk at a time; a byte order mark at its beginning is dropped, and "\r\n" becomes "\n"."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    newlines = io.IncrementalNewlineDecoder(None, translate=False)
+    done = 0
+    with _opened(path) as file:
+        while True:
+            try:
+                data = file.read(CHUNK_BYTES)
+            except (EOFError, OSError, zlib.error) as error:
+                raise UserError(
+                    "a source file breaks off or is damaged.",
+                    file=path,
+                    byte=f"{done:,} (unpacked)",
+                    reason=str(error).splitlines()[0],
+                    next="replace it",
+                ) from None
+            waiting = len(decoder.getstate()[0])
+            try:
+                characters = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    "a source file is not UTF-8.",
+                    file=path,
+                    byte=f"{done - waiting + error.start:,}",
+                    reason=error.reason,
+                    next="convert it (iconv), or remove what is broken",
+                ) from None
+            # keeps "\r" at the end of a chunk back, until it is known whether "\n" follows
+            characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
+            if characters:
+                yield characters
+            if not data:
+                return
+            done += len(data)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    kind = COMPRESSION.get(path.suffix.lower())
+    if kind == "gzip":
+        with gzip.open(path) as file:
+            yield file
+    elif kind == "zstd":
+        with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as file:
+            yield file
+    else:
+        with path.open("rb") as file:
+            yield file

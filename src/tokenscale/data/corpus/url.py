@@ -1,0 +1,176 @@
+"""Files from web addresses: resumed where a connection breaks, tried again, checked by length and hash."""
+
+import re
+from pathlib import Path
+from time import sleep
+from urllib.parse import unquote, urlsplit
+
+import requests
+import urllib3
+
+from tokenscale.base.errors import UserError, without_password
+from tokenscale.base.files import read_json, write_json
+from tokenscale.base.progress import Progress
+from tokenscale.settings.data import SourceSettings
+
+TRIES = 6
+TIMEOUT_S = (10.0, 60.0)  # to connect, and between two pieces
+CHUNK_BYTES = 1 << 20
+#: no later try mends these: `file:` and `ftp:` among them, where a server sends a download on to
+NO_SUCH_ADDRESS = (
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.InvalidURL,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.TooManyRedirects,
+)
+#: of a local file; what is put before and behind it fits into the 255 of a file system
+LONGEST_NAME_BYTES = 200
+#: a try that brought so much is no failure
+PROGRESS_BYTES = 1 << 20
+#: worth trying again: the server is busy, or what stands before it is
+BUSY = {408, 425, 429, 500, 502, 503, 504}
+
+
+def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+    """Address → name of the local file: the address's last part, numbered where two would be equal.
+
+    An address is of other hands: `%2F` in its last part is no folder, and dots at its beginning are left out.
+
+    >>> resolve(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
+    {'https://h/a/b.txt': 'b.txt', 'https://h/..%2F..%2Fetc': 'etc'}
+    """
+    names = [_last_part(address) for address in files]
+    if len(set(names)) < len(names):
+        names = [f"{number:05d}-{name}" for number, name in enumerate(names)]
+    return dict(zip(files, names, strict=True))
+
+
+def _last_part(address: str) -> str:
+    name = re.split(r"[/\\]", unquote(urlsplit(address).path.rsplit("/", 1)[-1]))[-1]
+    name = "".join(c for c in name if c.isprintable()).encode("utf-8")[-LONGEST_NAME_BYTES:].decode("utf-8", "ignore")
+    return name.lstrip(".") or "file"
+
+
+def fetch(
+    source: SourceSettings,
+    address: str,
+    target: Path,
+    *,
+    resumable: bool = True,
+) -> None:
+    """Download an address to `target`. What came before a break is kept beside it and continued, also by a later call.
+
+    A part is continued only where the server says that the content is the same (ETag or Last-Modified, RFC 9110,
+    13.1.5), or with `resumable`, where the caller checks a hash. Raises UserError when the server refuses, when
+    TRIES in a row bring nothing, and for a web page in place of a file.
+    """
+    part = target.with_name(target.name + ".part")
+    seen = target.with_name(target.name + ".part.json")
+    failures = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _continue(address, part, seen, resumable)
+            break
+        except _Again as again:
+            reason, pause = again.reason, again.pause_s
+        except NO_SUCH_ADDRESS as error:
+            raise UserError(
+                "a download leads to what is no web address.",
+                address=address,
+                reason=_first_line(error),
+                expected="http:// or https://, also where a server sends it on to",
+                next="use the address of the file itself",
+            ) from None
+        except requests.RequestException as error:
+            reason, pause = _first_line(error), None
+        now = part.stat().st_size if part.exists() else 0
+        failures = 1 if now - before >= PROGRESS_BYTES else failures + 1
+        if failures >= TRIES:
+            raise UserError(
+                "a download does not come through.",
+                address=address,
+                tried=f"{failures} times in a row",
+                reason=reason,
+                kept=f"{now:,} bytes in {part}" if now else None,
+                next="check the network and the address; the same command goes on where this one ended",
+            )
+        print(f"{address}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
+        sleep(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
+    part.replace(target)
+    seen.unlink(missing_ok=True)
+
+
+class _Again(Exception):
+    """The try failed in a way that another may not."""
+
+    def __init__(self, reason: str, pause_s: float | None = None):
+        super().__init__(reason)
+        self.reason, self.pause_s = reason, pause_s
+
+
+def _continue(address: str, part: Path, seen: Path, resumable: bool) -> None:
+    """One try: ask for what is missing, append it. Returns when the file is complete."""
+    have = part.stat().st_size if part.exists() else 0
+    validator = read_json(seen, "record of a begun download").get("validator") if seen.exists() else None
+    if have and not (validator or resumable):
+        have = 0
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if validator:
+            headers["If-Range"] = validator
+    with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
+        if answer.status_code in BUSY:
+            after = answer.headers.get("Retry-After", "")
+            raise _Again(
+                f"the server answers {answer.status_code}", min(60.0, float(after)) if after.isdigit() else None
+            )
+        if answer.status_code == 416:  # what we hold is no beginning of what it has
+            part.unlink(missing_ok=True)
+            seen.unlink(missing_ok=True)
+            raise _Again("the begun file is longer than the server's; starting anew", 0.0)
+        if not answer.ok:
+            raise UserError(
+                "a server does not give a file.",
+                address=address,
+                answer=f"{answer.status_code} {answer.reason}",
+                next="check the address, and whether it needs a login",
+            )
+        page = "html" in answer.headers.get("Content-Type", "")
+        if page and not urlsplit(address).path.endswith((".html", ".htm")):
+            raise UserError(
+                "an address gives a web page, not a file.",
+                address=address,
+                found=answer.headers["Content-Type"],
+                next="use the address of the file itself (often called `raw` or `resolve`)",
+            )
+        continued = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if have and not continued:
+            have = 0
+        length = answer.headers.get("Content-Length", "")
+        total = have + int(length) if length.isdigit() else None
+        write_json(seen, {"address": address, "validator": _validator(answer.headers)})
+        progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=total)
+        with part.open("ab" if have else "wb") as file:
+            reason = "ended"
+            try:
+                # not `iter_content`, which drops the last pieces of a connection that breaks
+                while piece := answer.raw.read1(CHUNK_BYTES):
+                    file.write(piece)
+                    progress(0, len(piece))
+            except urllib3.exceptions.HTTPError as error:
+                reason = "timed out" if isinstance(error, urllib3.exceptions.TimeoutError) else "broke"
+        progress.close()
+    size = part.stat().st_size
+    if size != total if total is not None else reason != "ended":
+        raise _Again(f"the connection {reason} after {size:,} of {total or 0:,} bytes")
+
+
+def _validator(headers: requests.structures.CaseInsensitiveDict) -> str | None:
+    tag = headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _first_line(error: Exception) -> str:
+    return without_password((str(error).splitlines() or [type(error).__name__])[0][:200])

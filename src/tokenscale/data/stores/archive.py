@@ -1,0 +1,212 @@
+"""The format `archive`: whole documents in few bytes, for storage and transfer; `unpack` makes `packed` of it.
+
+- `blocks.bin`: ids of all documents, one after another, in blocks of 4 Mi ids (`ranked.BLOCK_IDS`); a document may lie
+  in several. What a block is, `data/stores/ranked.py` says: ids by their rank in the whole store, in bytes, under zstd;
+- `blocks.npy`: uint64 [blocks, 3], of each block its bytes, its ids, and XXH3-64 of its bytes, which is held against
+  it whenever it is read;
+- `ranking.bin`: ids by falling frequency, and `lengths.bin`: tokens of each document. Numbers of 32 bits as four runs
+  of bytes, lowest first, in one zstd frame (of the ranking: differences, modulo 2³²; equally frequent ids rise).
+
+The manifest's `origin` is what a store that is made of this one says about where its ids come from. Equal ids give
+equal bytes under the same version of zstd; what is unpacked is the same under all.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import HashedFile
+from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.stores import ranked
+from tokenscale.data.stores.documents import Chunk, Documents, Origin
+from tokenscale.data.stores.flat import FlatPart, dtype_of, ids_in, lengths_in
+from tokenscale.data.stores.manifest import changed, located, open_store, outside, read_store_manifest, restore
+from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.xxh3 import xxh3_64_intdigest
+from tokenscale.settings.data import StoreSettings
+
+STORE_FILES = ("blocks.bin", "blocks.npy", "ranking.bin", "lengths.bin")
+#: of zstd, for ranking and lengths: 19 takes twenty times as long and saves 3 %
+NUMBERS_LEVEL = 9
+
+
+def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
+    """Write the store and return its manifest. UserError without the package zstandard.
+
+    Ids go to disk first; once all are known they are ranked, and packed from there: memory holds 16 bytes a document,
+    and a block.
+    """
+    if importlib.util.find_spec("zstandard") is None:
+        raise UserError(
+            "archives are written with the package zstandard, which is not installed.",
+            store=Path(directory) / "manifest.json",
+            next="pip install zstandard   (reading and unpacking do without)",
+        )
+    dtype = dtype_of(documents.origin.vocabulary_size)
+    with writing(store, documents, directory) as writer:
+        folder = writer.folder
+        parts = writer.parts(lambda number: FlatPart(folder, number, dtype))
+        ids_by_rank, rank_of_id = ranked.ranking(writer.occurrences)
+        blocks = []
+        with HashedFile(folder / "blocks.bin") as file:
+            for ids in _blocks(ids_in(folder, parts.files), dtype):
+                block = ranked.pack(ids, rank_of_id, store.level)
+                blocks.append((len(block), len(ids), xxh3_64_intdigest(block)))
+                file.write(block)
+        np.save(folder / "blocks.npy", np.array(blocks, dtype="<u8"))
+        lengths = lengths_in(folder, parts.files)
+        if lengths.max() >= 1 << 32:
+            raise ValueError(f"a document of {lengths.max():,} tokens")
+        (folder / "ranking.bin").write_bytes(_numbers(np.diff(ids_by_rank, prepend=np.uint32(0))))
+        (folder / "lengths.bin").write_bytes(_numbers(lengths))
+        tokens = int(lengths.sum())
+        facts = {
+            "rows": len(documents),
+            "blocks": len(blocks),
+            "different_ids": len(ids_by_rank),
+            "tokens_useful": tokens - len(documents),
+            "tokens_total": tokens,
+            "tokens_stored": tokens,
+            "places": tokens,
+            "tokens_cut": 0,
+            "documents_cut": 0,
+            "origin": {"source": documents.origin.source},
+        }
+        return writer.finish(list(STORE_FILES), facts, {"blocks.bin": file.sha256}, checks="blocks.npy")
+
+
+def _blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
+    """The ids of all files, a block at a time, in memory that the next block takes again."""
+    block = np.empty(ranked.BLOCK_IDS, dtype=dtype)
+    room = memoryview(block).cast("B")
+    filled = 0
+    for path in paths:
+        with open(path, "rb") as file:
+            while read := file.readinto(room[filled:]):
+                filled += read
+                if filled == len(room):
+                    yield block
+                    filled = 0
+    if filled:
+        yield block[: filled // dtype.itemsize]
+
+
+def _numbers(values: np.ndarray) -> bytes:
+    """Numbers of 32 bits as a zstd frame of their lowest bytes, then the next ones, …"""
+    planes = values.astype("<u4").view(np.uint8).reshape(-1, 4).T
+    return ranked.compressor(NUMBERS_LEVEL)(np.ascontiguousarray(planes))
+
+
+def _numbers_in(path: Path, n: int) -> np.ndarray:
+    """The n numbers that `_numbers` wrote, uint32 [n]."""
+    planes = ranked.decompressed(memoryview(path.read_bytes()), 4 * n).reshape(4, n)
+    return np.ascontiguousarray(planes.T).view("<u4").reshape(n)
+
+
+class ArchiveStore:
+    """Documents of an `archive`, in order. Give it the manifest that `formats.manifest.open_store` checked.
+
+    Each block is held against its checksum whenever it is read (without the package xxhash: the whole file against its
+    SHA-256, here). Memory holds 16 bytes a document, and a block.
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any]):
+        self.where, self.manifest = where, manifest
+        folder = located(where)[0]
+        self._path = folder / "blocks.bin"
+        if xxh3_64_intdigest is None:
+            file = manifest["files"][0]
+            check_file(self._path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=True)
+        blocks = np.load(folder / "blocks.npy")
+        self._checksums = blocks[:, 2].tolist()
+        self._bytes, self._ids = (np.concatenate(([0], np.cumsum(blocks[:, i].astype(np.int64)))) for i in (0, 1))
+        differences = _numbers_in(folder / "ranking.bin", manifest["different_ids"])
+        self._ids_by_rank = np.cumsum(differences, dtype=np.uint32)
+        if (largest := int(self._ids_by_rank.max(initial=0))) >= manifest["vocabulary_size"]:
+            raise outside(where, folder / "ranking.bin", largest, manifest["vocabulary_size"])
+        #: tokens of each document, int64 [documents]
+        self.lengths = _numbers_in(folder / "lengths.bin", manifest["documents"]).astype(np.int64)
+        self._ends = np.cumsum(self.lengths)
+
+    def __len__(self) -> int:
+        """Documents."""
+        return len(self.lengths)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last` (not included): at a time those that end in one block. UserError for a block
+        that is not what was written."""
+        number = int(np.searchsorted(self._ids, self._start(first), side="right")) - 1
+        begun: list[np.ndarray] = []  # of a document that ends in a later block
+        with open(self._path, "rb") as file:
+            while first < last:
+                ids = self._block(file, number)
+                after = min(last, int(np.searchsorted(self._ends, self._ids[number + 1], side="right")))
+                start, end = (max(0, self._start(document) - int(self._ids[number])) for document in (first, after))
+                if after > first:
+                    yield Chunk(np.concatenate([*begun, ids[start:end]]).view(np.int32), self.lengths[first:after])
+                    begun, start = [], end
+                begun.append(ids[start:])
+                first, number = after, number + 1
+
+    def _start(self, document: int) -> int:
+        return int(self._ends[document - 1]) if document else 0
+
+    def _block(self, file: BinaryIO, number: int) -> np.ndarray:
+        """The ids of one block, checked, uint32."""
+        first, last = self._bytes[number : number + 2].tolist()
+        file.seek(first)
+        block = file.read(last - first)
+        if xxh3_64_intdigest is not None and (found := xxh3_64_intdigest(block)) != self._checksums[number]:
+            right, count = self._checksums[number], len(self._checksums)
+            raise changed(self.where, self._path, "block", number, count, first, right, found, "blocks.npy")
+        return ranked.unpack(block, self._ids_by_rank, int(self._ids[number + 1] - self._ids[number]))
+
+
+class ArchiveDocuments:
+    """The documents of an archive, for the writer of another format; see `documents.Documents`.
+
+    What is written says the same of its origin as if it came from the text. `report(documents, bytes of ids)` hears of
+    each block. UserError for a store that is no archive, or not what its manifest says.
+    """
+
+    def __init__(self, where: Path, report: Callable[[int, int], None] | None = None):
+        manifest = read_store_manifest(where)
+        if manifest["format"] != "archive":
+            raise UserError(
+                "only an archive is unpacked.",
+                store=where,
+                expected="format archive",
+                found=f"format {manifest['format']}",
+                next="python -m tokenscale pretokenize --store archive …   makes one",
+            )
+        self.settings = StoreSettings("archive", **manifest["options"])
+        self.manifest = open_store(where, self.settings, asked_by="unpack")
+        self._store, self._report = ArchiveStore(where, self.manifest), report
+        self.origin = Origin(
+            tokenizer=manifest["tokenizer"],
+            vocabulary_size=manifest["vocabulary_size"],
+            bos_id=manifest["bos_id"],
+            eos_id=manifest["eos_id"],
+            pad_id=manifest["padding"]["id"],
+            source=manifest["origin"]["source"],
+            engine="archive",
+            ids_digest=manifest["ids_digest"]["value"],
+        )
+
+    def __len__(self) -> int:
+        """Documents."""
+        return len(self._store)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last`, a block at a time."""
+        for chunk in self._store.chunks(first, last):
+            yield chunk
+            if self._report is not None:
+                self._report(len(chunk.lengths), chunk.ids.nbytes)
+
+    def confirm(self) -> None:
+        """Nothing to wait for: the writer compares its digest with the origin's."""

@@ -1,0 +1,66 @@
+"""Ids on their way to a store whose layout depends on all of them: one after another in files, a part at a time."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tokenscale.data.stores.documents import Chunk
+
+
+def dtype_of(vocabulary_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id; little-endian."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+class FlatPart:
+    """Documents one after another, as they come: `part-NNNNN.ids` and `.lengths`; see `writing.Part`."""
+
+    def __init__(self, folder: Path, number: int, dtype: np.dtype):
+        self._paths = [folder / f"part-{number:05d}.ids", folder / f"part-{number:05d}.lengths"]
+        self._files = [open(path, "wb") for path in self._paths]
+        self._dtype = dtype
+
+    def add(self, chunk: Chunk) -> None:
+        ids = chunk.ids.view("<u4") if self._dtype.itemsize == 4 else chunk.ids.astype(self._dtype)
+        self._files[0].write(ids)
+        self._files[1].write(chunk.lengths.astype("<i8"))
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        for file in self._files:
+            file.close()
+        return [path.name for path in self._paths], {}
+
+
+def lengths_in(folder: Path, parts: list[str]) -> np.ndarray:
+    """Tokens of every document, int64 [documents]; `parts` are the files' names."""
+    return np.concatenate([np.fromfile(folder / name, dtype="<i8") for name in parts if name.endswith(".lengths")])
+
+
+def ids_in(folder: Path, parts: list[str]) -> list[Path]:
+    """The files of ids."""
+    return [folder / name for name in parts if name.endswith(".ids")]
+
+
+class Flat:
+    """Files read as one, by position: a mapping would count as memory, a read does not."""
+
+    def __init__(self, paths: list[Path]):
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+        self._ends = np.cumsum([path.stat().st_size for path in paths]).tolist()
+
+    def __enter__(self) -> "Flat":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def read(self, target: memoryview, position: int) -> None:
+        """Fill `target` from byte `position` on; a piece lies in one document, and a document in one file."""
+        number = 0
+        while position >= self._ends[number]:
+            number += 1
+        start = self._ends[number - 1] if number else 0
+        if os.preadv(self._files[number], [target], position - start) != len(target):
+            raise OSError(f"part {number} of the ids is shorter than its lengths say")

@@ -1,0 +1,49 @@
+"""The documents of a store of ours, one after another, for whatever writes them elsewhere."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenscale.data.stores.documents import Chunk, Origin
+from tokenscale.data.stores.foreign.reframe import Rule, Written, leaving
+
+
+class StoreDocuments:
+    """A store as `documents.Documents`, with EOS behind each document or without."""
+
+    def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
+        self._reader, self._manifest, self._eos = reader, manifest, eos
+        self.report: Callable[[int, int], None] | None = None
+        made = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
+        self.origin = Origin(
+            tokenizer=manifest["tokenizer"],
+            vocabulary_size=manifest["vocabulary_size"],
+            bos_id=manifest["bos_id"],
+            eos_id=manifest["eos_id"],
+            pad_id=manifest["padding"]["id"],
+            source={name: manifest[name] for name in made if name in manifest},
+            engine=f"the store {manifest['ids_digest']['value'][:12]}",
+        )
+
+    def __len__(self) -> int:
+        return self._manifest["documents"]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """See `documents.Documents`."""
+        had = self._manifest["options"]["eos"]
+        for chunk in self._reader.chunks(first, last):
+            if self._eos and not had:
+                chunk = leaving(chunk, Rule(True, self.origin.eos_id), Written())
+            elif had and not self._eos:
+                chunk = without_last(chunk)
+            yield chunk
+            if self.report is not None:
+                self.report(len(chunk.lengths), chunk.ids.nbytes)
+
+    def confirm(self) -> None:
+        """The store's own checksums were held against what was read."""
+
+
+def without_last(chunk: Chunk) -> Chunk:
+    keep = chunk.ids >= 0
+    keep[chunk.lengths.cumsum() - 1] = False
+    return Chunk(chunk.ids[keep], chunk.lengths - 1)

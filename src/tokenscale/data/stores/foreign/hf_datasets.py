@@ -1,0 +1,222 @@
+"""A Hugging Face data set as `Dataset.save_to_disk` writes it: a folder of Arrow IPC streams, `state.json` that names
+them, and `dataset_info.json`. Read and written with pyarrow alone; `datasets.load_from_disk` opens what is written here
+and finds the columns' types in the Arrow schema.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.data.stores.documents import Documents, Origin
+from tokenscale.data.stores.foreign.reframe import Rule, Written, outgoing
+
+NAME = "a Hugging Face data set"
+KEEPS_BOS = True
+COLUMNS = ("input_ids", "tokens")
+MARKS = ("state.json", "dataset_info.json", "dataset_dict.json")
+#: of one file, as `save_to_disk` has it
+SHARD_TOKENS = 500_000_000 // 4
+#: what ends an Arrow IPC stream
+END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+def recognises(path: Path) -> bool:
+    """Whether `save_to_disk` made the folder."""
+    return path.is_dir() and any((path / name).is_file() for name in MARKS)
+
+
+def written(path: Path) -> list[Path]:
+    """What `write` makes: the folder."""
+    return [path]
+
+
+def record_path(path: Path) -> Path:
+    """Where the record of what we wrote lies."""
+    return path / "tokenscale.json"
+
+
+def notes(origin: Origin, ended: bool) -> list[str]:
+    """What whoever reads the folder has to know: nothing."""
+    return []
+
+
+class Reader:
+    """See `reframe.Reader`. UserError for another kind of folder, a missing or broken file, a column of no ids."""
+
+    def __init__(self, path: Path, *, column: str | None = None, **_: object):
+        if (path / "dataset_dict.json").is_file():
+            splits = read_json(path / "dataset_dict.json", "list of splits").get("splits", [])
+            raise UserError(
+                "the data set holds several splits.",
+                folder=path,
+                found=", ".join(splits),
+                next="name the folder of one",
+            )
+        again = "save it anew with Dataset.save_to_disk"
+        state = read_json(path / "state.json", "state of the data set", again)
+        self.doubt, self.note, self.padding_dropped = None, None, 0
+        try:
+            self.files = [path / Path(file["filename"]).name for file in state["_data_files"]]
+        except (KeyError, TypeError):
+            raise UserError("state.json names no files.", file=path / "state.json", next=again) from None
+        if state.get("_indices_data_files"):
+            raise UserError(
+                "the data set is a selection of rows, saved by an old version of datasets.", folder=path, next=again
+            )
+        self._again, self._rows = again, []
+        for file in self.files:
+            with self._opened(file) as stream:
+                if self._rows and stream.schema.names != self._schema.names:
+                    found, expected = ", ".join(stream.schema.names), ", ".join(self._schema.names)
+                    raise UserError(
+                        "two files of the data set hold other columns.",
+                        **{"file": file, "found": found, "expected": expected, "next": again},
+                    )
+                self._schema = stream.schema
+                self._rows.append(sum(batch.num_rows for batch in stream))
+        if not self.files or not sum(self._rows):
+            raise UserError("the data set holds no rows.", folder=path, next="name another")
+        names = self._schema.names
+        if column is not None and column not in names:
+            raise unknown("column", column, names, flag="--column", folder=path)
+        self.column = column or next((name for name in COLUMNS if name in names), None)
+        if self.column is None:
+            raise UserError(
+                "the data set has no column of ids.",
+                folder=path,
+                found=", ".join(names),
+                expected=" or ".join(COLUMNS),
+                next="--column NAME; text has to be tokenized first: python -m tokenscale pretokenize --help",
+            )
+        kind = self._schema.field(self.column).type
+        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not lists or not pa.types.is_integer(kind.value_type):
+            raise UserError(
+                "the column holds no lists of ids.",
+                folder=path,
+                column=self.column,
+                found=kind,
+                expected="lists of integers",
+                next="--column NAME",
+            )
+        self.dtype = str(kind.value_type)
+
+    def __len__(self) -> int:
+        """Documents: rows."""
+        return sum(self._rows)
+
+    def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `reframe.Reader`."""
+        row = 0
+        for file, rows in zip(self.files, self._rows, strict=True):
+            if first < row + rows and row < last:
+                with self._opened(file) as stream:
+                    at = row
+                    for batch in stream:
+                        a, b = max(first - at, 0), min(last - at, batch.num_rows)
+                        at += batch.num_rows
+                        if a < b:
+                            yield from self._part(batch.slice(a, b - a), file)
+            row += rows
+
+    def _part(self, batch: pa.RecordBatch, file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, batch.num_rows, 1000):
+            part = batch.slice(start, 1000)
+            ids, lengths = self._lists(part.column(part.schema.get_field_index(self.column)), file)
+            if "attention_mask" in part.schema.names:
+                mask, others = self._lists(part.column(part.schema.get_field_index("attention_mask")), file)
+                if not np.array_equal(lengths, others):
+                    raise UserError("the attention mask has other lengths than the ids.", file=file, next=self._again)
+                kept = np.concatenate(([0], np.cumsum(mask != 0)))
+                ends = np.cumsum(lengths)
+                self.padding_dropped += len(ids) - int(kept[-1])
+                ids, lengths = ids[mask != 0], kept[ends] - kept[ends - lengths]
+            yield ids, lengths
+
+    def _lists(self, column: pa.Array, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        if column.null_count or (values := column.flatten()).null_count:
+            raise UserError("a document of the data set is null.", file=file, next="filter such rows out")
+        if pa.types.is_fixed_size_list(column.type):
+            return values.to_numpy(), np.full(len(column), column.type.list_size, dtype=np.int64)
+        return values.to_numpy(), np.diff(column.offsets.to_numpy()).astype(np.int64)
+
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator[pa.RecordBatchStreamReader]:
+        if not file.is_file():
+            raise UserError("a file of the data set is missing.", file=file, next=self._again)
+        with open(file, "rb") as end:
+            end.seek(-min(len(END), file.stat().st_size), os.SEEK_END)
+            if (found := end.read()) != END:  # a stream cut between two batches reads like a whole one
+                raise self._broken(file, f"{found.hex()} at its end, not {END.hex()}")
+        try:
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+                yield stream
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._broken(file, str(error).splitlines()[0]) from None
+
+    def _broken(self, file: Path, found: str) -> UserError:
+        what = "a file of the data set is no whole Arrow stream."
+        return UserError(
+            what, file=file, found=found, expected="a stream, from its schema to its end", next=self._again
+        )
+
+
+def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
+    """Write the folder: one column `input_ids`, a document a row. Returns file → SHA-256."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.building")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        shards = _shards(documents, aside, rule, count)
+        documents.confirm()
+        names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+        for shard, name in zip(shards, names, strict=True):
+            shard.rename(aside / name)
+        hashes = {name: sha256_file(aside / name) for name in names}
+        write_json(aside / "dataset_info.json", {"citation": "", "description": "", "homepage": "", "license": ""})
+        state = {
+            "_data_files": [{"filename": name} for name in names],
+            "_fingerprint": next(iter(hashes.values()))[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        write_json(aside / "state.json", state)
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return {path / name: sha256 for name, sha256 in hashes.items()}
+
+
+def _shards(documents: Documents, folder: Path, rule: Rule, count: Written) -> list[Path]:
+    schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
+    paths: list[Path] = []
+    stream, room = None, 0
+    try:
+        for chunk in outgoing(documents, rule, count):
+            if room <= 0:
+                if stream is not None:
+                    stream.close()
+                paths.append(folder / f"{len(paths)}.arrow")
+                stream, room = pa.ipc.new_stream(str(paths[-1]), schema), SHARD_TOKENS
+            offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
+            lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(chunk.ids.astype(np.int32)))
+            stream.write_batch(pa.record_batch([lists], schema=schema))
+            room -= len(chunk.ids)
+    finally:
+        if stream is not None:
+            stream.close()
+    return paths

@@ -1,0 +1,142 @@
+"""nanoGPT's `.bin`: ids of all documents, one after another, uint16 or uint32, without a header. An id of its own ends
+each document (`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGPT, data/openwebtext/prepare.py, 04cc18e).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import HashedFile, atomic
+from tokenscale.data.stores.documents import Documents, Origin
+from tokenscale.data.stores.foreign.reframe import BLOCK_TOKENS, Rule, Written, outgoing, spans
+
+NAME = "nanoGPT's .bin"
+KEEPS_BOS = False
+#: first int32 of files of llm.c and modded-nanogpt, which have a header
+HEADERS = (20240520, 20240801)
+
+
+def recognises(path: Path) -> bool:
+    """Whether it is a `.bin` that no index belongs to."""
+    return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
+
+
+def written(path: Path) -> list[Path]:
+    """The files that `write` makes."""
+    return [path]
+
+
+def record_path(path: Path) -> Path:
+    """Where the record of what we wrote lies."""
+    return path.with_name(path.name + ".tokenscale.json")
+
+
+def dtype_of(vocabulary_size: int) -> np.dtype:
+    """uint16 where it holds every id (nanoGPT's own), else uint32."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+def notes(origin: Origin, ended: bool) -> list[str]:
+    """What whoever reads the file has to know."""
+    if dtype_of(origin.vocabulary_size).itemsize == 2:
+        return []
+    return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
+
+
+class Reader:
+    """See `reframe.Reader`. One pass over the file finds the documents. UserError for a file that does not end where a
+    document does, or in which no document ends."""
+
+    def __init__(
+        self, path: Path, *, vocabulary_size: int, document_end: int | None, dtype: str | None = None, **_: object
+    ):
+        if not path.is_file():
+            raise UserError("the source is no file.", file=path, next="name the .bin")
+        if document_end is None:
+            raise UserError(
+                f"{NAME} does not say which id ends a document.",
+                file=path,
+                next="--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER",
+            )
+        self._type = np.dtype(dtype).newbyteorder("<") if dtype else dtype_of(vocabulary_size)
+        self.files, self.dtype, self.padding_dropped = [path], self._type.name, 0
+        other = "uint32" if self.dtype == "uint16" else "uint16"
+        self.doubt = f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer FOLDER)"
+        size, width = path.stat().st_size, self._type.itemsize
+        if size == 0 or size % width:
+            expected = f"a multiple of {width}, for ids of {self.dtype}" + (", and some" if size == 0 else "")
+            raise self._wrong(f"{NAME} is cut short.", f"{size:,} bytes", expected, "copy it anew, or mend --dtype")
+        head = np.fromfile(path, "<i4", 1) if size >= 4 else np.zeros(1, np.int32)
+        if int(head[0]) in HEADERS:
+            raise self._wrong(
+                "the file has a header: it is of llm.c or modded-nanogpt.",
+                f"{int(head[0])} at its beginning",
+                "ids from the first byte on",
+                "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
+            )
+        self._in_front, self.note = False, None
+        self._bounds = self._find(size // width, document_end)
+
+    def _find(self, tokens: int, end_id: int) -> np.ndarray:
+        """Where documents begin, and the end of the file, in tokens."""
+        found = []
+        for start in range(0, tokens, BLOCK_TOKENS):
+            block = self._ids(start, min(tokens, start + BLOCK_TOKENS))
+            found.append(np.flatnonzero(block == end_id) + start)
+        places = np.concatenate(found)
+        if not places.size:
+            raise self._wrong(
+                "no document ends in the file.",
+                f"{tokens:,} ids of {self.dtype}, none of them {end_id}",
+                f"id {end_id} behind each document",
+                f"mend --document-end; {self.doubt}",
+            )
+        if places[-1] == tokens - 1:
+            return np.concatenate(([0], places + 1))
+        if places[0] == 0:
+            self._in_front, self.note = True, f"id {end_id} stands before each document, not behind it"
+            return np.concatenate((places, [tokens]))
+        raise self._wrong(
+            "the file's last document does not end: it is cut short.",
+            f"{tokens - 1 - places[-1]:,} ids behind the last {end_id}",
+            f"id {end_id} at the end",
+            "copy it anew, or mend --document-end and --dtype",
+        )
+
+    def __len__(self) -> int:
+        """Documents."""
+        return len(self._bounds) - 1
+
+    def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `reframe.Reader`. The id that ends a document is there; one in front of it is moved behind."""
+        for a, b in spans(self._bounds, first, last):
+            ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
+            yield np.roll(ids, -1) if self._in_front else ids, lengths
+
+    def _ids(self, start: int, end: int) -> np.ndarray:
+        return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
+
+    def _wrong(self, what: str, found: str, expected: str, next: str) -> UserError:
+        return UserError(what, file=self.files[0], found=found, expected=expected, next=next)
+
+
+def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
+    """Write the file. Returns file → SHA-256. UserError where the id that ends documents lies inside one."""
+    dtype = dtype_of(documents.origin.vocabulary_size)
+    with atomic(path) as aside:
+        with HashedFile(aside) as file:
+            for chunk in outgoing(documents, rule, count):
+                ends = np.flatnonzero(chunk.ids == rule.document_end)
+                if len(ends) != len(chunk.lengths):
+                    document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])
+                    raise UserError(
+                        "the id that ends documents lies inside one: nobody could tell them apart.",
+                        document=f"{count.documents - len(chunk.lengths) + document:,} of {len(documents):,}",
+                        found=f"id {rule.document_end}",
+                        next="--document-end with an id that no document holds",
+                    )
+                file.write(chunk.ids.astype(dtype))
+        documents.confirm()
+    return {path: file.sha256}

@@ -1,0 +1,38 @@
+"""What the files of others cannot say, in JSON beside those we write; believed while they have the hashes in it."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_manifest_file, write_json
+
+VERSION = 1
+
+
+def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
+    """Beside files that were written, with their SHA-256."""
+    files = {file.name: sha256 for file, sha256 in hashes.items()}
+    write_json(path, {"schema_version": VERSION, **facts, "files": files})
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The record, where there is one."""
+    if not path.is_file():
+        return None
+    return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
+
+
+def compare(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
+    """UserError for a file that is not one of the record's; files may have been renamed."""
+    known = record["files"]
+    for name, sha256 in hashes.items():
+        if sha256 not in known.values():
+            same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
+            raise UserError(
+                "the source is not what its record describes.",
+                record=path,
+                file=name,
+                expected=f"sha256 {same[0] if same else '(none of this kind)'}",
+                found=f"sha256 {sha256}",
+                next="convert it anew; or remove the record, if the file was changed on purpose",
+            )

@@ -1,0 +1,296 @@
+"""The format `packed`: full rows, nothing dropped, memory-mapped.
+
+- `tokens.bin`: rows of `sequence_length` + 1 ids, one after another, uint16 where the vocabulary allows, else uint32;
+- `checksums.npy`: uint64 [rows], XXH3-64 of each row's bytes, held against the row when it is read for the first time;
+- `pieces.npy`: int32 [pieces], lengths of the pieces, row by row; the rest of a row is padding on the right;
+- `rows.npy`: int64 [rows + 1]; row r holds pieces[rows[r]:rows[r + 1]];
+- `documents.npy`, `starts.npy`: int64 [pieces], the document that each piece is of, and its first token's place in it.
+
+Documents longer than a row are cut into pieces that overlap by one token, so every label appears exactly once. Rows are
+filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
+With the option `packing=concatenate`, shuffled documents follow each other and are cut wherever a row ends.
+"""
+
+import mmap
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import HashedFile
+from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.order.packing import concatenate, cut, pack
+from tokenscale.data.order.permutation import permute
+from tokenscale.data.stores.documents import Chunk, Documents
+from tokenscale.data.stores.flat import Flat, FlatPart, dtype_of, ids_in, lengths_in
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.manifest import changed, located, outside, restore
+from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.xxh3 import xxh3_64_intdigest
+from tokenscale.settings.data import StoreSettings
+
+#: of the order in which rows are stored; runs shuffle on top of it with their own
+STORAGE_SEED = 0x7061636B
+#: files up to this size are mapped whole at opening
+POPULATE_BYTES = 1 << 30
+MADV_POPULATE_READ = 22
+#: rows gathered at a time while writing
+BLOCK_ROWS = 1024
+#: tokens of documents that are put together again at a time
+CHUNK_TOKENS = 1 << 20
+STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
+
+
+def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
+    """Write the store and return its manifest.
+
+    Ids go to disk first, rows are gathered from there: memory holds about 50 bytes a document, and a block of rows.
+    """
+    dtype = dtype_of(documents.origin.vocabulary_size)
+    with writing(store, documents, directory) as writer:
+        parts = writer.parts(lambda number: FlatPart(writer.folder, number, dtype))
+        facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store, documents.origin.pad_id)
+        return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
+
+
+def _write_rows(
+    folder: Path, parts: list[str], dtype: np.dtype, store: StoreSettings, pad_id: int
+) -> tuple[dict[str, Any], str]:
+    """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
+    lengths = lengths_in(folder, parts)
+    sequence_length = store.sequence_length
+    if store.packing == "concatenate":
+        order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
+        document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
+        packed = np.arange(len(sizes))
+    else:
+        document, starts, sizes = cut(lengths, sequence_length)
+        packed, pointers = pack(sizes, sequence_length + 1)
+    rows = len(pointers) - 1
+    stored = permute(np.arange(rows), rows, STORAGE_SEED)
+    counts = np.diff(pointers)[stored]
+    new_pointers = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum(counts, out=new_pointers[1:])
+    order = np.repeat(pointers[stored], counts) + np.arange(len(packed)) - np.repeat(new_pointers[:-1], counts)
+    packed = packed[order]
+    document, starts, sizes = document[packed], starts[packed], sizes[packed]
+    origins = (np.cumsum(lengths) - lengths)[document] + starts
+    checksums = np.empty(rows, dtype="<u8")
+    with HashedFile(folder / "tokens.bin") as file, Flat(ids_in(folder, parts)) as ids:
+        for first in range(0, rows, BLOCK_ROWS):
+            last = min(first + BLOCK_ROWS, rows)
+            block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
+            flat, width = memoryview(block).cast("B"), block.strides[0]
+            at, previous = 0, -1
+            one, end = new_pointers[first], new_pointers[last]
+            row_of = np.repeat(np.arange(last - first), np.diff(new_pointers[first : last + 1])).tolist()
+            for row, size, origin in zip(row_of, sizes[one:end].tolist(), origins[one:end].tolist(), strict=True):
+                at = row * width if row != previous else at
+                previous, size = row, size * dtype.itemsize
+                ids.read(flat[at : at + size], origin * dtype.itemsize)
+                at += size
+            checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
+            file.write(block)
+    np.save(folder / "checksums.npy", checksums)
+    np.save(folder / "pieces.npy", sizes.astype("<i4"))
+    np.save(folder / "rows.npy", new_pointers.astype("<i8"))
+    np.save(folder / "documents.npy", document.astype("<i8"))
+    np.save(folder / "starts.npy", starts.astype("<i8"))
+    facts = {
+        "sequence_length": sequence_length,
+        "dtype": dtype.name,
+        "rows": rows,
+        "pieces": len(sizes),
+        "tokens_useful": int(sizes.sum()) - len(sizes),
+        "tokens_total": rows * sequence_length,
+        "tokens_stored": int(sizes.sum()),
+        "places": rows * (sequence_length + 1),
+        "tokens_cut": 0,
+        "documents_cut": 0,
+        "documents_split": int(np.count_nonzero(np.bincount(document) > 1)),
+    }
+    return facts, file.sha256
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """A file as an array that is read where it lies. One of up to 1 GiB is mapped at once where Linux can: without that
+    the first touch of each page is an interruption, about 5 us a batch in the first epoch."""
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if len(memory) <= POPULATE_BYTES and sys.platform == "linux":
+        with suppress(OSError):  # before Linux 5.14
+            memory.madvise(MADV_POPULATE_READ)
+    return np.frombuffer(memory, dtype=dtype)
+
+
+class Buffers:
+    """Memory that batches of n rows are read into, again and again."""
+
+    def __init__(self, rows: int, sequence_length: int, dtype: np.dtype, out: type = np.int64):
+        self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
+        self.tokens_bt = np.empty((rows, sequence_length), dtype=out)
+        self.labels_bt = np.empty((rows, sequence_length), dtype=out)
+        self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
+        self.labels = self.labels_bt.reshape(-1)
+        self.row_bytes = [memoryview(row) for row in self.ids]
+
+
+class Plan:
+    """Which rows the next batches hold, worked out at once: what NumPy takes for a call is then shared.
+
+    `indices` [batches, n]; `checksums[i]`: of the rows of batch i, or no list at all where all were read before.
+    """
+
+    def __init__(self, indices: np.ndarray, ignored: np.ndarray, ends: list[int], checksums: list[list[int]] | None):
+        self.indices, self.checksums = indices, checksums
+        self._ignored, self._ends = ignored, ends
+
+    def ignored(self, i: int) -> np.ndarray:
+        """Which labels of batch i do not count, as indices into [n, T] flattened."""
+        return self._ignored[self._ends[i] : self._ends[i + 1]]
+
+
+class PackedStore:
+    """Rows of a `packed` store by number. Give it the manifest that `formats.manifest.open_store` checked.
+
+    Each row is held against its checksum when it is read for the first time (without the package xxhash: the whole file
+    against its SHA-256, here); `verify` False believes them all.
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
+        self.where, self.manifest = where, manifest
+        self.sequence_length: int = manifest["sequence_length"]
+        self._path = located(where)[0] / "tokens.bin"
+        dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self._tokens = _mapped(self._path, dtype).reshape(-1, self.sequence_length + 1)
+        self._checksums, self._pieces, self._pointers, self._documents, self._starts = (
+            np.asarray(np.load(located(where)[0] / name, mmap_mode="r")) for name in STORE_FILES[1:]
+        )  # plain views: indexing a memmap object costs many times as much
+        if verify and xxh3_64_intdigest is None:
+            file = manifest["files"][0]
+            check_file(self._path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=True)
+        self._unseen = np.full(len(self._tokens), verify and xxh3_64_intdigest is not None)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._tokens)
+
+    def buffers(self, rows: int, out: type = np.int64) -> Buffers:
+        """Memory for batches of so many rows; `out` int32 where they are widened later, on a device."""
+        return Buffers(rows, self.sequence_length, self._tokens.dtype, out)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        """Prepare the reading of batches of rows: `indices` [batches, n]. IndexError for a row that does not exist."""
+        indices = np.ascontiguousarray(indices, dtype=np.intp)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"a row outside 0 … {len(self) - 1}")
+        batches, rows = indices.shape
+        flat, pointers = self._ignored(indices.reshape(-1), rows)
+        ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
+        fresh = bool(self._unseen[indices].any())
+        return Plan(indices, flat, ends, self._checksums[indices].tolist() if fresh else None)
+
+    def read(self, plan: Plan, i: int, into: Buffers) -> None:
+        """Batch i of a plan: into `tokens_bt` and `labels_bt` of the buffers, [n, T]; labels are −100 on padding
+        and on each piece's first token. UserError for a row that is not what was written."""
+        indices = plan.indices[i]
+        self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # any other mode copies twice
+        if plan.checksums is not None:
+            if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
+                raise self._changed(indices, into, plan.checksums[i])
+            if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
+                raise outside(self.where, self._path, largest, self.manifest["vocabulary_size"])
+            self._unseen[indices] = False
+        into.tokens_bt[...] = into.inputs
+        into.labels_bt[...] = into.targets
+        into.labels[plan.ignored(i)] = IGNORED
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of the given rows, as `read` gives them, in memory of their own."""
+        indices = np.asarray(indices)
+        buffers = self.buffers(len(indices))
+        self.read(self.plan(indices[None]), 0, buffers)
+        return buffers.tokens_bt, buffers.labels_bt
+
+    def stored(self, indices: np.ndarray) -> np.ndarray:
+        """The given rows as they lie in the file, checked, [n, T + 1]."""
+        buffers = self.buffers(len(indices))
+        self.read(self.plan(np.asarray(indices)[None]), 0, buffers)
+        return buffers.ids
+
+    def starts(self, indices: np.ndarray) -> np.ndarray:
+        """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask. Padding
+        is a piece of its own."""
+        first, last, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
+        marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
+        marks[np.repeat(np.arange(len(indices)), last - first), ends] = True
+        marks[:, 0] = True
+        return marks[:, : self.sequence_length]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last` (not included), put together again from their pieces; a chunk holds about
+        `CHUNK_TOKENS`, one document at least. UserError for a row that is not what was written."""
+        order = np.lexsort((self._starts, self._documents))
+        bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
+        order = order[bounds[0] : bounds[-1]]
+        bounds -= bounds[0]
+        # what a piece shares with the one before it of its document, one token, is told once
+        shared = np.diff(self._documents[order], prepend=-1) == 0
+        sizes = self._pieces[order] - shared
+        row_of = np.repeat(np.arange(len(self)), np.diff(self._pointers))
+        ends = np.cumsum(self._pieces, dtype=np.int64)
+        in_row = ends - self._pieces - (ends - self._pieces)[self._pointers[:-1]][row_of]
+        rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
+        flat = self._tokens.reshape(-1)
+        lengths = np.add.reduceat(sizes, bounds[:-1], dtype=np.int64) if last > first else np.zeros(0, np.int64)
+        ends = np.cumsum(lengths)
+        one = 0
+        while one < len(lengths):
+            limit = (ends[one - 1] if one else 0) + CHUNK_TOKENS
+            end = max(one + 1, int(np.searchsorted(ends, limit, side="right")))
+            here = slice(bounds[one], bounds[end])
+            self._check(np.unique(rows[here]))
+            many = sizes[here]
+            # token k of all pieces together lies as far behind its piece's begin as behind the piece's first token
+            places = np.repeat(begins[here] - (np.cumsum(many) - many), many) + np.arange(many.sum())
+            yield Chunk(flat[places].astype(np.int32), lengths[one:end])
+            one = end
+
+    def _check(self, indices: np.ndarray) -> None:
+        """Hold those of the rows against their checksums that no one has read yet."""
+        unseen = indices[self._unseen[indices]]
+        for first in range(0, len(unseen), BLOCK_ROWS):
+            self.stored(unseen[first : first + BLOCK_ROWS])
+
+    def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(Labels of n rows that do not count, as indices into [batch, T] flattened; where a row's begin, [n + 1])."""
+        n, T = len(indices), self.sequence_length
+        first, last, ends = self._piece_ends(indices)
+        counts = last - first
+        final = np.cumsum(counts) - 1
+        following = np.ones(len(ends), dtype=np.int64)  # behind a piece: the label that is the next one's first token
+        following[final] = T + 1 - ends[final]  # behind the last one: padding
+        row_of = np.repeat(np.arange(n) % max(1, batch), counts)
+        skipped = np.cumsum(following)
+        flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
+        return flat, np.concatenate(([0], skipped[final]))
+
+    def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(first and last piece of each row; for all pieces of the rows, one after another, where they end in them)."""
+        first, last = np.asarray(self._pointers[indices]), np.asarray(self._pointers[indices + 1])
+        counts = last - first
+        begins = np.cumsum(counts) - counts
+        sizes = np.asarray(self._pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())], dtype=np.int64)
+        ends = np.cumsum(sizes)
+        return first, last, ends - np.repeat((ends - sizes)[begins], counts)
+
+    def _changed(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
+        hashes = list(map(xxh3_64_intdigest, found.row_bytes))
+        n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
+        row = int(indices[n])
+        byte = row * found.ids.strides[0]
+        return changed(self.where, self._path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy")

@@ -1,0 +1,99 @@
+"""The format `padded`: one document a row, cut or padded on the right to one length, with its attention mask.
+
+Parquet, columns `input_ids` and `attention_mask`, each row `sequence_length` + 1 long, so that inputs and labels of a
+row have `sequence_length` positions. What this costs in padding and in cut text is counted in the manifest.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.data.stores.documents import Chunk, Documents
+from tokenscale.data.stores.labels import labels_of
+from tokenscale.data.stores.manifest import SingleFile
+from tokenscale.data.stores.parquet import ListColumns, Shard, shard_path
+from tokenscale.data.stores.writing import writing
+from tokenscale.settings.data import StoreSettings
+
+
+def write(
+    store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
+) -> dict[str, Any]:
+    """Write the store and return its manifest. Row i is document i; memory holds a row group.
+
+    With `single` the store is that one file of `directory`.
+    """
+    with writing(store, documents, directory, single) as writer:
+        parts = writer.parts(lambda number: _Part(shard_path(writer.folder, number, single), store, documents))
+        facts = {
+            "sequence_length": store.sequence_length,
+            "dtype": store.dtype,
+            "rows": len(documents),
+            "tokens_total": len(documents) * store.sequence_length,
+            "tokens_stored": parts.counts["tokens_useful"] + len(documents),
+            "places": len(documents) * (store.sequence_length + 1),
+            **parts.counts,
+        }
+        return writer.finish(parts.files, facts)
+
+
+class _Part:
+    """See `writing.Part`."""
+
+    def __init__(self, path: Path, store: StoreSettings, documents: Documents):
+        origin = documents.origin
+        metadata = {"tokenizer": origin.tokenizer["name"], "format": "padded"}
+        self._shard = Shard(path, store, {"input_ids": store.dtype, "attention_mask": "int8"}, metadata)
+        self._width, self._pad_id = store.sequence_length + 1, origin.pad_id
+        self._counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
+
+    def add(self, chunk: Chunk) -> None:
+        width, count = self._width, len(chunk.lengths)
+        rows = np.full((count, width), self._pad_id, dtype=np.int32)
+        for row, document in zip(rows, chunk.documents(), strict=True):
+            row[: min(len(document), width)] = document[:width]
+        lengths = np.minimum(chunk.lengths, width)
+        mask = (np.arange(width) < lengths[:, None]).astype(np.int8)
+        full = np.full(count, width, dtype=np.int64)
+        self._shard.add(input_ids=(rows.ravel(), full), attention_mask=(mask.ravel(), full))
+        self._counts["tokens_useful"] += int(lengths.sum()) - count
+        self._counts["tokens_cut"] += int((chunk.lengths - lengths).sum())
+        self._counts["documents_cut"] += int(np.count_nonzero(chunk.lengths > width))
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        return [self._shard.close()], self._counts
+
+
+def pad(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:
+    """A document cut or padded on the right to `width` tokens, int32, and how many of them are its own."""
+    length = min(len(document), width)
+    row = np.full(width, pad_id, dtype=np.int32)
+    row[:length] = document[:length]
+    return row, length
+
+
+class PaddedStore:
+    """Rows of a `padded` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
+
+    def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
+        self.manifest = manifest
+        self.sequence_length: int = manifest["sequence_length"]
+        self._columns = ListColumns(where, manifest, ["input_ids", "attention_mask"], cache_bytes)
+
+    def __len__(self) -> int:
+        """Rows, which are documents."""
+        return self._columns.rows
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of the given rows: (tokens_bt, labels_bt), int64 [n, T]; −100 on padding."""
+        width = self.sequence_length + 1
+        tokens = np.empty((len(indices), width), dtype=np.int64)
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for n, i in enumerate(np.asarray(indices).tolist()):
+            group, row = self._columns.row(i)
+            offsets, values = group["input_ids"]
+            tokens[n] = values[offsets[row] : offsets[row + 1]]
+            offsets, mask = group["attention_mask"]
+            lengths[n] = np.count_nonzero(mask[offsets[row] : offsets[row + 1]])
+        return tokens[:, :-1], labels_of(tokens, lengths=lengths)

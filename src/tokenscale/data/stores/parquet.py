@@ -1,0 +1,183 @@
+"""What the Parquet formats share: shards written a row group at a time, and read with a bounded cache.
+
+Ids go from Arrow to NumPy without a Python int in between. A row group is the smallest thing that can be decoded, so
+single rows in random order are dear until their groups are in the cache; a store that fits it is decoded at opening.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenscale.data.stores.manifest import SingleFile, located, outside
+from tokenscale.settings.data import StoreSettings
+
+#: decoded ids kept by one reader
+CACHE_BYTES = 512 << 20
+
+
+class Shard:
+    """One Parquet file of list columns, written a row group at a time.
+
+    The schema's metadata is given, so equal rows give equal bytes.
+    """
+
+    def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
+        self.path, self._group_rows = path, store.row_group_rows
+        types = {
+            name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
+        }
+        fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
+        self.schema = pa.schema(fields, metadata=metadata)
+        self._pending: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
+        self._rows = 0
+        self._writer = pq.ParquetWriter(
+            path,
+            self.schema,
+            compression=store.codec,
+            compression_level=store.codec_level if store.codec == "zstd" else None,
+            use_dictionary=False,
+        )
+
+    def add(self, **columns: tuple[np.ndarray, np.ndarray]) -> None:
+        """Some rows: for each column (values, one row after another; lengths int64 [rows])."""
+        rows = len(next(iter(columns.values()))[1])
+        first = 0
+        while first < rows:
+            last = min(rows, first + self._group_rows - self._rows)
+            self._pending.append({name: _part(values, n, first, last) for name, (values, n) in columns.items()})
+            self._rows += last - first
+            if self._rows == self._group_rows:
+                self._flush()
+            first = last
+
+    def close(self) -> str:
+        """Finish the file; its name."""
+        self._flush()
+        self._writer.close()
+        return self.path.name
+
+    def _flush(self) -> None:
+        if self._rows:
+            arrays = [self._array(field) for field in self.schema]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows)
+        self._pending, self._rows = [], 0
+
+    def _array(self, field: pa.Field) -> pa.ListArray:
+        lengths = np.concatenate([part[field.name][1] for part in self._pending])
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.concatenate([part[field.name][0] for part in self._pending])
+        values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
+        return pa.ListArray.from_arrays(_arrow(offsets.astype(np.int32)), _arrow(values), type=field.type)
+
+
+def _arrow(values: np.ndarray) -> pa.Array:
+    """The same memory as an Arrow array. (`pa.array` does so, too, and imports pandas to ask if it is a series.)"""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
+    """The file of a part: `shard-00000.parquet`, or the one file of a store that is one."""
+    return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
+
+
+def _part(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.cumsum(lengths)
+    start = ends[first - 1] if first else 0
+    return values[start : ends[last - 1] if last > first else start], lengths[first:last]
+
+
+class ListColumns:
+    """List columns of all shards of a store, read by row number through a cache of decoded row groups; the first one
+    holds ids, and a group with an id outside of the manifest's vocabulary is a UserError.
+
+    The cache holds `cache_bytes` at most (`CACHE_BYTES` by default; one group at least) and drops the group that was
+    read longest ago. A store that fits into it is decoded here, so that the first batches cost what all others cost.
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any], columns: list[str], cache_bytes: int | None = None):
+        self.columns = columns
+        self._where, self._vocabulary_size = where, manifest["vocabulary_size"]
+        self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
+        self._paths = [located(where)[0] / file["name"] for file in manifest["files"]]
+        self._files = [pq.ParquetFile(path, pre_buffer=False) for path in self._paths]
+        self._unseen: set[int] = set()
+        self._groups: list[tuple[int, int]] = []
+        self.first_rows: list[int] = []
+        self.rows = 0
+        for number, parquet in enumerate(self._files):
+            for group in range(parquet.num_row_groups):
+                self._unseen.add(len(self._groups))
+                self._groups.append((number, group))
+                self.first_rows.append(self.rows)
+                self.rows += parquet.metadata.row_group(group).num_rows
+        self._cache: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
+        self._cached_bytes = 0
+        if self._decoded_bytes() <= self._cache_bytes:
+            for first in self.first_rows:
+                self.row(first)
+
+    def lengths(self, column: str) -> np.ndarray:
+        """Length of every row's list, int64 [rows]; decodes each group once, and keeps none of them."""
+        found = [np.diff(self._decode(number, [column])[column][0]) for number in range(len(self._groups))]
+        return np.concatenate(found).astype(np.int64) if found else np.zeros(0, dtype=np.int64)
+
+    def groups(self, first: int, last: int) -> Iterator[tuple[dict[str, tuple[np.ndarray, np.ndarray]], int, int]]:
+        """(decoded group, its first and its last row that is wanted) for rows `first` to `last`, not included."""
+        for number, start in enumerate(self.first_rows):
+            end = self.first_rows[number + 1] if number + 1 < len(self.first_rows) else self.rows
+            if start < last and end > first:
+                yield self._decode(number, self.columns), max(0, first - start), min(end, last) - start
+
+    def row(self, i: int) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
+        """The decoded group that holds row i, as (offsets, values) for each column, and the row's number in it."""
+        if not 0 <= i < self.rows:
+            raise IndexError(f"row {i} of {self.rows}")
+        number = bisect_right(self.first_rows, i) - 1
+        group = self._cache.get(number)
+        if group is None:
+            group = self._cache[number] = self._decode(number, self.columns)
+            self._cached_bytes += _bytes(group)
+            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+                self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
+        else:
+            self._cache.move_to_end(number)
+        return group, i - self.first_rows[number]
+
+    def _decoded_bytes(self) -> int:
+        """What the columns take when decoded, from the files' metadata (values; offsets are small beside them)."""
+        total = 0
+        for file, group in self._groups:
+            schema, row_group = self._files[file].schema_arrow, self._files[file].metadata.row_group(group)
+            for column in map(row_group.column, range(row_group.num_columns)):
+                name = column.path_in_schema.split(".")[0]
+                if name in self.columns:  # Parquet has no int8: what a value takes is for Arrow to say
+                    total += column.num_values * schema.field(name).type.value_type.bit_width // 8
+        return total
+
+    def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        file, group = self._groups[number]
+        table = self._files[file].read_row_group(group, columns=columns, use_threads=False)
+        found = {}
+        for name in columns:
+            lists = table.column(name).combine_chunks()
+            lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
+            found[name] = (lists.offsets.to_numpy(), lists.values.to_numpy())
+        if number in self._unseen and self.columns[0] in found:
+            ids = found[self.columns[0]][1]
+            if ids.size and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
+                wrong = ids.min() if ids.min() < 0 else ids.max()
+                raise outside(self._where, self._paths[file], int(wrong), self._vocabulary_size)
+            self._unseen.discard(number)
+        return found
+
+
+def _bytes(group: dict[str, tuple[np.ndarray, np.ndarray]]) -> int:
+    return sum(offsets.nbytes + values.nbytes for offsets, values in group.values())

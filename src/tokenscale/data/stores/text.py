@@ -1,0 +1,133 @@
+"""The documents of a corpus, tokenized as they are asked for: a batch ahead of whoever writes them."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.documents import Chunk, Origin, check_eos, encode_chunk
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.engined import REFERENCE, EngineTokenizer
+
+#: text that an engine gets at a time
+BATCH_BYTES = 4 << 20
+#: of the corpus, for the gate
+SAMPLE_BYTES = 128 << 10
+SAMPLE_GROUPS = 8
+
+
+class EngineDiffers(Exception):
+    """An engine gave other ids than the reference."""
+
+    def __init__(self, engine: str, found: dict[str, str]):
+        super().__init__(engine)
+        self.engine, self.found = engine, found
+
+
+class TextDocuments:
+    """See `documents.Documents`. While the first chunks are made, the gate runs beside: a sample of this text, through
+    the engine and through the reference; `confirm` waits for what it found. (The hostile texts are the same for every
+    text: the engine was tried on them when the tokenizer was built, or when it was loaded.)
+
+    `report(documents, utf8_bytes)` hears of each batch.
+    """
+
+    def __init__(
+        self,
+        corpus_directory: Path,
+        tokenizer: Tokenizer,
+        split: str,
+        eos: bool,
+        report: Callable[[int, int], None] | None = None,
+        batch_documents: int | None = None,
+    ):
+        self.text, self._split = RawText(corpus_directory, split), split
+        check_eos(tokenizer, eos, self.text.pairs)
+        self.tokenizer, self.eos, self.report = tokenizer, eos, report
+        mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
+        self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
+        self.origin = Origin(
+            tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
+            vocabulary_size=tokenizer.vocabulary_size,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            source={
+                "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
+                "text_sha256": self.text.split["text_sha256"],
+                **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
+            },
+            engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
+        )
+        self._beside = ThreadPoolExecutor(1, "gate")
+        self._gate: Future | None = None
+
+    def __len__(self) -> int:
+        """Documents of the split."""
+        return len(self.text)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Documents `first` to `last`. One batch is tokenized while the one before it is written."""
+        if self._gate is None:
+            self._gate = self._beside.submit(self._difference)
+        columns = self.text.columns(self.batch_documents, first, last)
+        with ThreadPoolExecutor(1, "encode") as pool:
+            ahead = [pool.submit(self._encode, column) for column in islice(columns, 1)]
+            while ahead:
+                ahead += [pool.submit(self._encode, column) for column in islice(columns, 1)]
+                chunk, utf8_bytes = ahead.pop(0).result()
+                yield chunk
+                if self.report is not None:
+                    self.report(len(chunk.lengths), utf8_bytes)
+
+    def confirm(self) -> None:
+        """Raise EngineDiffers where the gate found one id that is not the reference's."""
+        found = self._gate.result() if self._gate is not None else self._difference()
+        if found is not None:
+            raise EngineDiffers(self.tokenizer.engine, found)
+
+    def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
+        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), _utf8_bytes(column)
+
+    def _difference(self) -> dict[str, str] | None:
+        if not isinstance(self.tokenizer, EngineTokenizer) or self.tokenizer.engine == REFERENCE:
+            return None
+        return self.tokenizer.difference(self._sample())
+
+    def _sample(self) -> list[str]:
+        """A few documents from places all over the split, 128 KiB together at most."""
+        found: list[str] = []
+        rest = SAMPLE_BYTES
+        text = RawText(self.text.directory, self._split, verify=False)  # a Parquet reader serves one thread
+        for place in np.linspace(0, len(text), SAMPLE_GROUPS, endpoint=False, dtype=np.int64).tolist():
+            share = SAMPLE_BYTES // SAMPLE_GROUPS
+            for column in text.columns(32, place, min(place + 32, len(text))):
+                for document in column.to_pylist():
+                    size = len(document.encode("utf-8"))
+                    if size <= min(share, rest):
+                        found.append(document)
+                        share, rest = share - size, rest - size
+        return found
+
+
+def refused(error: EngineDiffers, corpus: Path) -> UserError:
+    """For an engine that somebody asked for by name."""
+    return UserError(
+        f"the engine {error.engine} gives other ids than {REFERENCE}: no store was written.",
+        corpus=corpus,
+        **error.found,
+        next="use the engine auto, or tokenizers; and report it to the engine's authors",
+    )
+
+
+def _utf8_bytes(column: pa.Array) -> int:
+    _, offsets, _ = column.buffers()
+    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    ends = np.frombuffer(offsets, dtype=width)
+    return int(ends[column.offset + len(column)] - ends[column.offset])

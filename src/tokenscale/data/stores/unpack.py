@@ -1,0 +1,66 @@
+"""An archive → a `packed` store, the same byte for byte as from the text, without tokenizer or text."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import locked
+from tokenscale.data.stores import packed
+from tokenscale.data.stores.archive import ArchiveDocuments
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.settings.data import StoreSettings
+
+Report = Callable[[int, int], None]
+
+
+def unpack(archive: Path, store: StoreSettings, directory: Path, report: Report | None = None) -> dict[str, Any]:
+    """Write the packed store to `directory` and return its manifest.
+
+    `archive` is its folder or its manifest; `report(documents, bytes of ids)` hears of each block. Raises UserError for
+    an archive of other documents than the store's, or one that is not what its manifest says: then no store is written.
+    """
+    return packed.write(store, _documents(archive, store, report), directory)
+
+
+def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Report | None = None) -> tuple[Path, bool]:
+    """(The manifest of the packed store in `folder`, by its name, that holds this archive; whether it was made now.)
+
+    For the disk of a node, where a job before may have left it; one that is making it is waited for. Raises as `unpack`
+    does.
+    """
+    documents = _documents(archive, store, report)
+    words = ["--archive", archive, "--store", store.directory, "--local-disk", folder]
+    command = shlex.join(["python", "-m", "tokenscale", "unpack", *map(str, words)])
+    documents.origin = replace(documents.origin, command=command)
+    directory = Path(folder) / store.directory
+    with locked(directory, f"the store {store.directory}", wait=True):
+        made = not _holds(directory, store, documents.manifest)
+        if made:
+            packed.write(store, documents, directory)
+    return directory / "manifest.json", made
+
+
+def _documents(archive: Path, store: StoreSettings, report: Report | None) -> ArchiveDocuments:
+    documents = ArchiveDocuments(archive, report)
+    found = replace(documents.settings, level=store.archive.level)
+    if store.format != "packed" or found != store.archive:
+        raise UserError(
+            f"{store.directory} is not made of this archive.",
+            archive=archive,
+            expected=f"{store.archive.directory}  (for a packed store)",
+            found=found.directory,
+            next="name another archive, or a packed store of this one's split and eos",
+        )
+    return documents
+
+
+def _holds(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:
+    """Whether the store is there, whole, with the archive's ids and origin."""
+    try:
+        found = open_store(directory, store)
+    except UserError:
+        return False
+    return all(found.get(key) == archive[key] for key in ("ids_digest", "tokenizer", *archive["origin"]["source"]))

@@ -1,0 +1,263 @@
+"""Writing a token store: in parts that survive an interruption, sealed by a manifest that is written last."""
+
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokenscale import __version__
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json
+from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
+from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record, seal
+from tokenscale.data.stores.xxh3 import xxh3_128
+from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
+from tokenscale.settings.data import StoreSettings
+
+#: documents of one part, a whole number of the digest's groups; of a Parquet format also the rows of one shard
+PART_DOCUMENTS = 100_000
+ENDINGS = (".parquet", ".bin", ".npy")
+
+
+class Part(Protocol):
+    """Some of a store's documents on their way to files."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in the next documents."""
+        ...
+
+    def close(self) -> tuple[list[str], dict[str, int]]:
+        """(names of the files in the folder, counts that add up over parts)."""
+        ...
+
+
+@dataclass
+class Parts:
+    """What all parts came to."""
+
+    files: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    resumed: int = 0
+
+
+class StoreWriter:
+    """What every format's writer shares: a folder to write into, and what the manifest says for all formats."""
+
+    def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
+        self.store, self.documents, self.folder = store, documents, folder
+        self.manifest: dict[str, Any] | None = None
+        self.resumed = 0
+        self._part_documents = part_documents or max(1, len(documents))
+        self._groups: list[bytes] = []
+        #: how often each id occurs in the parts that are written, int64 [V]
+        self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
+
+    def parts(self, open_part: Callable[[int], Part]) -> Parts:
+        """Write all documents, `open_part(number)` after another. Parts that an interrupted writer of the same store
+        finished are taken over, if their files still are what they were."""
+        found = Parts()
+        for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
+            record = self.folder / f"part-{number:05d}.json"
+            facts = self._finished(record)
+            if facts is None:
+                last = min(first + self._part_documents, len(self.documents))
+                facts = self._write(open_part(number), first, last)
+                write_json(record, facts)
+            else:
+                found.resumed += 1
+            found.files += [file["name"] for file in facts["files"]]
+            for name, count in facts["counts"].items():
+                found.counts[name] = found.counts.get(name, 0) + count
+            self._groups += [bytes.fromhex(group) for group in facts["groups"]]
+            self.occurrences += np.load(self._occurrences_of(record))
+        self.resumed = found.resumed
+        return found
+
+    def finish(
+        self, names: list[str], facts: dict[str, Any], hashes: dict[str, str] | None = None, checks: str | None = None
+    ) -> dict[str, Any]:
+        """Describe the files `names` of the folder; `facts` are the format's own counts, `tokens_stored` and `places`
+        (tokens, padding included, that the rows hold) among them. Returns the manifest. UserError where the ids are not
+        those that the documents' origin promises.
+
+        `hashes` are SHA-256 that are known already; `checks` names the file of checksums by which a reader verifies the
+        largest file bit by bit, in place of hashing all of it at once.
+        """
+        self.documents.confirm()
+        origin, digest = self.documents.origin, IdsDigest.of(self._groups)
+        if origin.ids_digest not in (None, digest):
+            raise UserError(
+                "the ids are not those of the store that they come from: no store was written.",
+                store=self.store.directory,
+                expected=f"ids_digest {origin.ids_digest}",
+                found=f"ids_digest {digest}",
+                next="make the store again that is read here",
+            )
+        hashes = dict(hashes or {})
+        rest = [name for name in names if name not in hashes]
+        with ThreadPoolExecutor(2) as pool:
+            hashes |= zip(rest, pool.map(lambda name: sha256_file(self.folder / name), rest), strict=True)
+        files = [{"name": name, "bytes": (self.folder / name).stat().st_size, "sha256": hashes[name]} for name in names]
+        if checks is not None:
+            files[0]["checked_by"] = checks
+        tokens = int(self.occurrences.sum())
+        shares = self.occurrences[self.occurrences > 0] / max(1, tokens)
+        self.manifest = {
+            "schema_version": VERSION,
+            "format": self.store.format,
+            "options": self.store.options(),
+            "split": self.store.split,
+            "tokenizer": origin.tokenizer,
+            "vocabulary_size": origin.vocabulary_size,
+            "bos_id": origin.bos_id,
+            "eos_id": origin.eos_id,
+            "document_rule": "one BOS, the text" + (", one EOS" if self.store.eos else "; no EOS"),
+            "special_token_policy": SPECIAL_TOKEN_POLICY,
+            "padding": {"side": "right", "id": origin.pad_id},
+            **origin.source,
+            "documents": len(self.documents),
+            "tokens_in_documents": tokens,
+            **facts,
+            "fill": round(facts["tokens_stored"] / facts["places"], 6),
+            "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": digest},
+            "bits_per_token": {
+                "stored": round(8 * sum(file["bytes"] for file in files) / max(1, tokens), 4),
+                "order_0_entropy": round(float(-(shares * np.log2(shares)).sum()), 4),
+            },
+            "files": files,
+        }
+        return self.manifest
+
+    def _write(self, part: Part, first: int, last: int) -> dict[str, Any]:
+        digest, occurrences = IdsDigest(), np.zeros_like(self.occurrences)
+        for chunk in self.documents.chunks(first, last):
+            if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < len(occurrences):
+                raise ValueError(f"ids outside the vocabulary of {len(occurrences)}")
+            digest.add(chunk)
+            occurrences += np.bincount(chunk.ids, minlength=len(occurrences))
+            part.add(chunk)
+        digest.close()
+        names, counts = part.close()
+        np.save(self._occurrences_of(self.folder / f"part-{first // self._part_documents:05d}.json"), occurrences)
+        return {
+            "engine": self.documents.origin.engine,
+            "files": [{"name": name, "xxh3": _xxh3(self.folder / name)} for name in names],
+            "counts": counts,
+            "groups": [group.hex() for group in digest.groups],
+        }
+
+    def _finished(self, record: Path) -> dict[str, Any] | None:
+        try:
+            facts = json.loads(record.read_text(encoding="utf-8"))
+            same = facts["engine"] == self.documents.origin.engine
+            same = same and self._occurrences_of(record).is_file()
+            same = same and all(_xxh3(self.folder / file["name"]) == file["xxh3"] for file in facts["files"])
+        except (OSError, ValueError, KeyError):
+            return None
+        return facts if same else None
+
+    @staticmethod
+    def _occurrences_of(record: Path) -> Path:
+        return record.with_suffix(".occurrences.npy")
+
+
+@contextmanager
+def writing(
+    store: StoreSettings, documents: Documents, directory: Path, single: SingleFile | None = None
+) -> Iterator[StoreWriter]:
+    """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last.
+
+    The folder aside outlives an interruption: the next writer of the same store goes on from its finished parts. With
+    `single`, the store is one file, written in one part, and the files of other stores in `directory` are left alone.
+    Raises UserError for documents of which there are none.
+    """
+    directory = Path(directory)
+    if len(documents) == 0:
+        raise UserError(
+            f"the corpus has no {store.split} documents to make tokens of.",
+            store=store.directory,
+            directory=directory,
+            next="a larger corpus, or a larger corpus.validation_share",
+        )
+    started = time.monotonic()
+    directory.mkdir(parents=True, exist_ok=True)
+    folder = directory / (f".{single.name}.building" if single else ".building")
+    manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
+    part_documents = None if single else PART_DOCUMENTS
+    _make_room(folder, _plan(store, documents, part_documents))
+    writer = StoreWriter(store, documents, folder, part_documents)
+    try:
+        yield writer
+    except BaseException:
+        if single is not None:  # one part: nothing to go on from
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if writer.manifest is None:
+        raise RuntimeError("a format's writer ended without finish()")
+    names = {file["name"] for file in writer.manifest["files"]}
+    if single is None:
+        manifest.unlink(missing_ok=True)
+        for path in directory.iterdir():
+            if path.suffix in ENDINGS and path.name not in names:
+                path.unlink()
+    for name in sorted(names):
+        (folder / name).replace(directory / name)
+    shutil.rmtree(folder, ignore_errors=True)
+    write_json(
+        build_record(manifest),
+        {
+            "created_utc": utc_now(),
+            "duration_s": time.monotonic() - started,
+            "engine": documents.origin.engine,
+            "parts_taken_over": writer.resumed,
+            "tokenscale": __version__,
+            "python": sys.version,
+            "numpy": np.__version__,
+            "machine": platform.node(),
+            "manifest": manifest.name,
+            **({"command": command} if (command := single.command if single else documents.origin.command) else {}),
+        },
+    )
+    seal(manifest, writer.manifest)
+
+
+def _plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
+    """What has to be equal for the parts of another writer to be worth anything."""
+    origin = documents.origin
+    plan = {
+        "version": VERSION,
+        "store": store.directory,
+        "part_documents": part_documents,
+        "tokenizer": origin.tokenizer,
+        "source": origin.source,
+    }
+    return canonical_json(plan)
+
+
+def _make_room(folder: Path, plan: str) -> None:
+    note = folder / "plan.json"
+    try:
+        known = note.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        known = None
+    if known != plan:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        note.write_text(plan, encoding="utf-8")
+
+
+def _xxh3(path: Path) -> str:
+    digest = xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""The one interface over every tokenizer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+#: stated in every manifest: the characters of a control token inside a document stay ordinary text
+SPECIAL_TOKEN_POLICY = "special-token text is text"
+
+#: documents as an engine takes them: a list of str, or an Arrow string array, which some read without copying
+Texts = Sequence[str] | pa.Array
+
+
+class Tokenizer(ABC):
+    """Text to ids. Adds no BOS and no EOS: whoever writes documents does (`data/stores/documents.py`)."""
+
+    #: what turns text into ids: a package's name and version; a kind that needs none names itself
+    engine: str
+    engine_version: str | None = None
+
+    def __init__(self, manifest: dict[str, Any]):
+        self.name: str = manifest["name"]
+        self.kind: str = manifest["kind"]
+        self.engine = self.kind
+        self.vocabulary_size: int = manifest["vocabulary_size"]
+        self.bos_id: int = manifest["bos_id"]
+        self.eos_id: int | None = manifest["eos_id"]
+        self.pad_id: int = manifest["pad_id"]
+        self.file_sha256: str = manifest["file"]["sha256"]
+
+    @abstractmethod
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """(ids of all texts, one after another, int32 [sum(lengths)]; lengths, int64 [texts]).
+
+        Text that looks like a control token stays text.
+        """
+
+    def encode_batch(self, texts: Texts) -> list[np.ndarray]:
+        """Ids of each text, int32."""
+        ids, lengths = self.encode(texts)
+        return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids; broken UTF-8 becomes U+FFFD, control tokens their names."""
+
+
+def joined(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of several texts as `Tokenizer.encode` returns them.
+
+    >>> [array.tolist() for array in joined([[1, 2], [], [3]])]
+    [[1, 2, 3], [2, 0, 1]]
+    """
+    lengths = np.array([len(ids) for ids in lists], dtype=np.int64)
+    parts = [np.asarray(ids, dtype=np.int32) for ids in lists]
+    return (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)), lengths
+
+
+def strings(texts: Texts) -> list[str]:
+    """The texts as a list of str."""
+    return texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)

@@ -1,0 +1,31 @@
+"""mistral-common: the maker's own reader of Tekken, for comparing; it imports much and is the slowest."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.data.tokenizers.base import Texts, joined, strings
+from tokenscale.data.tokenizers.engines.engine import Unavailable
+
+
+def open_engine(folder: Path, manifest: dict[str, Any]) -> "MistralCommon":
+    """The engine of a file of Tekken's."""
+    try:
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    except ImportError:
+        raise Unavailable("no package mistral-common") from None
+    return MistralCommon(Tekkenizer.from_file(folder / manifest["file"]["name"]))
+
+
+class MistralCommon:
+    """See `engine.Engine`."""
+
+    def __init__(self, tokenizer: Any):
+        self.version = version("mistral-common")
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths."""
+        return joined([self._tokenizer.encode(text, bos=False, eos=False) for text in strings(texts)])

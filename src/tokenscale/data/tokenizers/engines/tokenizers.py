@@ -1,0 +1,47 @@
+"""Hugging Face `tokenizers`: the reference that every other engine is compared with."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.tokenizers.base import Texts, joined, strings
+from tokenscale.data.tokenizers.engines.engine import Unavailable, fast_json, threads
+
+
+def library(kind: str) -> Any:
+    """The package, or a UserError that says how to get it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            f"tokenizers of kind {kind} need the package tokenizers.", next="install tokenizers (environment.yml)"
+        ) from None
+    return tokenizers
+
+
+def open_engine(folder: Path, manifest: dict[str, Any]) -> "HuggingFace":
+    """The engine of a tokenizer.json."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise Unavailable("no package tokenizers") from None
+    return HuggingFace(tokenizers.Tokenizer.from_str(fast_json(folder, manifest)))
+
+
+class HuggingFace:
+    """See `engine.Engine`."""
+
+    def __init__(self, tokenizer: Any):
+        self.version = version("tokenizers")
+        self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True
+        if "TOKENIZERS_PARALLELISM" not in os.environ:
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads() > 1 else "false"
+
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths."""
+        return joined([e.ids for e in self._tokenizer.encode_batch_fast(strings(texts), add_special_tokens=False)])

@@ -1,0 +1,154 @@
+"""A Hugging Face fast tokenizer: from a folder that holds tokenizer.json, or from the hub by name and revision.
+
+The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. Where a folder says which
+tokens begin and end a document (tokenizer_config.json, special_tokens_map.json) that is used; `bos` and `eos` of the
+settings go first.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic
+from tokenscale.data.tokenizers import fast
+from tokenscale.data.tokenizers.engines.tokenizers import library
+from tokenscale.settings.data import TokenizerSettings
+
+#: tried in order where neither the settings nor the folder's files name a token
+CUSTOMARY = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|endoftext|>"),
+    "eos": ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+
+def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Read or download the tokenizer and write it to `directory`.
+
+    Raises UserError where the source cannot be had or read, a named token is not in the vocabulary, or nothing says
+    which token begins a document.
+    """
+    tokenizer, named = _fetch(settings)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    bos = _token("bos", settings.bos, named, vocabulary, settings)
+    if bos is None:
+        raise UserError(
+            f"nothing says which token begins a document of tokenizer {settings.name}.",
+            source=settings.source,
+            key="tokenizer.bos",
+            next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
+        )
+    eos = _token("eos", settings.eos, named, vocabulary, settings)
+    pad = _token("pad", None, named, vocabulary, settings)
+    mask = _token("mask", None, named, vocabulary, settings)
+    path = directory / "tokenizer.json"
+    with atomic(path) as temporary:
+        tokenizer.save(str(temporary), pretty=True)
+    facts = {
+        "vocabulary_size": max(vocabulary.values()) + 1,
+        "bos_id": vocabulary[bos],
+        "eos_id": None if eos is None else vocabulary[eos],
+        # padding is known by length, so any id serves where the tokenizer has none for it
+        "pad_id": vocabulary[pad if pad is not None else eos if eos is not None else bos],
+        **({} if mask is None else {"mask_id": vocabulary[mask]}),
+        "source": "folder" if Path(settings.source).is_dir() else settings.source,
+        "revision": settings.revision,
+    }
+    return path, facts
+
+
+ENGINES = fast.ENGINES
+load = fast.load
+control_texts = fast.control_texts
+
+
+def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
+    """The `tokenizers.Tokenizer`, and what the source's own files call its bos, eos and pad."""
+    tokenizers = library("huggingface")
+    folder = Path(settings.source)
+    if folder.is_dir():
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise UserError(
+                "the tokenizer's folder holds no tokenizer.json.",
+                key="tokenizer.source",
+                folder=folder,
+                next="name a folder of a fast tokenizer (transformers' save_pretrained writes one)",
+            )
+        try:
+            return tokenizers.Tokenizer.from_file(str(path)), _named(folder)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
+            ) from None
+    if settings.revision is None:
+        raise UserError(
+            f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision.",
+            key="tokenizer.revision",
+            next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
+        )
+    folder = _from_hub(settings)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), _named(folder)
+
+
+def _from_hub(settings: TokenizerSettings) -> Path:
+    """The folder of the hub's cache that holds the tokenizer's files at its revision."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for name in ("special_tokens_map.json", "tokenizer_config.json", "tokenizer.json"):
+        try:
+            path = hf_hub_download(settings.source, name, revision=settings.revision)
+        except EntryNotFoundError as error:
+            if name == "tokenizer.json":
+                raise _refused(settings, error) from None
+        except Exception as error:  # network or name: the client's errors share no other base
+            raise _refused(settings, error) from None
+    return Path(path).parent
+
+
+def _refused(settings: TokenizerSettings, error: Exception) -> UserError:
+    return UserError(
+        f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
+        key="tokenizer.source",
+        revision=settings.revision,
+        reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        next="check the name and the network, or download it elsewhere and set `source` to its folder",
+    )
+
+
+def _named(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, UnicodeDecodeError) as error:
+            raise UserError(
+                "a file of the tokenizer is not JSON.", file=path, reason=error, next="replace it"
+            ) from None
+        for role in ("bos", "eos", "pad", "mask"):
+            value = values.get(f"{role}_token")
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def _token(
+    role: str, stated: str | None, named: dict[str, str], vocabulary: dict[str, int], settings: TokenizerSettings
+) -> str | None:
+    """The text of a role's token: the settings', else the files', else a customary one that the vocabulary holds."""
+    if stated is not None and stated not in vocabulary:
+        raise UserError(
+            f"the token {stated!r} is not in the vocabulary of tokenizer {settings.name}.",
+            key=f"tokenizer.{role}",
+            source=settings.source,
+            next="name a token that it holds",
+        )
+    candidates = [stated, named.get(role), *CUSTOMARY[role]]
+    return next((text for text in candidates if text is not None and text in vocabulary), None)

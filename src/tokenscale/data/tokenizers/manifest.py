@@ -1,0 +1,33 @@
+"""`results/tokenizers/<name>/manifest.json`: reading it needs no tokenizer package."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.files import check_types, plain_name, read_manifest_file, understood
+
+VERSION = 2
+#: what a manifest says that is read
+FIELDS = {
+    **{"name": str, "kind": str, "file": dict, "vocabulary_size": int},
+    **{"bos_id": int, "eos_id": (int, type(None)), "pad_id": int},
+}
+
+
+def restore(directory: Path) -> str:
+    """The command that makes a tokenizer again."""
+    return f"snakemake -f {Path(directory) / 'manifest.json'}"
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
+    path = Path(directory) / "manifest.json"
+    manifest = read_manifest_file(path, "tokenizer", VERSION, restore(directory), oldest=2)
+    with understood(path, "manifest of the tokenizer", restore(directory)):
+        check_types(manifest, FIELDS)
+        for file in [manifest["file"], *manifest.get("derived", [])]:
+            check_types(file, {"name": str, "sha256": str})
+            plain_name(file["name"])
+        ids = [manifest["bos_id"], manifest["pad_id"], manifest["eos_id"] or 0]
+        if not all(0 <= found < manifest["vocabulary_size"] for found in ids):
+            raise ValueError(f"control ids {ids} of {manifest['vocabulary_size']}")
+    return manifest

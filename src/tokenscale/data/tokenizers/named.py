@@ -1,0 +1,110 @@
+"""A tokenizer by what people call it on a command line: a folder, a name of ours, or a name of the hub."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.files import read_json, sha256_file
+from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.settings.data import TokenizerSettings
+
+#: where the workflow puts tokenizers
+BUILT = Path("results/tokenizers")
+#: names of the hub, in small letters, whose vocabulary is Tekken's: 131,072 entries, the same ids for the same text
+NEMO = (
+    "unsloth/mistral-nemo-base-2407-bnb-4bit",
+    "mistralai/mistral-nemo-base-2407",
+    "mistralai/mistral-nemo-instruct-2407",
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tokenizer's settings; its folder where it is built already; what a person should hear about it."""
+
+    settings: TokenizerSettings
+    directory: Path | None = None
+    note: str | None = None
+
+
+def named(text: str, built: Path = BUILT) -> Named:
+    """What `--tokenizer-name` says.
+
+    In this order: a folder with a manifest of ours; a name below `built`; `tekken`, and the names of Mistral-Nemo,
+    which is Tekken; a folder with tokenizer.json; `org/name@revision` of the Hugging Face hub. The last two get names
+    that hold a part of their hash. Raises UserError for anything else.
+    """
+    for folder in (Path(text), built / text):
+        path = folder / "manifest.json"
+        if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores have manifests, too
+            manifest = read_manifest(folder)
+            return Named(settings_of(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder)
+    if text.lower() == "tekken":
+        return Named(TokenizerSettings(name="tekken", kind="tekken"))
+    if text.lower() in NEMO:
+        note = f"{text}: the same vocabulary as Tekken, which is read offline from the package mistral_common"
+        return Named(TokenizerSettings(name="tekken", kind="tekken"), note=note)
+    if (Path(text) / "tokenizer.json").is_file():
+        name = f"{_safe(Path(text).resolve().name)}-{sha256_file(Path(text) / 'tokenizer.json')[:6]}"
+        return Named(TokenizerSettings(name=name, kind="huggingface", source=text))
+    if Path(text).is_dir():
+        raise UserError(
+            "the tokenizer's folder holds neither tokenizer.json nor a manifest of tokenscale.",
+            flag="--tokenizer-name",
+            folder=text,
+            next="name a folder of a fast tokenizer (transformers' save_pretrained writes one)",
+        )
+    source, at, revision = text.partition("@")
+    if at and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and revision:
+        name = f"{_safe(source.rsplit('/')[-1])}-{_safe(revision)[:6]}"
+        return Named(TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision))
+    known = sorted({"tekken", *(path.parent.name for path in built.glob("*/manifest.json"))})
+    near = nearest(text, known)
+    hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
+    other = "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
+    raise UserError(
+        f"there is no tokenizer {text!r}.",
+        flag="--tokenizer-name",
+        known=", ".join(known),
+        next=f"did you mean {near!r}?" if near else hub if "/" in text else other,
+    )
+
+
+def of_store(manifest: Path, sha256: str | None) -> Path | None:
+    """The folder of the tokenizer that made a store, by the hash of its file; None where it is not here.
+
+    Looked for beside the store (`pretokenize` puts it there), in the results that hold the store, and below `BUILT`.
+    """
+    places = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
+    for path in (path for place in places for path in sorted((place / "tokenizers").glob("*/manifest.json"))):
+        try:
+            found = read_manifest(path.parent)
+        except UserError:  # damaged, or of another version: not this one
+            continue
+        if sha256 is not None and found["file"]["sha256"] == sha256:
+            return path.parent
+    return None
+
+
+def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
+    """Settings of a tokenizer that is built already, from what a manifest says: a run's identity needs them.
+
+    `facts` may hold the `source` and `revision` of one of the hub. Where it is not known what a tokenizer was made
+    from, its name stands for it; the contents are held by hash in the manifests that a run reads.
+    """
+    facts = facts or {}
+    if kind == "huggingface":
+        source = facts.get("source")
+        source = name if source in (None, "folder") else source
+        return TokenizerSettings(name=name, kind=kind, source=source, revision=facts.get("revision"))
+    if kind == "bpe":
+        return TokenizerSettings(name=name, kind=kind, corpus=name, vocabulary_size=vocabulary_size)
+    if kind in ("numbers", "unknown"):
+        return TokenizerSettings(name=name, kind=kind, vocabulary_size=vocabulary_size)
+    return TokenizerSettings(name=name, kind=kind)
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "tokenizer"

@@ -1,0 +1,64 @@
+"""Tokenizer `numbers`: decimal numbers with white space between, one token each. For the source `dummy`.
+
+Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`; the number n is id n + 3.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.data.tokenizers.base import Texts, Tokenizer, joined, strings
+from tokenscale.settings.data import TokenizerSettings
+
+CONTROL = ("<s>", "</s>", "<pad>")
+
+
+def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Write the file that says how many numbers there are."""
+    path = directory / "numbers.json"
+    numbers = settings.vocabulary_size - len(CONTROL)
+    write_json(path, {"control": list(CONTROL), "numbers": numbers})
+    return path, {"vocabulary_size": settings.vocabulary_size, "bos_id": 0, "eos_id": 1, "pad_id": 2}
+
+
+ENGINES: dict[str, Any] = {}
+
+
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> "Numbers":
+    """The tokenizer of a file that `make` wrote; no package is needed, so there is no engine to choose."""
+    return Numbers(path, manifest)
+
+
+class Numbers(Tokenizer):
+    """See `tokenizer.base.Tokenizer`."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]):
+        super().__init__(manifest)
+        self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
+
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and lengths. UserError for a text that is not numbers, or a number too large."""
+        return joined([self._encode(text) for text in strings(texts)])
+
+    def _encode(self, text: str) -> np.ndarray:
+        words = text.split()
+        wrong = next((w for w in words if not (w.isascii() and w.isdigit() and len(w) < 10)), None)
+        ids = np.array(words, dtype=np.int64) if wrong is None else np.zeros(0, dtype=np.int64)
+        if wrong is None and ids.size and ids.max() >= self._numbers:
+            wrong = str(ids.max())
+        if wrong is not None:
+            raise UserError(
+                f"the tokenizer {self.name} reads numbers only.",
+                found=repr(wrong[:40]),
+                expected=f"numbers from 0 to {self._numbers - 1} with white space between",
+                next="use it with a corpus of the kind dummy, or another tokenizer with this text",
+            )
+        return (ids + len(CONTROL)).astype(np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The numbers; control tokens by name."""
+        return " ".join(CONTROL[i] if i < len(CONTROL) else str(i - len(CONTROL)) for i in np.asarray(ids).tolist())

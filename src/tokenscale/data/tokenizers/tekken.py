@@ -1,0 +1,158 @@
+"""Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file that the mistral_common wheel ships.
+
+Beside it lie two files that are derived from its ranks, for the engines that read such: a tokenizer.json, and a list of
+ranks as tiktoken has it. Control tokens are no part of any of these tables, so their text stays text.
+
+The file of this generation does not list its control tokens; mistral_common's list says `<pad>` = 11, the published
+Mistral-Nemo tokenizer says 10. No mask depends on it: padding is known by length.
+"""
+
+import base64
+import importlib.util
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
+from tokenscale.data.tokenizers.engined import EngineTokenizer
+from tokenscale.data.tokenizers.engines import gigatoken, mistral_common, tiktoken, tokenizers
+from tokenscale.settings.data import TokenizerSettings
+
+FILE = "tekken_240718.json"
+#: what mistral_common gives control ids where the file does not list them
+CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
+#: the fastest first
+ENGINES = {
+    "gigatoken": gigatoken,
+    "tiktoken": tiktoken,
+    "tokenizers": tokenizers,
+    "mistral-common": mistral_common,
+}
+
+
+def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Copy the file out of the package. Raises UserError where the package, or the file in it, is not there."""
+    spec = importlib.util.find_spec("mistral_common")
+    source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
+    if source is None or not source.exists():
+        raise UserError(
+            f"the tokenizer {settings.name} needs {FILE} from the package mistral_common.",
+            found="no such package" if source is None else f"no file {source}",
+            next="install mistral_common (environment.yml names the version)",
+        )
+    path = directory / FILE
+    with atomic(path) as temporary:
+        shutil.copyfile(source, temporary)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    control = _control(data)
+    write_text(directory / "tokenizer.json", canonical_json(fast(data)))
+    lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _ordinary(data)]
+    write_text(directory / "ranks.tiktoken", "".join(lines))
+    derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
+    facts = {
+        "vocabulary_size": data["config"]["default_vocab_size"],
+        "bos_id": control["<s>"],
+        "eos_id": control["</s>"],
+        "pad_id": control["<pad>"],
+        "control_ids": data["config"]["default_num_special_tokens"],
+        "source": f"mistral_common/data/{FILE}",
+        "derived": [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in derived],
+    }
+    return path, facts
+
+
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
+    """The tokenizer of a file that `make` wrote."""
+
+    def decode(ids: list[int]) -> str:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        names = control_names(data)
+        first = len(names)
+        parts = [
+            names[i].encode() if i < first else base64.b64decode(data["vocab"][i - first]["token_bytes"]) for i in ids
+        ]
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)
+
+
+def control_texts(path: Path) -> list[str]:
+    """Text of the control tokens that a file of Tekken's names."""
+    return list(_control(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def control_names(data: dict[str, Any]) -> list[str]:
+    """A name for every control id of a Tekken file, in order: those that it names, and `<SPECIAL_17>` and the like."""
+    named = {rank: text for text, rank in _control(data).items()}
+    return [named.get(i, f"<SPECIAL_{i}>") for i in range(data["config"]["default_num_special_tokens"])]
+
+
+def fast(data: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json with Tekken's ids: one merge for each token, in the order of ranks.
+
+    The merge joins the two parts that are left when the token alone is merged by ranks, the lowest first, as tiktoken
+    does. Inside a text the same parts are left wherever the token appears, for no merge crosses its ends; so no other
+    merge is needed. The gate compares.
+    """
+    first = data["config"]["default_num_special_tokens"]
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _ordinary(data)}
+    letters = _letters()
+    written = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    longer = (token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
+    merges = [[written[part] for part in _halves(token, ranks)] for token in longer]
+    pattern = {"Regex": data["config"]["pattern"]}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_level]},
+        "post_processor": None,
+        "decoder": bytes_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {written[token]: rank + first for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }
+
+
+def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The last two parts of a token that is merged by ranks."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _ordinary(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries that are used: the file holds more than the vocabulary takes."""
+    config = data["config"]
+    return data["vocab"][: config["default_vocab_size"] - config["default_num_special_tokens"]]
+
+
+def _letters() -> dict[int, str]:
+    """GPT-2's way to write bytes as letters (Radford et al. 2019): printable ones as they are, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def _control(data: dict[str, Any]) -> dict[str, int]:
+    listed = data.get("special_tokens")
+    return {token["token_str"]: token["rank"] for token in listed} if listed else CONTROL

@@ -1,0 +1,136 @@
+"""Sentences that captions share. Every number in them is counted from the tables."""
+
+import pandas as pd
+
+from tokenscale.analysis import comparability as likeness
+from tokenscale.analysis.statistics import summary
+from tokenscale.report.style import number
+
+OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
+SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
+#: refusals by factor and content of the inventory, the newest of them
+_ASKED: dict[tuple, list[likeness.Refusal]] = {}
+_MOST_ASKED = 8
+
+
+def caution(scaling: pd.DataFrame) -> str:
+    """Why the rows of `scaling.sql` are no scaling measurement, or nothing.
+
+    It is about shared cores, and so about CPUs alone: ranks on devices of their own share none.
+    """
+    several = scaling[(scaling["world_size"] > 1) & (scaling["device_kind"] == "cpu")]
+    if several["oversubscribed"].fillna(False).astype(bool).any():
+        return OVERSUBSCRIBED
+    if (several["threads_per_rank"].fillna(0) < several["single_threads_per_rank"].fillna(0)).any():
+        return SHARED_CORES
+    return ""
+
+
+def used(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs that figures may show."""
+    return runs[runs["validity"].isin(["valid", "suspect"])]
+
+
+def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
+    """(the rows, one a run, that may be compared along the factor; sentences on those that may not)."""
+    found = _refusals(inventory, factor)
+    return rows[~rows["run_id"].isin(likeness.refused(found))], likeness.sentences(found)
+
+
+def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
+    """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
+    asked = likeness.asked(inventory)
+    key = (factor, asked.to_json(orient="split", index=False, double_precision=15))
+    if key not in _ASKED:
+        if len(_ASKED) >= _MOST_ASKED:
+            _ASKED.pop(next(iter(_ASKED)))
+        _ASKED[key] = likeness.refusals(asked, factor)
+    return _ASKED[key]
+
+
+def nothing(runs: pd.DataFrame, refused: str, asked: int | None = None) -> str:
+    """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
+    return "not like for like: see the caption" if refused else f"no data: {counted(0, runs, asked)}"
+
+
+def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
+    """ "6 of 6 runs", and which were left out.
+
+    `asked` is the number of runs that the figure would show if all were there.
+    """
+    asked = len(runs) if asked is None else asked
+    text = f"{shown} of {asked} run{'s' * (asked != 1)}"
+    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
+    suspect = int((runs["validity"] == "suspect").sum())
+    if suspect:
+        out.append(f"{suspect} suspect, shown")
+    return text + (f" ({', '.join(out)})" if out else "")
+
+
+def left_out(runs: pd.DataFrame) -> str:
+    """A sentence on the runs that no number counts, or nothing."""
+    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
+    several = len(out) > 1 or not out or not out[0].startswith("1 ")
+    return f"Left out: {listing(out)} run{'s' * several} of {len(runs)}." if out else ""
+
+
+def kinds(groups: list[pd.Series]) -> str:
+    """What the spread of the groups is, in one sentence."""
+    found = {summary(values).kind for values in groups if len(values)}
+    sentences = []
+    if "single run" in found:
+        sentences.append("One run a cell: no spread is known.")
+    if "range, not an interval" in found:
+        sentences.append("With fewer than 6 runs a cell the spread is a range, not an interval.")
+    intervals = sorted(kind for kind in found if kind.startswith("order-statistic"))
+    if intervals:
+        covered = listing([f"{kind.split()[1]} %" for kind in intervals])
+        sentences.append(f"The spread is an order-statistic interval of the median ({covered}, by the number of runs).")
+    return " ".join(sentences)
+
+
+def spread(values: pd.Series, digits: int = 3) -> str:
+    """Median with its range or interval: `1 230 (1 200–1 260)`."""
+    s = summary(values)
+    if s.n == 0:
+        return "–"
+    if s.low == s.high:
+        return number(s.median, digits)
+    return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
+
+
+def listing(items: list[str]) -> str:
+    """Items as a sentence has them: `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def crowded(inventory: pd.DataFrame) -> str:
+    """`caution` of the runs of an inventory: each is held against the fewest ranks of its series."""
+    runs = used(inventory).sort_values("world_size", kind="stable")
+    fewest = runs.groupby("series")["threads_per_rank"].transform("first")
+    return caution(runs.assign(single_threads_per_rank=fewest))
+
+
+def sentence(text: str) -> str:
+    """Words as a sentence of a caption, with a space after it; nothing stays nothing."""
+    return f"{text[0].upper()}{text[1:]}. " if text else ""
+
+
+def medians(rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "") -> str:
+    """Medians of the cells, read aloud: `packed on 2: 1 230, padded on 2: 400`."""
+    found = rows.dropna(subset=[column]).groupby(["series", "world_size"])[column].median()
+    return listing([f"{name} on {world}: {number(factor * value)}{unit}" for (name, world), value in found.items()])
+
+
+def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:
+    """Values of each series at each world size, for `kinds`."""
+    return [group for _, group in rows.dropna(subset=[column]).groupby(["series", "world_size"])[column]]
+
+
+def without(series: pd.Series, key: str) -> pd.Series:
+    """Names of series without the level of a factor: what a figure shows along that factor as one line.
+
+    >>> without(pd.Series(["packed, micro_batch=4, eos=True"]), "micro_batch").tolist()
+    ['packed, eos=True']
+    """
+    return series.str.split(", ").map(lambda parts: ", ".join(part for part in parts if not part.startswith(f"{key}=")))

@@ -1,0 +1,141 @@
+"""The judged claims as the report shows them: a table, LaTeX macros, and words for a terminal."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenscale.analysis.claims import VERDICTS, written
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json, write_text
+from tokenscale.report.table import Table, in_latex
+
+#: what a macro's name ends in, for the parts of a sentence
+_PARTS = ("", "Number", "Low", "High", "N", "Verdict")
+#: LaTeX names have letters only
+_DIGITS = dict(
+    zip("0123456789", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"), strict=True)
+)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The judged claims as the verb `claims` wrote them."""
+    return read_json(path, "judged claims", next="snakemake results/report/claims.json")["claims"]
+
+
+def write(claims: list[dict[str, Any]], output: Path) -> None:
+    """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro."""
+    latex = macros(claims)
+    write_json(output / "claims.json", {"schema": 1, "claims": claims})
+    write_text(output / "claims.tex", latex)
+
+
+def counts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Verdict → how many claims have it."""
+    claims = list(claims)
+    return {verdict: sum(c["verdict"] == verdict for c in claims) for verdict in VERDICTS}
+
+
+def table(claims: Iterable[dict[str, Any]], document: str) -> Table:
+    """A row a claim of one document, as paper has room for it."""
+    columns = [("claim", False), ("its figure", False), ("what the data say", False), ("verdict", False)]
+    rows = []
+    for c in claims:
+        if c["document"] == document:
+            of = said(c)
+            held = f"Holds {of['rule']}." if c["experiment"] else ""
+            text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], _from(c)]))
+            rows.append([c["claim"], c["figure"] or "–", text, c["verdict"]])
+    return Table(columns, rows)
+
+
+def said(claim: dict[str, Any]) -> dict[str, str]:
+    """Words for a page: why it has its verdict, where it would hold, its p, and the verdict's first word."""
+    state = claim["verdict"].split()[0]
+    return {"because": _because(claim), "rule": _rule(claim), "p": _p(claim), "state": state}
+
+
+def _rule(claim: dict[str, Any]) -> str:
+    """
+    >>> _rule({"direction": "equal", "bound": 1.0, "margin": 0.01, "unit": "ratio"})
+    'within 1.00 % of 1.00'
+    """
+    bound, margin = written(claim["bound"], claim["unit"]), written(claim["margin"], "percent")
+    if claim["direction"] == "equal":
+        return f"within {margin} of {bound}"
+    return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
+
+
+def _because(claim: dict[str, Any]) -> str:
+    reason = claim["reason"]
+    return f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+
+
+def _p(claim: dict[str, Any]) -> str:
+    ps = [cell["p"] for cell in claim["cells"]]
+    if not ps or all(p == 0 for p in ps):
+        return "–"
+    return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps))))
+
+
+def _from(claim: dict[str, Any]) -> str:
+    if not claim["experiment"]:
+        return ""
+    shown = f", {claim['shown_in']}" if claim["shown_in"] else ""
+    return f"From {claim['experiment']}{shown}."
+
+
+def macros(claims: Iterable[dict[str, Any]]) -> str:
+    """LaTeX: `\\claimIsolatedSpeedUp` is the sentence; …Number, …Low, …High, …N and …Verdict are its parts."""
+    lines = [
+        "% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims",
+        "% A claim that is not tested has a verdict, and dashes for numbers.",
+    ]
+    claims = list(claims)
+    _check_macros(claims)
+    for claim in claims:
+        name = f"claim{_macro(claim['id'])}"
+        parts = {
+            "": claim["sentence"],
+            **{part.capitalize(): written(claim[part], claim["unit"]) for part in ("number", "low", "high")},
+            "N": str(claim["n"]),
+            "Verdict": claim["verdict"],
+        }
+        lines += [f"\\newcommand{{\\{name}{part}}}{{{in_latex(text)}}}" for part, text in parts.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _check_macros(claims: list[dict[str, Any]]) -> None:
+    """Raises UserError where two claims would define one macro: `a-1` and `a-one`, or `a` and `a-low`."""
+    taken: dict[str, str] = {}
+    for claim in claims:
+        for part in _PARTS:
+            macro = f"claim{_macro(claim['id'])}{part}"
+            if macro in taken:
+                raise UserError(
+                    "two claims have one LaTeX macro.",
+                    macro=f"\\{macro}",
+                    claims=f"{taken[macro]}, {claim['id']}",
+                    next="rename one of them: a macro has letters only, without dashes, digits spelled out",
+                )
+            taken[macro] = claim["id"]
+
+
+def _macro(name: str) -> str:
+    """
+    >>> _macro("ddp-94")
+    'DdpNineFour'
+    """
+    words = "".join(word.capitalize() for word in name.split("-"))
+    return re.sub(r"\d", lambda digit: _DIGITS[digit[0]], words)
+
+
+def lines(claims: Iterable[dict[str, Any]]) -> list[str]:
+    """A line a claim, for a terminal."""
+    claims = list(claims)
+    width = max((len(c["verdict"]) for c in claims), default=0)
+    names = max((len(c["id"]) for c in claims), default=0)
+    return [
+        f"{c['verdict']:<{width}}  {c['id']:<{names}}  {' '.join(filter(None, [c['sentence'], _because(c)]))}"
+        for c in claims
+    ]

@@ -1,0 +1,186 @@
+"""What a figure says of itself, in the metadata of its files: which data, queries, code and runs it was drawn from.
+
+Nothing of a time, a machine or a path is in it, so that equal tables and equal code give equal bytes; the commit
+stands in `provenance.json` of the report's folder alone.
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import logging
+import re
+from functools import cache
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from tokenscale.analysis.queries import sql
+from tokenscale.analysis.tables import TABLES
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.settings.closure import PACKAGE, closure_of
+
+Passport = dict[str, Any]
+
+VERSION = 1
+#: packages whose release may change a number or a drawing
+LIBRARIES = ("duckdb", "fonttools", "matplotlib", "numpy", "pandas", "pillow")
+#: keys of a figure's passport
+KEYS = {"passport", "figure", "experiment", "data", "queries", "code", "libraries", "runs", "tables"}
+#: name of the text in a PNG
+PNG_KEY = "tokenscale"
+
+
+def of_figure(
+    name: str,
+    tables: Path,
+    digests: dict[str, str],
+    data: str,
+    *modules: str,
+) -> Passport:
+    """The passport of a figure of the experiment whose tables are in the folder.
+
+    `digests` are those of the rows of its queries by name (`rows`), `data` is its CSV, `modules` are the roots of the
+    code that draws it.
+    """
+    head = read_json(tables / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
+    return {
+        "passport": VERSION,
+        "figure": name,
+        "experiment": head.get("experiment") or tables.name,
+        "data": sha256_text(data),
+        "queries": {query: {"sql": sha256_text(sql(query)), "rows": digest} for query, digest in digests.items()},
+        "code": code(*modules),
+        "libraries": libraries(),
+        "runs": runs(tables),
+        "tables": digest(tables),
+    }
+
+
+def text(passport: Passport) -> str:
+    """One line of ASCII: what every format can hold."""
+    return json.dumps(passport, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(tables: Path) -> str:
+    """One digest over all tables of an experiment: equal digests, equal report."""
+    hashes = {t: _of_table(tables / f"{t}.parquet") for t in TABLES}
+    return sha256_text(canonical_json(hashes | {"experiment": sha256_file(tables / "experiment.json")}))
+
+
+def _of_table(path: Path) -> str:
+    """SHA-256 of a table, taken again where the file was replaced: every figure of an experiment asks."""
+    found = path.stat()
+    return _of_content(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _of_content(path: Path, *_: int) -> str:
+    return sha256_file(path)
+
+
+def rows(frame: pd.DataFrame) -> str:
+    """Digest of the rows of a query, in their order: of the columns' names, and of pandas' hash of each row."""
+    hashed = pd.util.hash_pandas_object(frame, index=False).to_numpy("<u8").tobytes()
+    return hashlib.sha256(canonical_json(list(frame.columns)).encode() + hashed).hexdigest()[:16]
+
+
+def runs(tables: Path) -> dict[str, str | None]:
+    """Run id → the first 16 digits of its record's seal (None where it is not sealed), of all runs with a record."""
+    found = pq.read_table(tables / "runs.parquet", columns=["run_id", "status", "seal"], use_threads=False).to_pylist()
+    known = sorted((run["run_id"], run["seal"]) for run in found if run["status"] not in (None, "missing"))
+    return {run_id: seal and seal[:16] for run_id, seal in known}
+
+
+def code(*modules: str) -> str:
+    """Digest of these modules' code; that of the file which `settings.closure.listing` keeps for a rule."""
+    return sha256_text(pretty_json({"modules": modules, "files": files(*modules)}))
+
+
+def files(*modules: str) -> dict[str, str]:
+    """Source file → SHA-256, of all that these modules import or name."""
+    found = (_source(Path.cwd() / path) for path in closure_of(*modules))
+    return dict(sorted(found))
+
+
+@cache
+def _source(path: Path) -> tuple[str, str]:
+    """(name, SHA-256) of a source file: every figure asks for those of nearly all."""
+    path = path.resolve()
+    return path.relative_to(PACKAGE.parent).as_posix(), sha256_file(path)
+
+
+@cache
+def libraries() -> dict[str, str]:
+    """Package → version, of those that compute and draw."""
+    return {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def read(path: Path) -> Passport | None:
+    """The passport in the metadata of an SVG, PNG or PDF file; None where there is none that can be read.
+
+    Raises UserError for a file that is missing or of another kind.
+    """
+    if not path.is_file():
+        raise UserError("there is no such file.", file=path)
+    kinds = {".svg": _of_svg, ".png": _of_png, ".pdf": _of_pdf}
+    if path.suffix.lower() not in kinds:
+        raise UserError("this kind of file carries no passport.", file=path, expected=", ".join(kinds))
+    return kinds[path.suffix.lower()](path)
+
+
+def parse(found: str | None) -> Passport | None:
+    """A passport from its text; None where it is none, or of another version."""
+    try:
+        value = json.loads(found or "")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and value.get("passport") == VERSION else None
+
+
+def _of_svg(path: Path) -> Passport | None:
+    found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text("utf-8", "replace"), re.DOTALL)
+    return parse(unescape(found[1])) if found else None
+
+
+def _of_png(path: Path) -> Passport | None:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            return parse(image.text.get(PNG_KEY))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
+        raise UserError("the file is no readable PNG.", file=path) from None
+
+
+def _of_pdf(path: Path) -> Passport | None:
+    found = open_pdf(path).metadata
+    return parse(str(found.subject)) if found and found.subject else None
+
+
+def open_pdf(path: Path) -> Any:
+    """A reader of the PDF's pages (`pypdf.PdfReader`). Raises UserError where it cannot be read."""
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # the error below says it
+    try:
+        reader = PdfReader(io.BytesIO(path.read_bytes()))
+        len(reader.pages)
+    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError("the file is no readable PDF.", file=path, reason=error) from None
+    return reader
+
+
+def of_page(page: Any) -> Passport | None:
+    """The passport on a page of a PDF, in a note beside its visible part."""
+    for note in page.get("/Annots") or []:
+        note = note.get_object()
+        found = parse(str(note.get("/Contents"))) if note.get("/Subtype") == "/Text" else None
+        if found:
+            return found
+    return None

@@ -1,0 +1,154 @@
+"""A run on a machine: the command that starts its ranks, what it says, and the going."""
+
+import os
+import shlex
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import failure, processes, ranks
+from tokenscale.runs.launch.job import Job, job_id, this_job
+from tokenscale.settings.geometry import Geometry, geometry
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.run import RunSettings
+
+#: variables of SLURM that an srun of ours needs: which job, which cluster
+KEPT = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}
+
+
+def job_of(machine: Machine) -> Job | None:
+    """The SLURM job that this process is in, where the machine starts ranks by srun."""
+    identity = job_id()
+    return this_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run on a machine, in a job where there is one."""
+
+    run: RunSettings
+    machine: Machine
+    directory: Path
+    share: int = 1
+    job: Job | None = None
+
+    @property
+    def shape(self) -> Geometry:
+        """How its ranks lie on nodes."""
+        return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
+
+    def record(self) -> dict[str, Any]:
+        """What an attempt's record says of it."""
+        found = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        if self.job is None:
+            return found
+        job, here = self.job.record(), Path.cwd()
+        if job["log"] and Path(job["log"]).is_relative_to(here):  # the project may be moved
+            job["log"] = str(Path(job["log"]).relative_to(here))
+        return found | {"job": job}
+
+    def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
+        """(argv, variables over those of this process) of the one command that is started: a rank's for starter `here`,
+        which is started once a rank; torchrun's, or srun's."""
+        machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
+        rank = processes.rank_argv(
+            machine, shape, run=self.run.to_json(), directory=self.directory, attempt=attempt, manifests=manifests
+        )
+        if machine.starter == "here":
+            return rank, machine.environment
+        if machine.starter == "torchrun":
+            return processes.torchrun_argv(rank, shape, ranks.free_port()), machine.environment
+        argv = processes.srun_argv(
+            rank,
+            shape,
+            machine,
+            name=self.run.identity,
+            outputs=outputs,
+            root=Path.cwd(),
+            share=self.share,
+        )
+        variables = processes.environment(
+            machine,
+            outputs=outputs,
+            root=Path.cwd(),
+            address=self.job.address if self.job else None,
+            job=self.job.id if self.job else None,
+        )
+        return argv, variables
+
+    def outputs(self, attempt: int) -> Path:
+        """Where srun puts each rank's output."""
+        return self.attempt_directory(attempt) / "output"
+
+    def attempt_directory(self, attempt: int) -> Path:
+        """Where an attempt's ranks write."""
+        return self.directory / f"attempt={attempt:02d}"
+
+    def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
+        """Start the ranks and wait for them; they keep the files `keep` open. Returns their exit code."""
+        world_size = self.shape.world_size
+        argv, variables = self.command(attempt, manifests)
+        if self.machine.starter == "here":
+            return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
+        threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
+        base = ranks.environment(threads)
+        if self.machine.starter == "torchrun":
+            base |= ranks.one_machine(base)
+        else:
+            # what the job was asked for is not for the step, whose geometry is spelled out
+            base = {n: v for n, v in base.items() if n in KEPT or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
+            self.outputs(attempt).mkdir(parents=True, exist_ok=True)
+            print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
+            print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
+            with open(self.outputs(attempt) / failure.SRUN, "w") as said:
+                return ranks.run([(argv, base | variables)], stderr=said, word=signal.SIGUSR1, keep=keep)
+        return ranks.run([(argv, base | variables)], keep=keep)
+
+    def printed(self, manifests: dict[str, Path]) -> str:
+        """The same as text for a shell, of the attempt that would come first in an empty folder."""
+        argv, variables = self.command(0, manifests)
+        if self.machine.starter == "here" and self.shape.world_size > 1:
+            variables = {
+                "RANK": f"0…{self.shape.world_size - 1}",
+                "WORLD_SIZE": str(self.shape.world_size),
+                **variables,
+            }
+        if self.machine.starter == "srun" and self.job is None:
+            variables = {"MASTER_ADDR": "<the job's first node>", "MASTER_PORT": "<by the job's number>", **variables}
+        lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
+        return "\n".join([*lines, shlex.join(argv)])
+
+    def check(self) -> None:
+        """Raise UserError where srun would have no job, or one that is too small, before anything is made for it."""
+        shape = self.shape
+        if self.machine.starter != "srun":
+            if shape.nodes > 1:
+                raise UserError(
+                    "this run is for several nodes, which only srun starts.",
+                    run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                    machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
+                    next='starter = "srun" in the machine\'s file, or a smaller layout',
+                )
+            return
+        if self.job is None:
+            raise UserError(
+                "this machine starts ranks by srun, and this process is in no SLURM job.",
+                machine=self.machine.name,
+                next="snakemake with this machine's profile, or `launch --sbatch FILE` and sbatch FILE",
+            )
+        if len(self.job.nodes) < shape.nodes:
+            raise UserError(
+                "the job has fewer nodes than the run needs.",
+                run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                job=f"{self.job.id} has {', '.join(self.job.nodes)}",
+                next="leave `nodes` to the rule, or ask for as many",
+            )
+
+
+def _age_s() -> float:
+    """Seconds since this process was started, Python and imports included. Linux, as SLURM's nodes are."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,95 @@
+"""Append-only event files of one rank. No torch: any training loop can write them."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.runs.records.schema import FIELDS, VERSION
+
+#: made once: `json.dumps` with options of its own makes an encoder for each call
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _nonfinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+class Writer:
+    """Writes `steps.jsonl`, `spans.jsonl` and `events.jsonl` below one `attempt=NN/rank=NNNNN/` directory.
+
+    Lines are kept in memory and written, whole lines in one system call a file, when `flush_lines` have come together
+    or `flush_s` seconds have passed, and at `close`; so a killed process loses at most the last moments and leaves at
+    most one partial line. Non-finite numbers become null and set `nonfinite`.
+    """
+
+    def __init__(self, directory: str | Path, *, flush_lines: int = 50, flush_s: float = 5.0):
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._files = {name: os.open(self.directory / f"{name}.jsonl", new, 0o644) for name in FIELDS}
+        except FileExistsError as error:
+            raise UserError(
+                "this attempt has been logged already; a log has one writer.",
+                found=error.filename,
+                next="start it with `python -m tokenscale launch`, or with another --attempt",
+            ) from None
+        self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
+        self._flush_lines, self._flush_s = flush_lines, flush_s
+        self._flushed_at = time.monotonic()
+        self._epoch = time.time() - time.monotonic()
+
+    def unix_s(self, mono_s: float) -> float:
+        """Wall-clock time of a time on the monotonic clock, by the wall clock as it was when this log began: one that
+        is set meanwhile puts no step before another."""
+        return self._epoch + mono_s
+
+    def step(self, **fields: Any) -> None:
+        """One optimizer step; fields as in `schema.FIELDS["steps"]`."""
+        self._add("steps", fields)
+
+    def span(self, name: str, start_mono_s: float, duration_s: float, step: int | None = None) -> None:
+        """One timed stretch of work."""
+        self._add("spans", {"name": name, "step": step, "start_mono_s": start_mono_s, "duration_s": duration_s})
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Something that happened once; written through at once."""
+        now = time.monotonic()
+        self._add("events", {"event": event, "t_unix_s": self.unix_s(now), "t_mono_s": now, **fields})
+        self.flush()
+
+    def _add(self, name: str, fields: dict[str, Any]) -> None:
+        unknown = fields.keys() - FIELDS[name].keys()
+        if unknown:
+            raise ValueError(f"{name}.jsonl has no field {sorted(unknown)}")
+        record = {"schema": VERSION, **fields}
+        try:
+            line = _encode(record)
+        except ValueError:  # a number that is not finite
+            record = {key: None if _nonfinite(value) else value for key, value in record.items()}
+            line = _encode({**({"nonfinite": True} if name == "steps" else {}), **record})  # unless it says itself
+        self._lines[name].append(line)
+        if len(self._lines[name]) >= self._flush_lines or time.monotonic() - self._flushed_at > self._flush_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand all lines to the operating system."""
+        for name, lines in self._lines.items():
+            if lines:
+                data = ("\n".join(lines) + "\n").encode()
+                while data:  # a full disk may take a part
+                    data = data[os.write(self._files[name], data) :]
+                lines.clear()
+        self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Flush, sync to disk, close. What counts is on disk before process groups are torn down."""
+        self.flush()
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+            os.close(descriptor)
+        self._files = {}

@@ -1,0 +1,143 @@
+"""Runs → a tracker, after them or beside them. A process of its own that only reads: no rank ever waits for it."""
+
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import locked
+from tokenscale.runs.records.exporters import facts
+from tokenscale.runs.records.exporters.measures import Measures, Rewritten
+
+#: tracker → the module with its `Exporter`. Module and extra of pyproject.toml carry the package's name, too.
+#:
+#: Exporter(output, run_folder, facts)    begins anew: what an earlier export of this run left in `output` is replaced
+#:   .add(points)                         steps ascending; on disk when it returns
+#:   .close(facts, summary, ended)        `ended`: the run is sealed; else the export was stopped before
+#: look(output)                           the command that shows it
+TRACKERS = {
+    "tensorboard": "tokenscale.runs.records.exporters.tensorboard",
+    "mlflow": "tokenscale.runs.records.exporters.mlflow",
+    "wandb": "tokenscale.runs.records.exporters.wandb",
+}
+
+
+def track(
+    directories: list[Path], to: str, output: Path, *, follow: bool, say: Callable[[str], None], every_s: float = 2.0
+) -> None:
+    """Export each run's points and facts to `output`; with `follow` until every run is sealed.
+
+    Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not ended and is not
+    followed; nothing is written then.
+    """
+    module = _module(to)
+    names = Counter(_checked(directory, follow) or str(directory.resolve()) for directory in directories)
+    twice = [name for name, n in names.items() if n > 1]
+    if twice:
+        raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(_Job(directory, module, output, say)) for directory in directories]
+        while jobs := [job for job in jobs if not job.turn()]:
+            time.sleep(every_s)
+    say(f"look   {module.look(output)}")
+
+
+def _module(to: str) -> ModuleType:
+    """The tracker's module, when its package is there."""
+    if to not in TRACKERS:
+        raise unknown("tracker", to, TRACKERS)
+    if importlib.util.find_spec(to) is None:  # not imported yet: its module sets what it reads at its import
+        raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
+    return importlib.import_module(TRACKERS[to])
+
+
+def _checked(directory: Path, follow: bool) -> str | None:
+    """The run's id; None for a run that is about to start."""
+    if not (directory / "run.json").is_file():
+        starting = any(directory.glob("attempt=*"))
+        if follow and starting:
+            return None
+        raise UserError(
+            "the run has not started yet." if starting else "there is no run in this folder.",
+            path=directory / "run.json",
+            next="--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID",
+        )
+    found = facts.read(directory)
+    if not follow and not facts.is_sealed(directory):
+        raise UserError(
+            "the run has not ended.",
+            path=directory / "run.json",
+            found=f"status {found.status}, not sealed" if found.status == "running" else "its seal does not match",
+            next="--follow exports it while it runs, or wait for its end",
+        )
+    return found.run_id
+
+
+class _Job:
+    """One run on its way to a tracker."""
+
+    def __init__(self, directory: Path, module: ModuleType, output: Path, say: Callable[[str], None]):
+        self._directory, self._module, self._output, self._say = directory, module, output, say
+        self._stack = ExitStack()
+        self._locked = False
+        self._exporter = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._measures, self._points, self._last = Measures(self._directory), 0, None
+
+    def __enter__(self) -> "_Job":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._exporter is not None:  # stopped before the run's end
+                self._close(ended=False)
+        finally:
+            self._stack.close()
+
+    def turn(self) -> bool:
+        """Hand on what is new. True when the run is sealed and all of it has been handed on."""
+        if not (self._directory / "run.json").is_file():
+            return False
+        ended = facts.is_sealed(self._directory)  # before reading: nothing is written after it
+        try:
+            points = self._measures.poll(ended=ended)
+        except Rewritten as reason:
+            self._say(f"anew   {self._directory.name}: {reason}")
+            if self._exporter is not None:
+                self._close(ended=False)
+            self._begin()
+            points = self._measures.poll(ended=ended)
+        if self._exporter is None:
+            self._exporter = self._open()
+        if points:
+            self._exporter.add(points)
+            self._points += len(points)
+            self._last = points[-1].step
+        if ended:
+            self._close(ended=True)
+            broken = f", {self._measures.broken} broken lines left out" if self._measures.broken else ""
+            last = "no step" if self._last is None else f"up to step {self._last}"
+            self._say(f"run    {self._directory.name}: {self._points} points, {last}{broken}")
+        return ended
+
+    def _open(self):
+        found = facts.read(self._directory)
+        folder = self._output / found.run_id
+        if (folder / "run.json").exists():
+            raise UserError(
+                "the output is the folder of the run itself.", output=folder, next="--output another folder"
+            )
+        if not self._locked:
+            self._stack.enter_context(locked(folder, f"the export of {found.run_id}"))
+            self._locked = True
+        return self._module.Exporter(self._output, folder, found)
+
+    def _close(self, ended: bool) -> None:
+        exporter, self._exporter = self._exporter, None
+        exporter.close(facts.read(self._directory), self._measures.summary(), ended)

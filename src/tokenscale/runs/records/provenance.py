@@ -1,0 +1,120 @@
+"""`run.json`: what made a run's numbers. Written when the run starts, sealed when it ends."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenscale import __version__
+from tokenscale.base.errors import without_password
+from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json, write_text
+from tokenscale.runs.records import hardware
+
+#: Environment variables that shape a run. An allow-list, because environments hold secrets; and of families of names,
+#: those that may be one are left out.
+ENVIRONMENT = {
+    *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
+}
+SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "tokenizers",
+    "mistral-common",
+    "gigatoken",
+    "xxhash",
+    "transformers",
+    "triton",
+)
+
+
+def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {"python": platform.python_version(), "tokenscale": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state() -> tuple[dict[str, Any], str]:
+    """(commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree this package
+    lies in; or ({}, "")."""
+
+    def git(*arguments: str, fails: bool = False) -> str:
+        here = Path(__file__).resolve().parents[2]
+        how = {"cwd": here, "capture_output": True, "encoding": "utf-8", "errors": "replace", "timeout": 20}
+        return subprocess.run(["git", *arguments], check=not fails, **how).stdout
+
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+        diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
+        top = git("rev-parse", "--show-toplevel").removesuffix("\n")
+        for name in git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ".").split("\0"):
+            if name:  # it ends with 1 where files differ, which these do
+                asked = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
+                diff += git(*asked, fails=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}, ""
+    return {
+        "commit": commit,
+        "dirty": bool(diff.strip()),
+        "diff_sha256": sha256_text(diff) if diff else None,
+    }, diff
+
+
+def environment() -> dict[str, str]:
+    """The allowed environment variables that are set."""
+    family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET.search(k)}
+    return {k: without_password(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
+
+
+def start(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write `<directory>/run.json` with the common facts added to `record`; the dirty diff goes beside it."""
+    git, diff = git_state()
+    if diff:
+        write_text(directory / "dirty.diff", diff)
+    full = {
+        "schema": 1,
+        **record,
+        "git": git,
+        "versions": versions(),
+        "environment": environment(),
+        "hardware": {**hardware.describe(), **record.get("hardware", {})},
+        "argv": ["tokenscale", *map(without_password, sys.argv[1:])],
+        "outcome": {"status": "running"},
+    }
+    write_json(directory / "run.json", full)
+    return full
+
+
+def seal(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Write the final record with a digest over its canonical JSON, so that a later edit can be found."""
+    body = {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome}
+    write_json(directory / "run.json", body | {"seal": sha256_text(canonical_json(body))})
+
+
+def sealed(path: Path) -> dict[str, Any] | None:
+    """The record at `path` if it is sealed and untouched, else None."""
+    if not path.is_file():
+        return None
+    record = read_json(path, "run record")
+    if not isinstance(record, dict):
+        return None
+    body = {k: v for k, v in record.items() if k != "seal"}
+    try:
+        return record if record.get("seal") == sha256_text(canonical_json(body)) else None
+    except ValueError:  # NaN, which no record of ours holds
+        return None

@@ -1,0 +1,135 @@
+"""How far a training has come in its budget, and when it ends: the same answer on every rank."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tokenscale.base.errors import UserError
+from tokenscale.settings.run import BudgetSettings
+from tokenscale.train.parallel.world import World
+
+
+def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float) -> int | None:
+    """Optimizer steps of a budget that is known before it begins; None for useful tokens and for wall time."""
+    if budget.kind == "epochs":
+        return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
+    if budget.kind == "flops":
+        return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
+    return budget.steps if budget.kind == "steps" else None
+
+
+def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
+    """Whether an epoch ends in step `step` (from 0): its last row is read in it.
+
+    >>> [epoch_ends(k, rows_per_epoch=10, global_batch=4) for k in range(5)]
+    [False, False, True, False, True]
+    """
+    return (step + 1) * global_batch // rows_per_epoch > step * global_batch // rows_per_epoch
+
+
+class Budget:
+    """Answers "which share is behind us" before each step and "was that the last" after it.
+
+    With a number of steps both are arithmetic. Otherwise all ranks' useful tokens decide, or the clock of rank 0, which
+    are exchanged before the step's forward passes: read after them, when they are long there, they cost no wait.
+    Tokens and seconds are counted whatever the budget, so that a run with another one can go on from a checkpoint.
+    """
+
+    def __init__(
+        self, settings: BudgetSettings, steps: int | None, world: World, warmup_steps: int, *, counts: bool = True
+    ):
+        self.steps, self._world, self._warmup, self._counts = steps, world, warmup_steps, counts
+        if steps is not None and warmup_steps > steps:
+            raise UserError(
+                "the warm-up is longer than the run.",
+                budget=f"{settings.kind} {getattr(settings, settings.kind):g}: {steps} steps",
+                found=f"schedule.warmup_steps {warmup_steps}",
+                next="shorten the warm-up, or train longer",
+            )
+        self._goal = settings.useful_tokens or settings.wall_s
+        self._counts_tokens = settings.useful_tokens is not None
+        self._tokens = torch.zeros((), dtype=torch.float64, device=world.device)
+        self._alone = 0  # counted here where there is nobody to ask, which costs nothing on the device
+        self._done = self._seconds = 0.0
+        self._warm = 0.0  # share behind us when the warm-up ended
+        self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._told: tuple[Tensor, torch.cuda.Event | None] | None = None  # of the step before
+        self.stop = False  # some rank has been told to stop; all ranks say so after the same step
+
+    def share(self, step: int) -> float:
+        """Share of the budget that is behind us before step `step`, 0 to 1; one number on all ranks."""
+        return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
+
+    def since_warmup(self, step: int) -> float:
+        """The same, of what is left of the budget at the peak of the learning rate; for budgets without steps."""
+        share = self.share(step)
+        if step <= max(self._warmup - 1, 0):
+            self._warm = share
+        return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
+
+    def exchange(self, useful_tokens: int, told: bool = False) -> Tensor:
+        """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective.
+
+        Ranks that train on the same rows tell them once (`counts`). `told`: this rank is to stop. Where there are
+        several, all learn of it one step later: a sum that is a step old costs no wait.
+        """
+        device = self._world.device
+        useful_tokens = useful_tokens if self._counts else 0
+        if self._world.size == 1 and self.steps is not None:
+            self._alone += useful_tokens
+            self.stop = told
+            return torch.scalar_tensor(useful_tokens, device=device)
+        clock = self._seconds if self._world.rank == 0 else 0.0
+        own = (useful_tokens, clock, told)
+        sums = torch.stack([torch.scalar_tensor(number, dtype=torch.float64, device=device) for number in own])
+        if self._world.size > 1:
+            torch.distributed.all_reduce(sums)
+        self._tokens += sums[0]
+        self._told, self._exchanged = self._exchanged, (sums.to("cpu", non_blocking=True), _event(device))
+        return sums[0].float()
+
+    def after(self, step: int, seconds: float) -> bool:
+        """Whether step `step` was the last; it took `seconds` here. Of a wall time, the first step that begins after it
+        is the last."""
+        self._seconds += seconds
+        if self.steps is None:
+            useful, clock, _ = _read(*self._exchanged)
+            self._done = self._done + useful if self._counts_tokens else clock
+        if self._told is not None:
+            self.stop = _read(*self._told)[2] > 0
+        return self.ended(step + 1)
+
+    def ended(self, done: int) -> bool:
+        """Whether nothing is left of the budget after `done` steps."""
+        return done >= self.steps if self.steps is not None else self._done >= self._goal
+
+    def state(self) -> dict[str, float]:
+        """Plain numbers; the seconds are this rank's, and rank 0's count. `clock`: what a budget in seconds has seen of
+        them, which is what was over when the last step began."""
+        clock = {"clock": self._done} if self.steps is None and not self._counts_tokens else {}
+        return {
+            "useful_tokens": self._tokens.item() + self._alone,
+            "seconds": self._seconds,
+            "warm": self._warm,
+        } | clock
+
+    def load(self, state: dict[str, float]) -> None:
+        """What `state` returned on rank 0, of a run with this budget or another."""
+        self._tokens.fill_(state["useful_tokens"])
+        self._seconds, self._warm = state["seconds"], state["warm"]
+        self._done = state["useful_tokens"] if self._counts_tokens else state.get("clock", state["seconds"])
+
+
+def _read(sums: Tensor, event: torch.cuda.Event | None) -> list[float]:
+    if event is not None:
+        event.synchronize()
+    return sums.tolist()
+
+
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -1,0 +1,180 @@
+"""Which checkpoints a run writes, keeps, begins from and deletes; on disk they are those of `checkpoint.py`.
+
+`results/runs/<run id>/checkpoints/`: `step=00000100` are resume states, `final` and `best` hold weights alone.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import merge_states
+from tokenscale.settings.continuation import apart
+from tokenscale.settings.options import from_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.train.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
+from tokenscale.train.parallel.world import World
+
+FOLDER, DAMAGED = "checkpoints", ".damaged"
+
+
+class Checkpoints:
+    """One rank's view of a run's checkpoints. `digest` is that of the attempt: states of other code are not resumed."""
+
+    def __init__(self, run: RunSettings, directory: Path, world: World, record: dict[str, Any], tokenizer: Path | None):
+        self.settings, self.folder, self._run = run.checkpoints, directory / FOLDER, run
+        self._world, self._record, self._tokenizer = world, record, tokenizer
+        self._writing: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self.best: float | None = None  # validation loss, nats a useful token
+        self.seconds: list[tuple[str, int, float]] = []  # (folder, bytes, seconds) of what has been written
+
+    def newest(self) -> Checkpoint | None:
+        """The newest resume state of this run that this code and data can go on from. None: begin anew. A collective.
+
+        Rank 0 chooses. It puts a damaged one aside (`.damaged`), with a line that says so.
+        """
+        chosen = self._chosen() if self._world.rank == 0 else None
+        step = -1 if chosen is None else int(chosen.folder.name[5:])
+        (step,) = self._world.sum(step if self._world.rank == 0 else 0, integer=True)
+        if step < 0:
+            return None
+        return chosen or Checkpoint(self.folder / f"step={step:08d}", verify=False)
+
+    def _chosen(self) -> Checkpoint | None:
+        for folder in reversed(self._states()):
+            try:
+                found = Checkpoint(folder)
+            except UserError as error:
+                aside = folder.with_name(folder.name + DAMAGED)
+                print(f"{error.render()}\n  so      it is put aside as {aside.name}", flush=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+                continue
+            if found.record.get("digest") == self._record.get("digest"):
+                return found
+        return None
+
+    def named(self, where: str) -> Checkpoint:
+        """The resume state that `resume_from` names. Raises UserError where it does not fit this run."""
+        found = Checkpoint(where)
+        if found.record["kind"] != "resume":
+            raise UserError(
+                "this checkpoint holds weights alone: nothing can be resumed from it.",
+                checkpoint=where,
+                next="run the other one with checkpoints.keep_resume_state",
+            )
+        if (other := apart(from_dict(RunSettings, found.record["run"]), self._run)) is not None:
+            setting, there, here = other
+            raise UserError(
+                "the checkpoint is of another run.", checkpoint=where, setting=setting, found=there, expected=here
+            )
+        theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
+        # which inputs there are follows from settings that may differ; held-out rows are not trained on
+        other = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
+        if other or found.record.get("science_code") != self._record.get("science_code"):
+            raise UserError(
+                "the checkpoint was made with other code or data.",
+                checkpoint=where,
+                differs=", ".join(other) or "code",
+                next="train the other run again, which writes a new one",
+            )
+        return found
+
+    def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
+        """Whether a resume state is to be written after `done` steps."""
+        if last:
+            return self.settings.keep_resume_state
+        if done == 0:
+            return self.settings.at_start
+        every = self.settings.every
+        return bool(every and done % every == 0) or (self.settings.each_epoch and epoch_ended)
+
+    def save(self, name: str, kind: str, state: State, facts: dict[str, Any]) -> None:
+        """Write this rank's part of a checkpoint, in a thread where the settings say so. A collective.
+
+        `kind` is `resume` or `model`. The checkpoint before is waited for: one is written at a time.
+        """
+        self.wait()
+        began = time.monotonic()
+        if self.settings.asynchronous:
+            state = state.snapshot()
+        folder = self.folder / name
+        record = {**self._record, "kind": kind, "best_validation_loss": self.best, **facts}
+        if self._world.rank == 0:
+            shutil.rmtree(partial_of(folder), ignore_errors=True)  # of an attempt that was killed
+        self._world.barrier()
+        if not self.settings.asynchronous:
+            self._write(folder, state, record, began)
+            return
+        self._writing = threading.Thread(
+            target=self._guarded, args=(folder, state, record, began), name="tokenscale-checkpoint", daemon=True
+        )
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until what is being written is complete. Raises what the writing raised."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def forget(self) -> None:
+        """Rank 0: delete resume states, those half written included; the run has ended, and keeps none."""
+        for folder in self.folder.glob("*"):
+            state = folder.name.startswith("step=") and not self.settings.keep_resume_state
+            if state or folder.name.endswith((PARTIAL, DAMAGED, ".old")):
+                shutil.rmtree(folder, ignore_errors=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _guarded(self, *arguments: Any) -> None:
+        try:
+            self._write(*arguments)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, folder: Path, state: State, record: dict[str, Any], began: float) -> None:
+        try:
+            write_rank(folder, self._world.rank, state)
+            if self._world.rank != 0:
+                return
+            if self._tokenizer is not None:
+                shutil.copytree(self._tokenizer, partial_of(folder) / "tokenizer", dirs_exist_ok=True)
+            commit(folder, self._world.size, record)
+        except TimeoutError:
+            raise
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                "a checkpoint could not be written.",
+                folder=folder,
+                reason=error,
+                next="make room, or write fewer (checkpoints.every, checkpoints.keep_last)",
+            ) from error
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self.seconds.append((folder.name, size, time.monotonic() - began))
+        for old in self._states()[: -self.settings.keep_last]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _states(self) -> list[Path]:
+        found = [f for f in self.folder.glob("step=*") if f.name[5:].isdigit() and (f / RECORD).is_file()]
+        return sorted(found, key=lambda f: int(f.name[5:]))
+
+
+def place(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where the data go on, for batches of any world size."""
+    return merge_states([state["data"] for state in checkpoint.ranks])
+
+
+def reported(said: Callable[..., None], checkpoints: Checkpoints) -> None:
+    """Tell the log of what has been written since it was told last."""
+    while checkpoints.seconds:
+        name, size, seconds = checkpoints.seconds.pop(0)
+        said("checkpoint", status=name, bytes=size, duration_s=seconds)

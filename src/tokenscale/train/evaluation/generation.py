@@ -1,0 +1,112 @@
+"""Text from a causal model: one token after another, greedy or drawn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenscale.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 takes the likeliest (greedy); `top_k` 0 and `top_p` 1 leave all."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, right, words in (
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1 (all)"),
+        ):
+            if not right:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{flag} is out of range.", found=getattr(self, name), expected=words, next=f"mend {flag}"
+                )
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [V] → what the next token is drawn from, fp64 [V], sums to 1.
+
+    Softmax at the temperature; then the `top_k` likeliest tokens (Fan et al. 2018); then the fewest likeliest of these
+    that hold at least `top_p` of what is left (nucleus, Holtzman et al. 2020), at least one.
+    """
+    found = torch.softmax(logits.double() / sampling.temperature, dim=-1)
+    ordered, tokens = found.sort(descending=True, stable=True)
+    if sampling.top_k:
+        ordered[sampling.top_k :] = 0
+    before = (ordered / ordered.sum()).cumsum(dim=-1) - ordered / ordered.sum()
+    if sampling.top_p < 1:
+        ordered[1:][before[1:] >= sampling.top_p] = 0
+    return torch.zeros_like(found).scatter_(0, tokens, ordered / ordered.sum())
+
+
+def generate(
+    model: nn.Module, prompt: Sequence[int], *, say: Callable[[int], None] | None = None, **options: Any
+) -> list[int]:
+    """The tokens behind one prompt; `options` are those of `generate_rows`, and `say` hears of each token."""
+    heard = None if say is None else lambda tokens: say(tokens[0])
+    return generate_rows(model, [prompt], say=heard, **options)[0]
+
+
+@torch.inference_mode()
+def generate_rows(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    positions: int,
+    vocabulary_size: int,
+    stop_id: int | None,
+    sampling: Sampling,
+    device: torch.device,
+    cached: bool = True,
+    say: Callable[[list[int]], None] | None = None,
+) -> list[list[int]]:
+    """The tokens behind each of B prompts [B, T], all as long and of at least one token: at most `max_new_tokens`, and
+    none behind `positions` in all. The last one is `stop_id` where that was generated. `say` hears of a position's B
+    tokens as soon as they are known; a row that has ended goes on with its `stop_id`.
+
+    Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never chosen. With `cached`,
+    a model that offers a cache of keys and values reads each token once. Row n draws with seed + n, on the CPU in fp64,
+    so that equal seeds draw equal tokens on equal logits, whatever the device.
+    """
+    rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
+    if any(len(row) != length for row in rows):
+        raise ValueError("the prompts of a batch are equally long")
+    generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
+    count = max(0, min(max_new_tokens, positions - length))
+    cache = None
+    if cached and hasattr(model, "cache") and count:
+        cache = model.cache(len(rows), length + count, model.head.weight.dtype, device)
+    ended, read = [False] * len(rows), 0
+    for end in range(length, length + count):
+        inputs = torch.tensor([row[read:] for row in rows], device=device)
+        hidden = model.hidden(inputs) if cache is None else model.hidden(inputs, cache=cache)
+        read = 0 if cache is None else end
+        logits = model.head(hidden[:, -1])[:, :vocabulary_size].float().cpu()
+        for n, row in enumerate(rows):
+            row.append(stop_id if ended[n] else _chosen(logits[n], sampling, generators[n]))
+            ended[n] = row[-1] == stop_id
+        if say is not None:
+            say([row[-1] for row in rows])
+        if all(ended):
+            break
+    return [_until(row[length:], stop_id) for row in rows]
+
+
+def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(probabilities(logits, sampling), 1, generator=generator))
+
+
+def _until(tokens: list[int], stop_id: int | None) -> list[int]:
+    return tokens[: tokens.index(stop_id) + 1] if stop_id in tokens else tokens

@@ -1,0 +1,98 @@
+"""Translations by a causal model that was trained on pairs: greedy, from the source and the EOS behind it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.raw_text import PAIR, RawText
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.train.evaluation.generation import Sampling, generate
+from tokenscale.train.models.decoder import Attention
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A held-out document: its number in the split, its text and its translation."""
+
+    number: int
+    source: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a model made of a pair's source, and the seconds that it took."""
+
+    pair: Pair
+    hypothesis: str
+    duration_s: float
+
+
+def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[Pair]:
+    """The first pairs of a split of a built corpus, at most so many. UserError where its documents are no pairs."""
+    text = RawText(corpus, split, verify=False)
+    if not text.pairs or not len(text):
+        raise UserError(
+            "there is nothing to translate: the corpus holds no pairs."
+            if not text.pairs
+            else "there is nothing to translate: the split is empty.",
+            corpus=corpus,
+            split=split,
+            next="name a corpus of texts with translations (`target_column` or `target_files` of its source)",
+        )
+    documents = (document for batch in text.batches(count) for document in batch)
+    return [Pair(number, *document.split(PAIR)) for number, document in enumerate(islice(documents, count))]
+
+
+@torch.inference_mode()
+def translate(
+    model: nn.Module, pairs: Sequence[Pair], tokenizer: Tokenizer, positions: int, device: torch.device
+) -> Iterator[Translation]:
+    """Greedy translations, one pair after another: BOS + source + EOS, and from there the likeliest token until EOS.
+
+    At most twice as many tokens as the source has, and 16, so that a model that never ends a sentence ends, too; none
+    behind `positions`. A source that leaves no room has an empty translation. Dropout is off meanwhile; attention is
+    torch's own, without a document mask, since a row is one document.
+    """
+    with _plain(model):
+        for pair in pairs:
+            began = time.monotonic()
+            source = tokenizer.encode_batch([pair.source])[0].tolist()
+            prompt = [tokenizer.bos_id, *source, tokenizer.eos_id]
+            found = generate(
+                model,
+                prompt,
+                max_new_tokens=2 * len(source) + 16,
+                positions=positions,
+                vocabulary_size=tokenizer.vocabulary_size,
+                stop_id=tokenizer.eos_id,
+                sampling=GREEDY,
+                device=device,
+            )
+            text = tokenizer.decode([token for token in found if token != tokenizer.eos_id])
+            yield Translation(pair, text.strip(), time.monotonic() - began)
+
+
+@contextmanager
+def _plain(model: nn.Module) -> Iterator[None]:
+    """The model for reading a token at a time: no dropout, no compiled blocks, no kernel that wants bounds."""
+    training = model.training
+    kernels = {module: module.kernel for module in model.modules() if isinstance(module, Attention)}
+    with ExitStack() as stack:
+        if any(module._compiled_call_impl is not None for module in model.modules()):  # else this costs seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(model.train, training)
+        model.eval()
+        for module, kernel in kernels.items():
+            stack.callback(setattr, module, "kernel", kernel)
+            module.kernel = "sdpa"
+        yield

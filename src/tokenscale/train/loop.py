@@ -1,0 +1,423 @@
+"""One run on one rank: build, loop, record."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenscale.base.errors import UserError
+from tokenscale.costs.flops import Convention, flops_per_token
+from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.held_out import Slice, read_slice
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.prefetch import Ahead
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.load import load
+from tokenscale.runs.records import provenance
+from tokenscale.runs.records.energy import Energy
+from tokenscale.runs.records.events import Writer
+from tokenscale.runs.records.hardware import boot
+from tokenscale.runs.records.status import Status
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import RunSettings
+from tokenscale.train import memory_probe as memory
+from tokenscale.train import record
+from tokenscale.train.budget import Budget, epoch_ends, steps_of
+from tokenscale.train.checkpoint import Checkpoint, State
+from tokenscale.train.checkpoints import Checkpoints, place, reported
+from tokenscale.train.evaluation import validation
+from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import timer_of
+from tokenscale.train.profiling import Garbage, Trace
+from tokenscale.train.progress import Progress
+from tokenscale.train.schedule import learning_rate
+from tokenscale.train.signals import Interrupted, Signals
+from tokenscale.train.step_log import StepLog
+from tokenscale.train.trainer import Engine
+from tokenscale.train.watchdog import Watch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Directories that a run reads; None for what its approach does not need."""
+
+    corpus: Path | None = None
+    tokenizer: Path | None = None
+    store: Path | None = None
+    validation_store: Path | None = None
+
+
+def train(
+    run: RunSettings,
+    inputs: Inputs,
+    directory: Path,
+    world: World,
+    attempt: int = 0,
+    signals: Signals | None = None,
+    hang_s: float = 0,
+) -> torch.nn.Module:
+    """Train to the end of the budget, writing events below `directory/attempt=NN/rank=NNNNN/` and `directory/run.json`.
+
+    Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
+    Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
+    sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`stopping.py`), with a
+    resume state on disk and the record not sealed. `hang_s` seconds without a step end the process (`standing.py`).
+    """
+    return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
+
+
+class Training:
+    """What the steps of one run share. `batches` stand in the place of those that the run's approach reads."""
+
+    def __init__(
+        self,
+        run: RunSettings,
+        inputs: Inputs,
+        directory: Path,
+        world: World,
+        attempt: int = 0,
+        batches: Batches | None = None,
+        signals: Signals | None = None,
+        hang_s: float = 0,
+    ):
+        started = time.monotonic()
+        self.settings, self.world, self.directory = run, world, directory
+        self.signals = signals or Signals()
+        self.attempt_directory = directory / f"attempt={attempt:02d}"
+        self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
+        self.watch = Watch(self.writer.directory / "stacks.txt", hang_s)
+        self.writer.event("run_start", world_size=world.size, boot=boot())
+        self.place = run.layout.place(world.rank)
+        self.batches = batches or _batches(run, inputs, self.place.reader)
+        shape = _shape(run, self.batches.vocabulary_size)
+        kernel = choose_kernel(
+            run.attention,
+            device=world.device,
+            bounds=run.document_mask,
+            dtype=torch.float32 if run.precision == "fp32" else torch.bfloat16,
+            dropout=run.model.dropout,
+        )
+        self.engine = Engine(run, shape, world, kernel)
+        self.rows_per_epoch = float("inf")
+        if run.budget.kind == "epochs" or run.validation.each_epoch or run.checkpoints.each_epoch:
+            self.rows_per_epoch = self.batches.rows_per_epoch()
+        flops_per_row = run.sequence_length * flops_per_token(
+            shape, run.sequence_length, Convention.FULL, run.objective
+        )
+        self.steps = steps_of(
+            run.budget,
+            rows_per_epoch=self.rows_per_epoch,
+            global_batch=run.global_batch,
+            flops_per_row=flops_per_row,
+        )
+        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.counts)
+        self.held_out: Slice | None = None
+        if run.validation.rows:
+            vocabulary_size, readers = self.batches.vocabulary_size, run.layout.readers
+            self.held_out = read_slice(
+                run, inputs.validation_store, vocabulary_size, self.place.reader, readers, inputs.tokenizer
+            )
+        self.translator = None
+        if run.validation.bleu:  # read now, so that what is missing is told before the first step
+            pairs = held_out_pairs(inputs.corpus, run.validation.bleu)[world.rank :: world.size]
+            self.translator = pairs, load(inputs.tokenizer)
+        self.launched = record.launched(self.attempt_directory)
+        self.running: dict[str, Any] = {}
+        if world.rank == 0:
+            facts = {"kernel": kernel, "budget_steps": self.steps, **self.engine.facts(), **record.costs(run, shape)}
+            self.running = record.start(run, directory, attempt, world, self.launched, facts)
+        self.checkpoints = self._checkpoints(shape, inputs)
+        self.timer = timer_of(world.device)
+        self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.counts)
+        self.trace = Trace(run.profile, self.writer.directory, world.device)
+        self.energy = Energy(record.pci_bus_id(world.device))
+        self.status = Status(directory / "status.json")
+        self.progress = Progress(self.steps, enabled=world.rank == 0)
+        device = record.device_name(world.device)
+        ranks = f"{world.size} rank(s) on {device}"
+        self.progress.say(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
+        self.done = 0  # steps behind us
+        self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
+        self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
+        self.begins_at_useful_tokens = 0
+        self._state_after: int | None = None  # the step of the newest state to go on from
+        self._resume()
+        self.writer.event("init_done", duration_s=time.monotonic() - started)
+
+    def run(self) -> torch.nn.Module:
+        """The loop, and the end."""
+        try:
+            with self.signals:
+                return self._run()
+        finally:
+            self.watch.close()
+
+    def _run(self) -> torch.nn.Module:
+        run, joules = self.settings, self.energy.joules()
+        ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
+        if self.done == 0:
+            self._between(at_start=True)
+        garbage = Garbage(run.garbage_every)
+        try:
+            self.timer.restart()
+            while not (ended or self.budget.stop):
+                ended = self.step()
+                garbage.after(self.done)
+        finally:
+            garbage.close()
+        self.trace.close()
+        if isinstance(self.batches, Ahead):
+            self.batches.close()
+        if joules is not None:
+            joules = self.energy.joules() - joules
+        if not ended:
+            self._interrupt(joules)
+        self._end(joules)
+        return self.engine.model
+
+    def step(self) -> bool:
+        """One optimizer step and what is due after it. Returns whether it was the last."""
+        run, step = self.settings, self.done
+        self.watch.beat()
+        self.trace.before(step)
+        began = time.monotonic()
+        batch = self.batches.next()
+        waited = time.monotonic() - began
+        useful = self.budget.exchange(batch.useful_tokens, told=self.signals.told is not None)
+        since = self.budget.since_warmup(step) if self.steps is None else 0.0
+        rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
+        first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
+        self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
+        probe = memory.Probe(self.engine.model, self.world.device, compiled=run.compile) if first else None
+        own = self._carried + time.monotonic() - began - waited
+        stepped = self.engine.step(batch, useful, rate, self.timer, probe)
+        handed, self.log.waited_s = time.monotonic(), 0.0
+        self.log.add(step, batch, rate, self.engine.micro_steps, stepped, wait_s=waited, own_s=own)
+        self.timer.end()
+        self.done = step + 1
+        last = self.budget.after(step, time.monotonic() - began)
+        epoch_ended = epoch_ends(step, self.rows_per_epoch, run.global_batch)
+        self.trace.after(self.done)
+        validating = self._validates(epoch_ended, last)
+        saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
+        if last or validating or saving or len(self.log) >= run.log_every or first or self.budget.stop:
+            self._read()
+        self._carried = time.monotonic() - handed - self.log.waited_s
+        if probe is not None:
+            self.writer.event("memory", step=step, **probe.bytes)
+        if self.log.stopped_at is not None:
+            return True
+        if validating or saving:
+            self._between(validating=validating, saving=saving)
+            self.timer.restart()
+        return last
+
+    def _validates(self, epoch_ended: bool, last: bool) -> bool:
+        asked = self.settings.validation
+        due = bool(asked.every and self.done % asked.every == 0) or (asked.each_epoch and epoch_ended)
+        return self.held_out is not None and (asked.at_end if last else due)
+
+    def _read(self) -> None:
+        self.log.read()
+        line = self.log.last
+        mean = line["loss_sum"] / max(line["useful_tokens"], 1)
+        speed = line["useful_tokens"] * self.settings.layout.readers / line["step_s"]
+        self.progress.step(self.done, mean, speed, self.budget.share(self.done))
+        if self.world.rank == 0:
+            self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
+
+    def _between(self, *, validating: bool = False, saving: bool = False, at_start: bool = False) -> None:
+        """Validation and checkpoints, between two steps."""
+        if at_start:
+            validating = self.held_out is not None and self.settings.validation.at_start
+            saving = self.checkpoints.due(0, epoch_ended=False, last=False)
+        if validating:
+            loss = self._validate()
+            best = self.checkpoints.best
+            if self.settings.checkpoints.best and math.isfinite(loss) and (best is None or loss < best):
+                self.checkpoints.best = loss
+                self._save("best", "model")
+        if saving:
+            self._save(f"step={self.done:08d}", "resume")
+        reported(self.writer.event, self.checkpoints)
+
+    def _validate(self) -> float:
+        self.watch.beat()
+        began = time.monotonic()
+        found = validation.loss(
+            self.engine.objective,
+            self.held_out,
+            self.settings.micro_batch,
+            self.engine.mesh,
+            self.engine.autocast,
+            accuracy=self.settings.validation.accuracy,
+        )
+        if self.world.rank == 0:
+            self.writer.event(
+                "validation",
+                step=self.done,
+                loss_sum=found.loss_sum,
+                useful_tokens=found.useful_tokens,
+                correct_tokens=found.correct_tokens,
+                rows=self.held_out.global_rows,
+                duration_s=time.monotonic() - began,
+            )
+        return found.loss_sum / max(found.useful_tokens, 1)
+
+    def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
+        """This rank's share of the held-out pairs; who reads the logs scores them."""
+        positions, device = self.settings.sequence_length, self.world.device
+        for found in translate(self.engine.model, pairs, tokenizer, positions, device):
+            self.watch.beat()
+            self.writer.event(
+                "translation",
+                step=self.done,
+                number=found.pair.number,
+                source=found.pair.source,
+                hypothesis=found.hypothesis,
+                reference=found.pair.reference,
+                duration_s=found.duration_s,
+            )
+
+    def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
+        run = self.settings
+        facts = {
+            "run_id": run.identity,
+            "run": to_dict(run),
+            "model": to_dict(shape),
+            "objective": run.objective,
+            "sequence_length": run.sequence_length,
+            "tokenizer": run.tokenizer.name,
+            **{key: self.launched.get(key) for key in ("digest", "science_code", "layout_digest", "inputs")},
+        }
+        return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
+
+    def _save(self, name: str, kind: str) -> None:
+        resume = kind == "resume"
+        self.watch.beat()
+        self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
+        state = State(self.engine.pieces(resume=resume))
+        if resume:
+            self._state_after = self.done
+            state.rank_record = {"data": self.batches.state(), "random": self.engine.random_state()}
+        facts = {
+            "step": self.done,
+            "begins_at": self.begins_at,
+            "begins_at_useful_tokens": self.begins_at_useful_tokens,
+            "budget": self.budget.state(),
+            "loss_scale": self.engine.loss_scale.state(),
+        }
+        self.checkpoints.save(name, kind, state, facts)
+
+    def _resume(self) -> None:
+        """Go on from a checkpoint, if there is one for this run."""
+        found = self.checkpoints.newest()
+        if found is not None:
+            self.begins_at = found.record["begins_at"]
+            self.begins_at_useful_tokens = found.record["begins_at_useful_tokens"]
+        elif self.settings.resume_from is not None:
+            found = self.checkpoints.named(self.settings.resume_from)
+            self.begins_at = found.record["step"]
+            self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
+        if found is None:
+            return
+        self.engine.load(found)
+        self._restore(found)
+        if self.begins_at == self.done and self.budget.ended(self.done):
+            raise UserError(
+                "the checkpoint is at the end of this run's budget, or behind it.",
+                checkpoint=found.folder,
+                found=f"after step {self.done}",
+                next="raise the budget, or take an earlier state",
+            )
+        self.writer.event("resume", step=self.done, status=found.folder.name)
+        self.progress.say(f"goes on after step {self.done}, from {found.folder}")
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.batches.seek(place(found))
+        self.budget.load(found.record["budget"])
+        self.engine.loss_scale.load(found.record["loss_scale"])
+        if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
+            self.checkpoints.best = found.record["best_validation_loss"]
+        self.done = found.record["step"]
+        if len(found.ranks) == self.world.size:
+            self.engine.load_random_state(found.ranks[self.world.rank]["random"])
+
+    def _interrupt(self, joules: float | None) -> None:
+        """A state to go on from, the logs, no seal. Raises Interrupted once all ranks have theirs on disk."""
+        if self._state_after != self.done:
+            self._save(f"step={self.done:08d}", "resume")
+        self.checkpoints.wait()
+        reported(self.writer.event, self.checkpoints)
+        self.writer.event("run_stop", status="interrupted", step=self.done, energy_j=joules)
+        self.writer.close()
+        self.world.barrier()
+        if self.world.rank == 0:
+            self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
+            told = self.signals.told or "a signal to another rank"
+            self.progress.say(f"interrupted by {told} after step {self.done}; the next attempt goes on from there")
+        self.world.barrier()
+        raise Interrupted(self.done)
+
+    def _end(self, joules: float | None) -> None:
+        """Results first: weights, logs, the sealed record; then what is no longer needed."""
+        stopped = self.log.stopped_at
+        done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
+        if stopped is None and self.settings.checkpoints.final:
+            self._save("final", "model")
+        if stopped is None and self.translator is not None:
+            self._translate(*self.translator)
+        self.checkpoints.wait()
+        reported(self.writer.event, self.checkpoints)
+        self.writer.event("run_stop", status=state, step=done, energy_j=joules)
+        self.writer.close()
+        self.world.barrier()  # every rank's files are complete before the record that names their hashes
+        energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
+        if self.world.rank == 0:
+            outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
+            outcome |= {"begins_at": self.begins_at, "begins_at_useful_tokens": self.begins_at_useful_tokens}
+            outcome |= {"energy_j": energy}  # null: not measured
+            if stopped is not None:
+                outcome["stopped_at"] = stopped
+            provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
+            if stopped is None:
+                self.checkpoints.forget()
+            self.status.update(force=True, step=done, steps=self.steps, state=state)
+            self.progress.say(f"{state}: {self.directory}/run.json")
+            if stopped is not None:
+                self.progress.say(
+                    f"  the gradient is not finite at step {done} (order digest "
+                    f"{stopped['order_digest_of_rank_0']} on rank 0)\n"
+                    "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"
+                )
+        self.world.barrier()
+
+
+def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
+    batches = open_batches(
+        run,
+        corpus_directory=inputs.corpus,
+        tokenizer_directory=inputs.tokenizer,
+        store_directory=inputs.store,
+        rank=reader,
+        world_size=run.layout.readers,
+    )
+    return Ahead(batches) if run.prefetch else batches
+
+
+def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:
+    shape = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
+    if shape.vocabulary_size < vocabulary_size:
+        raise UserError(
+            "the tokenizer has more entries than the model's embedding.",
+            run=f"{run.identity} has model.vocabulary_size {shape.vocabulary_size}",
+            tokenizer=f"{run.tokenizer.name} has {vocabulary_size}",
+            next="leave model.vocabulary_size out: it is then the tokenizer's",
+        )
+    return shape

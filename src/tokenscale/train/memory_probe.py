@@ -1,0 +1,116 @@
+"""What fills a device's memory: parameters, gradients, optimizer state, activations."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tokenscale.train.activation_checkpointing import KEPT
+from tokenscale.train.parallel.sharding import local
+
+
+def peak(device: torch.device) -> int:
+    """Bytes: the most that was allocated on a GPU; the largest resident set of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Probe:
+    """Measures one step, in bytes that this rank holds: parameters, gradients, optimizer state, and what backward needs
+    of one forward pass (activations). `costs.memory` predicts the same."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool):
+        self._model, self._device, self._compiled = model, device, compiled
+        self.bytes: dict[str, int] = {}
+
+    @contextmanager
+    def forward(self, times: int = 1) -> Iterator[None]:
+        """Measure the activations of the forward pass in the block; `times` such are held at once.
+
+        On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
+        autograd saves, and those of products that blocks keep when they are computed again, as far as they stand at its
+        end; not under torch.compile, whose graph such hooks change. Parameters are left out. Those that were gathered
+        for the pass and not given back count, but only once.
+        """
+        if self._device.type == "cuda":
+            before = torch.cuda.memory_allocated(self._device) - sum(self._gathered().values())
+            yield
+            gathered = sum(self._gathered().values())
+            held = max(0, torch.cuda.memory_allocated(self._device) - before - gathered)
+            self.bytes["activations_bytes"] = times * held + gathered
+        elif self._compiled:
+            yield
+        else:
+            saved: dict[int, torch.UntypedStorage] = {}
+
+            def pack(tensor: Tensor) -> Tensor:
+                storage = local(tensor).untyped_storage()
+                saved[storage._cdata] = storage
+                return tensor
+
+            own = self._weights()
+            with _Products() as products, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                yield
+            own |= self._weights()
+            found = {place: storage.nbytes() for place, storage in saved.items()} | products.kept()
+            held = sum(size for place, size in found.items() if place not in own)
+            self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
+
+    def _weights(self) -> set[int]:
+        """Places of the parameters' storages as they are now."""
+        return {local(weight).untyped_storage()._cdata for weight in self._model.parameters()}
+
+    def _gathered(self) -> dict[int, int]:
+        """Place → bytes of weights that FSDP has put together from all ranks: those that are no DTensors now. They may
+        be there before a pass, since validation gives nothing back."""
+        if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
+            return {}
+        storages = [w.untyped_storage() for w in self._model.parameters() if not hasattr(w, "to_local")]
+        return {storage._cdata: storage.nbytes() for storage in storages}
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """After the update, while gradients are there."""
+        weights = [local(p) for p in self._model.parameters()]
+        gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        moments = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        self.bytes |= {
+            "parameters_bytes": sum(map(_bytes, weights)),
+            "gradients_bytes": sum(map(_bytes, gradients)),
+            "optimizer_bytes": sum(map(_bytes, moments)),
+        }
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _Products(TorchDispatchMode):
+    """Remembers what the operations gave that selective recomputation keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        found = function(*args, **(kwargs or {}))
+        if function in KEPT:
+            for tensor in tree_leaves(found):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    self._made.append((StorageWeakRef(storage), storage.nbytes()))
+        return found
+
+    def kept(self) -> dict[int, int]:
+        """Place → bytes of those that are still there."""
+        return {made.cdata: size for made, size in self._made if not made.expired()}

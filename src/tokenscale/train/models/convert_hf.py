@@ -1,0 +1,303 @@
+"""Weights of the decoder to and from the library `transformers`: Llama's shapes and GPT-2's. Pure functions on weights
+by name and configurations as plain values: the library itself is not needed.
+
+Nothing is computed: matrices are renamed, GPT-2's transposed (its Conv1D holds [in, out]) and its query, key and value
+joined. So a way there and back gives the same bits.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenscale.base.errors import UserError
+from tokenscale.settings.model import ModelSettings
+from tokenscale.train.models.decoder import LLAMA3
+
+Weights = dict[str, Tensor]
+
+#: `rope_scaling` of Llama 3.2's config.json
+ROPE_SCALING = {
+    "rope_type": "llama3",
+    "factor": LLAMA3["factor"],
+    "low_freq_factor": LLAMA3["low_turns"],
+    "high_freq_factor": LLAMA3["high_turns"],
+    "original_max_position_embeddings": LLAMA3["original_positions"],
+}
+#: what a shape must hold to be of a family
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"norm": "rms", "positions": "rotary", "activation": "swiglu"},
+    "gpt2": {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True, "rope_scaling": "none"},
+}
+#: name in a block of ours → name in a layer of theirs, with .weight and .bias
+LLAMA_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+LLAMA = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "attention.output": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+}
+GPT2 = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+#: GPT-2 holds these three side by side in one matrix
+JOINED, PARTS = "attn.c_attn", ("attention.query", "attention.key", "attention.value")
+#: the library's own defaults are ids of its tokenizers
+SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+#: constants that older files hold beside the weights
+CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+
+
+def family(shape: ModelSettings) -> str:
+    """`llama` or `gpt2`. Raises UserError for a shape that neither of them has."""
+    if shape.transformers is not None:
+        raise UserError(
+            "the model is one of transformers already.",
+            model=f"{shape.name} ({shape.transformers})",
+            expected="a decoder of this project, of Llama's or GPT-2's shape",
+            next="its weights have the library's own names, behind `model.`",
+        )
+    wrong = {}
+    for name, facts in FAMILIES.items():
+        wrong[name] = [f"{f} {getattr(shape, f)} for {v}" for f, v in facts.items() if getattr(shape, f) != v]
+        if name == "gpt2" and shape.key_value_heads != shape.heads:
+            wrong[name].append(f"key_value_heads {shape.key_value_heads} for {shape.heads}")
+        if not wrong[name]:
+            return name
+    raise UserError(
+        "transformers has no model of this shape.",
+        model=shape.name,
+        llama="has " + ", ".join(wrong["llama"]),
+        gpt2="has " + ", ".join(wrong["gpt2"]).lower(),
+        next="train one of Llama's shapes or of GPT-2's: their presets are named so",
+    )
+
+
+def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple[dict[str, Any], Weights]:
+    """(what config.json says, weights by the library's names) of a decoder's named parameters.
+
+    `sequence_length` is how many positions the configuration states where they are not counted (rotary ones). Raises
+    UserError for a shape that the library has not, and for weights that are missing, unknown or of another size.
+    """
+    kind = family(shape)
+    renamed = _names(shape, kind)
+    if kind == "llama":
+        expected = set(renamed)
+        _check_names(expected, weights, "the decoder")
+        found = {theirs: weights[ours] for ours, theirs in renamed.items()}
+        return _llama_config(shape, sequence_length), found
+    joined = {f"{layer}{part}.{w}" for layer, _ in _layers(shape, kind) for part in PARTS for w in ("weight", "bias")}
+    _check_names(set(renamed) | joined, weights, "the decoder")
+    found = {theirs: _turned(theirs, weights[ours]) for ours, theirs in renamed.items()}
+    for ours, theirs in _layers(shape, kind):
+        for suffix in ("weight", "bias"):
+            parts = [weights[f"{ours}{part}.{suffix}"] for part in PARTS]
+            name = f"{theirs}{JOINED}.{suffix}"
+            found[name] = _turned(name, torch.cat(parts))
+    return _gpt2_config(shape), found
+
+
+def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
+    """(shape, weights by the decoder's names) of a model of the library, from its config.json and its weights.
+
+    Raises UserError for a type that is neither Llama nor GPT-2, for a setting of it that the decoder has not, and for
+    weights that are missing or unknown.
+    """
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise UserError(
+            f"weights of the model type {kind!r} are not read.",
+            expected=", ".join(FAMILIES),
+            next="convert one of these",
+        )
+    shape = _llama_shape(config) if kind == "llama" else _gpt2_shape(config)
+    weights = {name: w for name, w in weights.items() if not name.endswith(CONSTANTS)}
+    if shape.tied_embeddings:  # files may hold the one matrix twice
+        weights.pop("lm_head.weight", None)
+    renamed = _names(shape, kind)
+    expected = set(renamed.values())
+    if kind == "gpt2":
+        expected |= {f"{layer}{JOINED}.{w}" for _, layer in _layers(shape, kind) for w in ("weight", "bias")}
+    _check_names(expected, weights, f"the {kind} model")
+    found = {ours: _turned(theirs, weights[theirs]) for ours, theirs in renamed.items()}
+    if kind == "gpt2":
+        for ours, theirs in _layers(shape, kind):
+            for suffix in ("weight", "bias"):
+                whole = _turned(f"{theirs}{JOINED}.{suffix}", weights[f"{theirs}{JOINED}.{suffix}"])
+                parts = whole.chunk(3)
+                found |= {f"{ours}{part}.{suffix}": p.contiguous() for part, p in zip(PARTS, parts, strict=True)}
+    return shape, found
+
+
+# ------------------------------------------------------------------------------------------------------------- names
+
+
+def _layers(shape: ModelSettings, kind: str) -> list[tuple[str, str]]:
+    prefix = "model.layers" if kind == "llama" else "transformer.h"
+    return [(f"blocks.{n}.", f"{prefix}.{n}.") for n in range(shape.layers)]
+
+
+def _names(shape: ModelSettings, kind: str) -> dict[str, str]:
+    """Our name → theirs, for every weight that stands alone in both."""
+    layer, whole = (LLAMA_LAYER, LLAMA) if kind == "llama" else (GPT2_LAYER, GPT2)
+    pairs = [(ours, theirs) for ours, theirs in whole.items() if not (ours == "head" and shape.tied_embeddings)]
+    pairs += [(a + ours, b + theirs) for a, b in _layers(shape, kind) for ours, theirs in layer.items()]
+    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in pairs}
+    if shape.biases:
+        plain = ("embedding", "positions", "head") + (() if kind == "gpt2" else ("norm",))
+        with_bias = [p for p in pairs if not p[0].endswith(plain)]
+        names |= {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in with_bias}
+    return names
+
+
+def _turned(name: str, weight: Tensor) -> Tensor:
+    """GPT-2's linear layers hold their matrices transposed; everything else stays as it is."""
+    linear = name.endswith((f"{JOINED}.weight", ".c_proj.weight", ".c_fc.weight"))
+    return weight.t().contiguous() if linear else weight
+
+
+def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None:
+    missing, unknown = sorted(expected - set(weights)), sorted(set(weights) - expected)
+    if missing or unknown:
+        raise UserError(
+            f"these are not the weights of {where}.",
+            missing=_few(missing),
+            unknown=_few(unknown),
+            next="compare the shape that is stated with the one of the weights",
+        )
+
+
+def _few(names: list[str]) -> str | None:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else None
+
+
+# ---------------------------------------------------------------------------------------------------- configurations
+
+
+def _llama_config(shape: ModelSettings, sequence_length: int) -> dict[str, Any]:
+    """The keys that published files have; versions 4 and 5 of the library read them."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocabulary_size,
+        "hidden_size": shape.dimension,
+        "intermediate_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_dimension,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072 if shape.rope_scaling == "llama3" else sequence_length,
+        "initializer_range": shape.initial_deviation,
+        "rms_norm_eps": shape.norm_epsilon,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": dict(ROPE_SCALING) if shape.rope_scaling == "llama3" else None,
+        "attention_bias": shape.biases,
+        "mlp_bias": shape.biases,
+        "attention_dropout": shape.dropout,
+        "tie_word_embeddings": shape.tied_embeddings,
+        **SPECIAL_IDS,
+    }
+
+
+def _gpt2_config(shape: ModelSettings) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": shape.vocabulary_size,
+        "n_positions": shape.maximum_positions,
+        "n_embd": shape.dimension,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_inner": shape.hidden,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": shape.norm_epsilon,
+        "initializer_range": shape.initial_deviation,
+        "embd_pdrop": shape.dropout,
+        "attn_pdrop": shape.dropout,
+        "resid_pdrop": shape.dropout,
+        "tie_word_embeddings": shape.tied_embeddings,
+        **SPECIAL_IDS,
+    }
+
+
+def _llama_shape(config: dict[str, Any]) -> ModelSettings:
+    rotary = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})  # version 5, or before
+    theta = rotary.pop("rope_theta", None) or config.get("rope_theta", 10_000.0)
+    scaling = "none" if rotary.get("rope_type", rotary.get("type", "default")) == "default" else "llama3"
+    if scaling == "llama3":
+        _require(config, "rope_scaling", {k: rotary.get(k) for k in ROPE_SCALING} == ROPE_SCALING, "that of Llama 3.2")
+    biases = bool(config.get("attention_bias", False))
+    _require(config, "hidden_act", config.get("hidden_act", "silu") == "silu", "silu")
+    _require(config, "mlp_bias", bool(config.get("mlp_bias", False)) == biases, f"{biases}, as attention_bias")
+    heads = config["num_attention_heads"]
+    width = config["hidden_size"] // heads
+    _require(config, "head_dim", config.get("head_dim") in (None, width), f"{width}: hidden_size over the heads")
+    return ModelSettings(
+        name="llama",
+        dimension=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        key_value_heads=config.get("num_key_value_heads") or heads,
+        hidden=config["intermediate_size"],
+        vocabulary_size=config["vocab_size"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=float(theta),
+        rope_scaling=scaling,
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        initial_deviation=config.get("initializer_range", 0.02),
+        biases=biases,
+        dropout=config.get("attention_dropout", 0.0),
+    )
+
+
+def _gpt2_shape(config: dict[str, Any]) -> ModelSettings:
+    activation = config.get("activation_function", "gelu_new")
+    _require(config, "activation_function", activation in ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
+    _require(config, "scale_attn_weights", config.get("scale_attn_weights", True), "true")
+    by_layer = config.get("scale_attn_by_inverse_layer_idx", False)
+    _require(config, "scale_attn_by_inverse_layer_idx", not by_layer, "false")
+    dropouts = {config.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+    _require(config, "resid_pdrop", len(dropouts) == 1, "the same as embd_pdrop and attn_pdrop")
+    return ModelSettings(
+        name="gpt2",
+        dimension=config["n_embd"],
+        layers=config["n_layer"],
+        heads=config["n_head"],
+        key_value_heads=config["n_head"],
+        hidden=config.get("n_inner") or 4 * config["n_embd"],
+        vocabulary_size=config["vocab_size"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        initial_deviation=config.get("initializer_range", 0.02),
+        maximum_positions=config["n_positions"],
+        dropout=dropouts.pop(),
+        **{field: value for field, value in FAMILIES["gpt2"].items()},
+    )
+
+
+def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
+    if not holds:
+        raise UserError(
+            "the model has a setting that the decoder of this project has not.",
+            key=key,
+            found=config.get(key),
+            expected=expected,
+            next="use it as it is: `model.transformers`",
+        )

@@ -1,0 +1,290 @@
+"""The decoder family, top to bottom: Llama's shape and GPT-2's from one config. It knows nothing of parallelism,
+precision or loss."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenscale.settings.model import ModelSettings
+from tokenscale.train.models.attention import Bounds, attend
+
+#: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
+Rotation = tuple[Tensor, Tensor] | None
+
+#: `rope_scaling: llama3` with the numbers of Llama 3.2 (its config.json): slowed down, positions of the original
+#: context, and between how many turns over that context a frequency changes from slowed to kept.
+LLAMA3 = {"factor": 32.0, "original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
+
+
+def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear layer with whatever its memory held: `initialise` sets the weights, and billions are not drawn twice."""
+    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
+
+
+def table(rows: int, dimension: int) -> nn.Embedding:
+    """The same of an embedding."""
+    return nn.utils.skip_init(nn.Embedding, rows, dimension, device=torch.get_default_device())
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square layer norm (Zhang & Sennrich 2019), computed in fp32."""
+
+    def __init__(self, dimension: int, epsilon: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dimension))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] → [..., d]."""
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)
+
+
+def norm_of(model: ModelSettings) -> nn.Module:
+    """The norm that stands before each part and before the output head."""
+    if model.norm == "rms":
+        return RMSNorm(model.dimension, model.norm_epsilon)
+    return nn.LayerNorm(model.dimension, model.norm_epsilon, bias=model.biases)
+
+
+def rotary_tables(length: int, head_dimension: int, theta: float, scaling: str = "none") -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64 angles.
+
+    `llama3` slows the low frequencies down, so that positions beyond the original context get angles that were seen
+    in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
+    """
+    frequencies = theta ** (-torch.arange(0, head_dimension, 2, dtype=torch.float64) / head_dimension)
+    if scaling == "llama3":
+        turns = LLAMA3["original_positions"] * frequencies / (2 * math.pi)
+        kept = (turns - LLAMA3["low_turns"]) / (LLAMA3["high_turns"] - LLAMA3["low_turns"])
+        kept = kept.clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / LLAMA3["factor"])
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in transformers)."""
+    first, second = x.float().unflatten(-1, (2, -1)).unbind(-2)  # as chunk, whose backward pass fills zeros first
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+
+
+@dataclass
+class Past:
+    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the next positions' keys and values in place; all so far, as views."""
+        end = self.length + key.shape[2]
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass
+class Cache:
+    """What generation keeps of the positions that were read: keys and values [layers, B, heads, T, head width]."""
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def of(self, layer: int) -> Past:
+        """One layer's part."""
+        return Past(self.keys[layer], self.values[layer], self.length)
+
+
+class Attention(nn.Module):
+    """Attention with grouped queries (Ainslie et al. 2023), causal or over the whole row."""
+
+    def __init__(self, model: ModelSettings, causal: bool, kernel: str):
+        super().__init__()
+        self.head_dimension, self.dropout = model.head_dimension, model.dropout
+        self.causal, self.kernel = causal, kernel
+        width = model.key_value_heads * model.head_dimension
+        self.query = linear(model.dimension, model.dimension, bias=model.biases)
+        self.key = linear(model.dimension, width, bias=model.biases)
+        self.value = linear(model.dimension, width, bias=model.biases)
+        self.output = linear(model.dimension, model.dimension, bias=model.biases)
+
+    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
+        """[B, T, d] → [B, T, d]."""
+        rows, length, _ = x.shape
+
+        def split(y: Tensor) -> Tensor:
+            return y.view(rows, length, -1, self.head_dimension).transpose(1, 2)
+
+        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        if past is not None:
+            key, value = past.extend(key, value)
+        # one position behind others sees them all; in a prompt each sees those before it
+        causal = self.causal and length > 1
+        dropout = self.dropout if self.training else 0.0
+        y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout)
+        return self.output(y.transpose(1, 2).reshape(rows, length, -1))
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward (Shazeer 2020)."""
+
+    def __init__(self, model: ModelSettings):
+        super().__init__()
+        self.gate = linear(model.dimension, model.hidden, bias=model.biases)
+        self.up = linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, model.dimension, bias=model.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, d] → [B, T, d]."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GELU(nn.Module):
+    """Feed-forward with the Gaussian error linear unit, tanh approximation (Hendrycks & Gimpel 2016; GPT-2)."""
+
+    def __init__(self, model: ModelSettings):
+        super().__init__()
+        self.up = linear(model.dimension, model.hidden, bias=model.biases)
+        self.down = linear(model.hidden, model.dimension, bias=model.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, d] → [B, T, d]."""
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(self, model: ModelSettings, causal: bool, kernel: str):
+        super().__init__()
+        self.dropout = model.dropout
+        self.attention_norm = norm_of(model)
+        self.attention = Attention(model, causal, kernel)
+        self.feed_forward_norm = norm_of(model)
+        self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
+
+    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
+        """[B, T, d] → [B, T, d]."""
+        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, bounds, past))
+        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class Decoder(nn.Module):
+    """Token ids [B, T] → logits [B, T, V], for rows of at most `sequence_length` positions.
+
+    Weights are unset until `initialise`, or until others are loaded. `causal=False` makes an encoder of it, for
+    masked-language modelling: each position sees the whole row. `kernel`
+    is one of `models.attention`. The vocabulary must be resolved (`ModelSettings.with_vocabulary`). Raises UserError
+    where learned positions are fewer than the sequence is long.
+    """
+
+    def __init__(self, model: ModelSettings, sequence_length: int, *, causal: bool = True, kernel: str = "sdpa"):
+        super().__init__()
+        if model.vocabulary_size is None:
+            raise ValueError("the vocabulary size is not resolved yet")
+        self.settings = model = model.with_positions(sequence_length)
+        self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
+        self.embedding = table(model.vocabulary_size, model.dimension)
+        if model.positions == "learned":
+            model.check_positions(sequence_length)
+            self.positions = table(model.maximum_positions, model.dimension)
+        self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
+        self.norm = norm_of(model)
+        self.head = linear(model.dimension, model.vocabulary_size, bias=False)
+        if model.tied_embeddings:
+            self.head.weight = self.embedding.weight
+        # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.
+        self._rotation: Rotation = None
+
+    def forward(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """[B, T] → [B, T, V]."""
+        return self.head(self.hidden(tokens_bt, bounds))
+
+    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: Cache | None = None) -> Tensor:
+        """[B, T] → [B, T, d], what goes into the output head. With bounds, a row gives what its documents give alone.
+
+        With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
+        position at a time.
+        """
+        start, length = cache.length if cache else 0, tokens_bt.shape[1]
+        if start and length > 1:
+            raise ValueError("after the prompt a cache takes one position at a time")
+        if start + length > (cache.keys.shape[3] if cache else self.sequence_length):
+            raise ValueError(f"{start + length} positions are more than there is room for")
+        if bounds is not None:  # here, once, and not in blocks that torch.compile looks into
+            bounds.prepare(self.kernel, self.causal)
+        x = self.through(self.embed(tokens_bt, bounds, start), length, bounds, cache)
+        if cache:
+            cache.length += length
+        return self.norm(x)
+
+    def embed(self, tokens_bt: Tensor, bounds: Bounds | None = None, start: int = 0) -> Tensor:
+        """[B, T] → [B, T, d], what goes into the first block; rows begin at position `start`."""
+        x = self.embedding(tokens_bt)
+        if self.settings.positions == "learned":
+            # inside documents positions are those of the document, as if it were a row of its own
+            counted = torch.arange(start, start + tokens_bt.shape[1], device=x.device)
+            x = x + self.positions(counted if bounds is None else bounds.positions())
+        if self.settings.dropout:
+            x = F.dropout(x, self.settings.dropout, self.training)
+        return x
+
+    def through(
+        self,
+        x: Tensor,
+        length: int,
+        bounds: Bounds | None = None,
+        cache: Cache | None = None,
+        layers: range | None = None,
+    ) -> Tensor:
+        """[B, T, d] → [B, T, d], by all blocks or by those of `layers`; rows have `length` positions."""
+        rotation = self.rotation(cache.length if cache else 0, length, x.device)
+        for layer in range(len(self.blocks)) if layers is None else layers:
+            x = self.blocks[layer](x, rotation, bounds, cache.of(layer) if cache else None)
+        return x
+
+    def rotation(self, start: int, length: int, device: torch.device) -> Rotation:
+        """Cosines and sines of the positions start … start + length − 1; None where positions are learned."""
+        model = self.settings
+        if model.positions == "learned":
+            return None
+        if self._rotation is None or self._rotation[0].device != device:
+            tables = rotary_tables(self.sequence_length, model.head_dimension, model.rope_theta, model.rope_scaling)
+            self._rotation = (tables[0].to(device), tables[1].to(device))
+        return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
+
+    def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Cache:
+        """An empty cache for `length` positions of `rows` rows; at most the sequence length this was built for."""
+        model = self.settings
+        if length > self.sequence_length:
+            raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")
+        shape = (model.layers, rows, model.key_value_heads, length, model.head_dimension)
+        return Cache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+
+
+def initialise(model: Decoder, seed: int) -> None:
+    """Set every weight from the seed alone, the same on any rank, device and thread count.
+
+    Matrices and embeddings: normal with `initial_deviation`; what writes into the residual stream is scaled by
+    1/sqrt(2 layers) (GPT-2, Radford et al. 2019). Norms are one, biases zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    deviation, layers = model.settings.initial_deviation, model.settings.layers
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() < 2:
+                weight.fill_(0 if name.endswith("bias") else 1)
+                continue
+            residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            scale = deviation / (2 * layers) ** 0.5 if residual else deviation
+            weight.copy_(torch.randn(weight.shape, generator=generator).mul_(scale))

@@ -1,0 +1,60 @@
+"""What a model is trained for: its loss, as one module, so that whatever spreads the training wraps all of it."""
+
+import importlib
+
+import numpy as np
+from torch import Tensor, nn
+
+from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.train.models.attention import Bounds
+from tokenscale.train.models.losses import (
+    IGNORED,
+    correct_labels,
+    cross_entropy_sum,
+    fused_cross_entropy_sum,
+    linear_cross_entropy_sum,
+)
+
+
+class Objective(nn.Module):
+    """(tokens [B, T], labels [B, T]) → the sum over the useful labels of -log p(label), in nats; a scalar in fp32.
+
+    Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
+    -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
+    `compiled`: the loss is compiled, too; the products of the output head are not part of that. `correct`: while it is
+    a tensor, every pass adds to it how many useful labels have the largest logit.
+
+    Another objective changes `forward`, and where its loss is not one of labels, `count`. Layouts that cut the model
+    call `loss`, or put their own in its place: an objective that must see all of it says `whole` in the registry.
+    """
+
+    def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
+        super().__init__()
+        self.model, self.loss_chunk, self.compiled = model, loss_chunk, compiled
+        self.correct: Tensor | None = None
+
+    def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """The loss as a sum; who divides by what is decided where all ranks are known."""
+        return self.loss(self.model.hidden(tokens_bt, bounds), labels_bt)
+
+    @staticmethod
+    def count(labels_bt: np.ndarray) -> int:
+        """What the sum is divided by, over all ranks: labels that count. Batches say it of themselves, as
+        `useful_tokens`; of held-out rows it is asked here."""
+        return int((labels_bt != IGNORED).sum())
+
+    def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
+        """The same of what goes into the output head."""
+        if self.correct is not None:
+            self.correct += correct_labels(hidden_btd, self.model.head, labels_bt, self.loss_chunk)
+        if self.loss_chunk == 0:
+            loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
+            return loss(self.model.head(hidden_btd), labels_bt)
+        return linear_cross_entropy_sum(hidden_btd, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)
+
+
+def objective_of(name: str, model: nn.Module, *, loss_chunk: int, compiled: bool) -> Objective:
+    """The objective of this name around a model; its class is found by its dotted name, and no other is imported."""
+    goal = OBJECTIVES[name]
+    made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)
+    return made(model, loss_chunk=loss_chunk, compiled=compiled)

@@ -1,0 +1,145 @@
+"""The processes of one run: who I am, how we talk, how we part."""
+
+import atexit
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from tokenscale.base.errors import UserError
+from tokenscale.train.parallel import topology as places
+
+
+class PortTaken(UserError):
+    """Another process listens where the ranks of this run were to meet."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the run's processes. `size` 1 needs no process group."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    nodes: tuple[str, ...] = ()  # their names, in the order of ranks
+    network: str | None = None  # what NCCL says it talks over between nodes
+
+    def sum(self, *values: float, integer: bool = False) -> list:
+        """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.int64 if integer else torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, network: str | None = None) -> World:
+    """Join the run's process group, from the environment that torchrun or our own launcher sets.
+
+    `device` is the run's: "auto" takes a GPU a rank where there are GPUs, "cpu" never one.
+    Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
+    are one N-rank run would give plausible, wrong figures, and so would two ranks on one GPU, another number of
+    `nodes`, or GPUs that talk over another `network` between them; and PortTaken.
+    """
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if size != expected_size:
+        raise UserError(
+            "the number of processes is not the run's world size.",
+            run=f"wants world size {expected_size}",
+            found=f"WORLD_SIZE={size} (rank {rank})",
+            next="start it with `python -m tokenscale launch`, or with as many ranks as its layout has",
+        )
+    cuda = device == "auto" and torch.cuda.is_available()
+    # srun with one GPU a task shows each rank a single device, which is then number 0
+    devices = torch.cuda.device_count()
+    if cuda and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices:
+        raise UserError(
+            "there are fewer GPUs than ranks on this machine.",
+            found=f"{devices} GPU(s)",
+            run=f"starts {os.environ['LOCAL_WORLD_SIZE']} ranks here",
+            next="use a layout with fewer ranks, a machine with more GPUs, or `device: cpu`",
+        )
+    mine = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(mine)
+    spots = [places.spot_of(mine)]
+    if size > 1:
+        store, rank, size = _met()
+        spots = places.told(spots[0], rank, size, store)
+    places.check(spots, nodes)
+    found = None
+    if size > 1:
+        group = dist.PrefixStore("group", store)
+        backend, bound = ("nccl", mine) if cuda else ("gloo", None)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
+        found = places.network_said() if cuda else None
+        if network is not None and cuda and (nodes or 1) > 1:
+            places.check_network(network, found)
+    return World(rank, size, local_rank, mine, tuple(dict.fromkeys(spot.node for spot in spots)), found)
+
+
+def _met() -> tuple[dist.Store, int, int]:
+    """(store of all ranks, rank, size) as the environment says where they meet."""
+    try:
+        return next(dist.rendezvous("env://"))
+    except dist.DistNetworkError as error:  # rank 0 alone listens, and can be refused so
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise PortTaken(
+            "another process has the port on which the ranks of this run were to meet.",
+            port=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
+            next="start it again; if it stays, look for a process that an earlier job left on the first node",
+        ) from None
+
+
+#: how long a rank keeps to itself that another one is gone: whoever started the ranks ends it in the meantime
+ECHO_S = 3.0
+
+
+@contextmanager
+def heard_last(world: World) -> Iterator[None]:
+    """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said.
+
+    A rank that fails has not parted, and its process group's threads still run: at the end of the interpreter they now
+    and then abort the process, which hides its exit code. So it ends without that, once its error has been printed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if world.size > 1:
+            lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
+            if lost or (isinstance(error, UserError) and world.rank > 0):  # most mistakes are found by every rank
+                time.sleep(ECHO_S)
+            atexit.register(_end, 2 if isinstance(error, UserError) else 1)
+        raise
+
+
+def _end(code: int) -> None:
+    """Of the process, at once, with all that it has said."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def part(world: World) -> None:
+    """Tear the process group down in the order that does not abort: collect garbage, meet, destroy.
+
+    Everything that counts is on disk before this is called.
+    """
+    if world.size > 1 and dist.is_initialized():
+        gc.collect()
+        dist.barrier()
+        dist.destroy_process_group()

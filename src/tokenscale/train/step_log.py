@@ -1,0 +1,91 @@
+"""Steps on their way to the log: what the device computed is read a few steps at a time, and every step is written."""
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from tokenscale.data.batches.batch import Batch
+from tokenscale.runs.records.events import Writer
+from tokenscale.train import memory_probe as memory
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import PARTS, Timer
+from tokenscale.train.trainer import Stepped
+
+#: steps in a row whose fp16 gradients may overflow while the loss scale comes down
+OVERFLOWS = 20
+
+
+class StepLog:
+    """Collects steps; `read` waits for the device once and writes them all. `stopped_at` is then the first bad step."""
+
+    def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool, counts: bool = True):
+        self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
+        self._share = int(counts)
+        self._pending: list[tuple[dict[str, Any], Stepped]] = []
+        self._overflows = 0
+        self.stopped_at: dict[str, Any] | None = None
+        self.last: dict[str, Any] = {}
+        self.waited_s = 0.0  # for the device, in the last reading
+
+    def add(
+        self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: Stepped, *, wait_s: float, own_s: float
+    ) -> None:
+        """A step whose work has been handed to the device.
+
+        Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that train on the same
+        rows (a tensor group, a pipeline), one writes them (`counts`) and the others zeros.
+        """
+        line = {
+            "step": step,
+            "data_wait_s": wait_s,
+            "own_s": own_s,
+            "useful_tokens": self._share * batch.useful_tokens,
+            "total_tokens": self._share * batch.total_tokens,
+            "rows": self._share * len(batch.tokens_bt),
+            "micro_steps": micro_steps,
+            "learning_rate": rate,
+            "order_digest": self._share * batch.order_digest,
+        }
+        self._pending.append((line, stepped))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def read(self) -> None:
+        """Write what has been collected. After the first step that cannot be gone on from, the rest is left out."""
+        if not self._pending:
+            return
+        rows = [(s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale) for _, s in self._pending]
+        began = time.monotonic()
+        if self._world.device.type == "cpu":
+            numbers = [[value.item() for value in row] for row in rows]
+        else:  # the one wait for the device
+            numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
+        laps = self._timer.read()
+        self.waited_s = time.monotonic() - began if self._world.device.type == "cuda" else 0.0
+        peak = memory.peak(self._world.device)
+        for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
+            self._overflows = self._overflows + 1 if bad else 0
+            overflow = bool(bad) and self._scaled and self._overflows < OVERFLOWS
+            line |= {
+                "t_unix_s": self._writer.unix_s(lap.ended_mono_s),
+                "t_mono_s": lap.ended_mono_s,
+                "step_s": lap.step_s,
+                **{f"{part}_s": lap.seconds[part] for part in PARTS if part in lap.seconds},
+                "loss_sum": self._share * loss_sum,
+                "grad_norm": norm,
+                "grad_norm_clipped": clipped,
+                "memory_peak_bytes": peak,
+                "skipped": overflow,
+                "nonfinite": (bool(bad) or not math.isfinite(loss_sum)) and not overflow,
+            }
+            if self._scaled:
+                line["loss_scale"] = scale
+            self._writer.step(**line)
+            self.last = line
+            if bad and not overflow:
+                self.stopped_at = {"step": line["step"], "order_digest_of_rank_0": line["order_digest"]}
+                break
+        self._pending.clear()
