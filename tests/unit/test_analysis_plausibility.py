@@ -19,7 +19,7 @@ STUDY = [
 
 @pytest.mark.parametrize(("gpus", "tokens_per_s", "reported", "corrected"), STUDY)
 def test_the_mfu_that_a_wrapper_inflated_is_named(gpus, tokens_per_s, reported, corrected):
-    found = counted(flops_of_mfu(reported, tokens_per_s, PEAK, gpus), SMALL, 2048)
+    found = counted(flops_of_mfu(reported, tokens_per_s, 1.0, PEAK, gpus), SMALL, 2048)
     assert found.fault and found.ratio == pytest.approx(1.2105, rel=1e-3)
     assert "1.21 × the formula's: the input embedding was counted (a wrapper such as DDP hides it)" in found.words
     assert reported / found.ratio == pytest.approx(corrected, abs=1e-4)
@@ -34,7 +34,7 @@ def test_the_large_models_inflation_is_named_too():
 def test_the_corrected_mfu_is_the_formulas(corrected):
     tokens_per_s = next(rate for _, rate, _, mfu in STUDY if mfu == corrected)
     gpus = next(gpus for gpus, _, _, mfu in STUDY if mfu == corrected)
-    found = counted(flops_of_mfu(corrected, tokens_per_s, PEAK, gpus), SMALL, 2048)
+    found = counted(flops_of_mfu(corrected, tokens_per_s, 1.0, PEAK, gpus), SMALL, 2048)
     assert not found.fault and found.words == "FLOPs per token as the formula has it"
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tokenscale.analysis import live
 from tokenscale.base.files import locked
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
@@ -120,8 +121,8 @@ def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
     logged(folder, steps=2000)
     logged(folder, 1, steps=2000, end=b"")
-    monkeypatch.setattr(runs.pace.__globals__["json"], "loads", counting := Counting())
-    assert runs.pace(folder / "attempt=00").step_s == 0.5
+    monkeypatch.setattr(live.json, "loads", counting := Counting())
+    assert live.current_throughput(folder / "attempt=00")["step_s"] == 0.5
     assert counting.calls < 2500
 
 

@@ -189,9 +189,9 @@ def test_every_list_of_python_versions_is_the_one_of_pyproject():
             ["torch", "numpy", "pydantic"],
         ),
         (
-            ["tokenscale.runs.records.exporters.track", "tokenscale.cli.track"]
-            + [f"tokenscale.runs.records.exporters.{tracker}" for tracker in ("tensorboard", "mlflow", "wandb")],
-            ["torch", "numpy", "pydantic", "duckdb", "pandas", "tensorboard", "mlflow", "wandb"],
+            ["tokenscale.analysis.exporters.track", "tokenscale.cli.track"]
+            + [f"tokenscale.analysis.exporters.{tracker}" for tracker in ("tensorboard", "mlflow", "wandb")],
+            ["torch", "pydantic", "pandas", "tensorboard", "mlflow", "wandb"],
         ),
     ],
 )

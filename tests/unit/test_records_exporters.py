@@ -12,13 +12,13 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import queries
+from tokenscale.analysis.exporters.measures import Measures, Rewritten, curves
+from tokenscale.analysis.exporters.track import track
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.exporters.measures import Measures, Rewritten, curves
-from tokenscale.runs.records.exporters.track import track
 from tokenscale.settings.options import to_dict
 
 STEPS = 12
@@ -164,7 +164,7 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
     (point,) = Measures(tmp_path).poll(ended=True)
     assert "train/loss" not in point.values and "step/loss_sum" not in point.values
     assert point.values["step/nonfinite"] == 1 and point.values["train/grad_norm"] == 1.5
-    assert "train/loss" not in curves({"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1})
+    assert "train/loss" not in curves([{"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1}])[0]
 
 
 # -- beside a run that writes

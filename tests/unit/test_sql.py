@@ -337,7 +337,8 @@ def test_a_missing_table_is_named(tmp_path):
         query("loss", tmp_path)
 
 
-FILES = sorted(resources.files("tokenscale.analysis").joinpath("sql").iterdir(), key=lambda path: path.name)
+SQL = sorted(resources.files("tokenscale.analysis").joinpath("sql").iterdir(), key=lambda path: path.name)
+FILES = [path for path in SQL if path.name != "macros.sql"]
 #: a mean, a median or a sum of a rate, named or worked out inside: sums of counts over sums of seconds are meant
 RATE_AVERAGED = re.compile(
     r"\b(avg|mean|median|sum|favg|quantile\w*)\(\s*(\w+\.)?\w*(_per_\w*s|mfu\w*|hfu|share|efficiency)\b"
@@ -365,7 +366,7 @@ def test_the_reader_of_the_files_knows_a_rate_that_is_averaged(rate):
 
 
 def test_views_are_in_the_closure_of_whoever_asks_a_query():
-    assert set(VIEWS) == closure.VIEWS <= PARAMETERS.keys()
+    assert {*VIEWS, "macros"} == closure.VIEWS and set(VIEWS) <= PARAMETERS.keys()
 
 
 def test_a_parameter_that_has_no_value_by_default_is_said_in_words():

@@ -45,11 +45,11 @@ class Steps:
         """For each of `numbers`: has every rank of its attempt's world size reported it?"""
         return np.bincount(self._place, minlength=len(self.numbers)) == self.largest("world_size")
 
-    def tokens_per_s(self) -> float | None:
-        """Positions computed on over time, all ranks and complete steps together; None where there are none."""
+    def totals(self) -> tuple[float, float]:
+        """(total tokens, seconds) of the complete steps that have a time, all ranks together."""
         times = self.largest("step_s")
         timed = self.whole() & (times > 0)
-        return float(self.sums("total_tokens")[timed].sum() / times[timed].sum()) if timed.any() else None
+        return float(self.sums("total_tokens")[timed].sum()), float(times[timed].sum())
 
 
 def complete_steps(steps: Steps) -> int:
@@ -151,9 +151,9 @@ def _too_good(run: Row, steps: Steps) -> list[str]:
     found = []
     if (steps["step_s"] <= 0).any():
         found.append("a step that took no time")
-    peak, flops, rate = run.get("peak_flops"), run.get("flops_per_token"), steps.tokens_per_s()
-    if peak and flops and rate and run.get("world_size"):
-        share = rate * flops / (peak * run["world_size"])
+    peak, flops, (tokens, seconds) = run.get("peak_flops"), run.get("flops_per_token"), steps.totals()
+    if peak and flops and seconds and run.get("world_size"):
+        share = tokens * flops / (peak * run["world_size"] * seconds)
         if share > 1:
             found.append(f"MFU of {100 * share:.0f} %: more than the devices can do")
     return found

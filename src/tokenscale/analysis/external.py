@@ -55,15 +55,15 @@ def model(stated: Row | None) -> ModelSettings | None:
     return shape if shape.vocabulary_size is not None and shape.transformers is None else None
 
 
-def doubts(record: Row, row: Row, tokens_per_s: float | None) -> list[str]:
+def doubts(record: Row, row: Row, tokens: float, seconds: float) -> list[str]:
     """What is wrong with the FLOPs that a run states, or that its MFU implies, in words. Needs its model's shape;
-    `tokens_per_s` are all positions that all ranks computed on. Nothing of our own runs."""
+    `tokens` are all positions that all ranks computed on in `seconds`. Nothing of our own runs."""
     shape = model(record.get("external"))
     if shape is None or not row["sequence_length"]:
         return []
     claims = {"it states ": row["flops_per_token_stated"]}
-    if row["mfu_stated"] and row["peak_flops"] and tokens_per_s and row["world_size"]:
-        implied = flops_of_mfu(row["mfu_stated"], tokens_per_s, row["peak_flops"], row["world_size"])
+    if row["mfu_stated"] and row["peak_flops"] and tokens and row["world_size"]:
+        implied = flops_of_mfu(row["mfu_stated"], tokens, seconds, row["peak_flops"], row["world_size"])
         claims[f"its MFU of {100 * row['mfu_stated']:.4g} % implies "] = implied
     found = {
         words: counted(flops, shape, row["sequence_length"]) for words, flops in claims.items() if (flops or 0) > 0

@@ -187,7 +187,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),
-        doubts=external.doubts(record or {}, row, whole.tokens_per_s()),
+        doubts=external.doubts(record or {}, row, *whole.totals()),
     )
     return {
         "runs": tables.of_rows("runs", [row]),

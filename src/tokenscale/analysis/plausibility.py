@@ -49,15 +49,15 @@ def counted(stated: float, model: ModelSettings, sequence_length: int, objective
     return Counted(ratio, _sentence(ratio, "no known way of counting gives that", True), True)
 
 
-def flops_of_mfu(mfu: float, tokens_per_s: float, peak_flops: float, devices: int = 1) -> float:
-    """FLOPs per token that a stated MFU (a share of 1) implies: mfu × devices × peak over all devices' tokens a second.
+def flops_of_mfu(mfu: float, tokens: float, seconds: float, peak_flops: float, devices: int = 1) -> float:
+    """Return the FLOPs per token that a stated MFU (a share of 1) implies: mfu × devices × peak × seconds / tokens.
 
-    Padding is among these tokens. The source study's run on 4 GPUs:
+    `tokens` are those of all devices, padding included. The source study's run on 4 GPUs:
 
-    >>> round(flops_of_mfu(0.3789, 161_853.91, 989e12, devices=4) / 1e9, 2)
+    >>> round(flops_of_mfu(0.3789, 161_853.91, 1.0, 989e12, devices=4) / 1e9, 2)
     9.26
     """
-    return mfu * devices * peak_flops / tokens_per_s
+    return mfu * devices * peak_flops * seconds / tokens
 
 
 def _readings(model: ModelSettings, length: int, objective: str) -> list[tuple[str, float, bool]]:

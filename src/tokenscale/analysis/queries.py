@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.analysis.tables import ARROW, TABLES
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WARM_UP = {"warmup_steps": 3}
 TARGET = {"target": None, "window_tokens": None}
@@ -54,15 +56,26 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "energy": {},
     "inventory": {},
 }
-#: queries that others ask, in the order they are made
+#: queries that other queries read, in the order in which they are created
 VIEWS = ("steps_global", "validation")
 
 
 def sql(name: str) -> str:
-    """The text of a query, with its definition as the comment at its head."""
+    """Return the text of a query. Its definition is the comment at its head."""
     if name not in PARAMETERS:
         raise unknown("query", name, PARAMETERS)
+    return _file(name)
+
+
+def _file(name: str) -> str:
     return resources.files("tokenscale.analysis").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+
+
+def create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of a connection."""
+    for view in VIEWS:  # a query that reads a view orders its own rows
+        connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
+    connection.execute(_file("macros"))
 
 
 def definition(name: str) -> str:
@@ -95,8 +108,7 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
         for table in TABLES:
             file = str(tables / f"{table}.parquet").replace("'", "''")
             connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
-        for view in VIEWS:  # whoever asks a view gives its rows an order
-            connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
+        create_views(connection)
     return connection
 
 
@@ -162,7 +174,7 @@ def _target_loss(tables: Path) -> float | None:
     return read_json(path, "experiment's description").get("target_loss") if path.is_file() else None
 
 
-def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any) -> pd.DataFrame:
+def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any) -> "pd.DataFrame":
     """The rows of a query as a DataFrame. `source` is a folder of tables or a connection made by `connect`.
 
     >>> PARAMETERS["throughput"]

@@ -9,13 +9,13 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis.live import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.cli.status_queue import QueuedJob
-from tokenscale.cli.status_throughput import pace
 from tokenscale.runs.launch.failure_hints import Hint, hint
 from tokenscale.runs.records.control_groups import lines_of
 from tokenscale.runs.records.provenance import sealed
@@ -35,7 +35,7 @@ class RunState:
     """One run. `state`: complete, diverged, running, waiting, interrupted, failed. `attempt`: the newest, if any.
 
     `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s` and
-    `useful_tokens_per_s`: its pace just now, of a running run alone. `hint` says why it failed.
+    `useful_tokens_per_s`: its current throughput, None unless the run is running. `hint` says why it failed.
     """
 
     id: str
@@ -103,8 +103,8 @@ def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunS
         return RunState(**known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome))
     ended = status.get("state", "running") != "running"  # its own last word
     if job is not None or (not ended and _alive(folder, written, now)):
-        now_at = pace(folder / f"attempt={attempt:02d}") if attempt is not None else None
-        return RunState(**known, **(asdict(now_at) if now_at else {}), state="running")
+        now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
+        return RunState(**known, **(now_at or {}), state="running")
     found = None if ended else hint(*map(tail, logs(results, folder.name, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export and say what came of it."""
-    from tokenscale.runs.records.exporters.track import track
+    from tokenscale.analysis.exporters.track import track
 
     def say(line: str) -> None:
         print(line, flush=True)

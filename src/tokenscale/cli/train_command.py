@@ -4,10 +4,10 @@ import argparse
 import importlib
 import os
 
+from tokenscale.analysis.live import summary_lines
 from tokenscale.cli.train_inputs import prepare
 from tokenscale.cli.train_request import request
 from tokenscale.runs.launch.start import start
-from tokenscale.runs.records.outcome import told
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,5 +18,5 @@ def run(arguments: argparse.Namespace) -> int:
     job = prepare(request(arguments), lambda line: print(line, flush=True))
     exit_code = start(job.run, job.output, job.manifests)
     if exit_code == 0:
-        print("\n".join(told(job.output.parent)))
+        print("\n".join(summary_lines(job.output.parent)))
     return exit_code

@@ -103,15 +103,14 @@ def columns(query: str) -> dict[str, Any]:
     """Column → type of a query's result, asked of tables without a row."""
     import duckdb
 
-    from tokenscale.analysis.queries import PARAMETERS, VIEWS, sql
+    from tokenscale.analysis.queries import PARAMETERS, create_views, sql
 
     connection = duckdb.connect(":memory:")
     try:
         for table, fields in TABLES.items():
             typed = ", ".join(f'"{key}" {kind}' for key, kind in fields.items())
             connection.execute(f"CREATE TABLE {table} ({typed})")
-        for view in VIEWS:
-            connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
+        create_views(connection)
         rows = connection.execute(sql(query), PARAMETERS[query] or None).df()
     finally:
         connection.close()

@@ -23,8 +23,8 @@ from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MODELS, OBJEC
 from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
-#: SQL that `analysis/queries.py` prepares for all queries
-VIEWS = {"steps_global", "validation"}
+#: SQL files that `analysis/queries.py` loads for every query
+VIEWS = {"steps_global", "validation", "macros"}
 NAMED = ("QUERIES", "FILES")
 EXCLUDED = {
     "tokenscale.cli.main",

@@ -6,8 +6,7 @@
 WITH twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
 speed AS (
     SELECT run_id, sum(rows) / sum(step_s) AS rows_per_s
-    FROM steps_global
-    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
+    FROM measured_steps($warmup_steps)
     GROUP BY run_id
     HAVING sum(step_s) > 0
 ),

@@ -8,10 +8,9 @@
 WITH measured AS (
     SELECT
         run_id,
-        sum(total_tokens) / sum(step_s) AS total_tokens_per_s,
+        tokens_per_s(total_tokens, step_s) AS total_tokens_per_s,
         sum(useful_tokens) / sum(total_tokens) AS useful_share
-    FROM steps_global
-    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
+    FROM measured_steps($warmup_steps)
     GROUP BY run_id
     HAVING sum(step_s) > 0
 )

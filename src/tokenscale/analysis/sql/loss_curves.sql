@@ -1,10 +1,10 @@
 -- Training loss in at most $points points a run, for curves that a page can hold. A run's useful tokens are cut into
 -- $points equal parts; a point is the steps that end in one of them, and stands at the last of these. `loss` is the sum
 -- of losses over the sum of useful tokens of these steps (never a mean of their losses), `loss_lowest` and
--- `loss_highest` the extremes of theirs, `total_tokens_per_s` positions computed on over time. `useful_tokens_seen` and
--- `training_s` are what the run has trained on at the point, with what another run did that it goes on from, and how long
--- its own steps took. A run of no more than $points steps has a point a step. Losses, and which steps of which runs count, are those of loss.sql; steps before the stop of
--- a training whose loss was not finite are marked `stopped`.
+-- `loss_highest` the extremes of theirs, tokens per second those of these steps (`tokens_per_s`). `useful_tokens_seen`
+-- and `training_s` are what the run has trained on at the point, including what the run that it continues from trained on,
+-- and the time of its own steps. A run of at most $points steps has one point per step. Losses, and which steps of which
+-- runs count, are those of loss.sql; steps before the stop of a training whose loss was not finite are marked `stopped`.
 WITH shown AS (
     SELECT run_id, step, useful_tokens, total_tokens, loss_sum, step_s FROM steps_global
     UNION ALL
@@ -40,6 +40,8 @@ points AS (
         sum(total_tokens) AS total_tokens,
         sum(loss_sum) AS loss_sum,
         sum(step_s) AS seconds,
+        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,
+        tokens_per_s(total_tokens, step_s) AS total_tokens_per_s,
         min(loss_sum / nullif(useful_tokens, 0)) AS lowest,
         max(loss_sum / nullif(useful_tokens, 0)) AS highest
     FROM placed
@@ -60,7 +62,8 @@ SELECT
     p.loss_sum / nullif(p.useful_tokens, 0) AS loss,
     p.lowest AS loss_lowest,
     p.highest AS loss_highest,
-    p.total_tokens / nullif(p.seconds, 0) AS total_tokens_per_s
+    p.useful_tokens_per_s,
+    p.total_tokens_per_s
 FROM points AS p
 JOIN runs AS r USING (run_id)
 WINDOW so_far AS (PARTITION BY p.run_id ORDER BY p.step)

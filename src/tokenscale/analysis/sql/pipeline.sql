@@ -29,7 +29,7 @@ waited AS (
     GROUP BY s.run_id
 ),
 throughput AS (
-    SELECT run_id, sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s
+    SELECT run_id, tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
     FROM gathered
     WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
     GROUP BY run_id

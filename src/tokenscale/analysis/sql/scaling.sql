@@ -6,9 +6,8 @@
 WITH throughput AS (
     SELECT
         run_id,
-        sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s
-    FROM steps_global
-    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
+        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
+    FROM measured_steps($warmup_steps)
     GROUP BY run_id
     HAVING sum(step_s) > 0
 ),

@@ -13,9 +13,9 @@ SELECT
     sum(g.data_wait_s) / sum(g.step_s) AS data_stall_share,
     CASE WHEN sum(g.data_wait_s) >= sum(g.step_s) THEN 'inf'::DOUBLE
          ELSE 1 / (1 - sum(g.data_wait_s) / sum(g.step_s)) END AS largest_gain
-FROM steps_global AS g
+FROM measured_steps($warmup_steps) AS g
 JOIN runs AS r USING (run_id)
-WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL AND g.data_wait_s IS NOT NULL
+WHERE g.data_wait_s IS NOT NULL
 GROUP BY r.run_id, r.approach, r.series, r.world_size, r.repeat
 HAVING sum(g.step_s) > 0
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

@@ -25,9 +25,8 @@ SELECT
     max(g.step_s) AS slowest_s,
     (quantile_cont(g.step_s, 0.75) - quantile_cont(g.step_s, 0.25)) / nullif(median(g.step_s), 0) AS iqr_share,
     any_value(b.late_s) AS late_s
-FROM steps_global AS g
+FROM measured_steps($warmup_steps) AS g
 JOIN runs AS r USING (run_id)
 LEFT JOIN behind AS b USING (run_id)
-WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
 GROUP BY r.run_id, r.approach, r.series, r.world_size, r.repeat
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

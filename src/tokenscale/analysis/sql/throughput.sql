@@ -18,16 +18,15 @@ SELECT
     sum(g.useful_tokens)::BIGINT AS useful_tokens,
     sum(g.total_tokens)::BIGINT AS total_tokens,
     sum(g.rows)::BIGINT AS rows,
-    sum(g.useful_tokens) / sum(g.step_s) AS useful_tokens_per_s,
-    sum(g.total_tokens) / sum(g.step_s) AS total_tokens_per_s,
+    tokens_per_s(g.useful_tokens, g.step_s) AS useful_tokens_per_s,
+    tokens_per_s(g.total_tokens, g.step_s) AS total_tokens_per_s,
     sum(g.rows) / sum(g.step_s) AS rows_per_s,
-    sum(g.useful_tokens) / sum(g.step_s) / any_value(r.world_size) AS useful_tokens_per_device_s,
-    sum(g.total_tokens) / sum(g.step_s) / any_value(r.world_size) AS total_tokens_per_device_s,
+    tokens_per_s(g.useful_tokens, g.step_s) / any_value(r.world_size) AS useful_tokens_per_device_s,
+    tokens_per_s(g.total_tokens, g.step_s) / any_value(r.world_size) AS total_tokens_per_device_s,
     1 - sum(g.useful_tokens) / sum(g.total_tokens) AS not_useful_share,
     median(g.step_s) AS median_step_s
-FROM steps_global AS g
+FROM measured_steps($warmup_steps) AS g
 JOIN runs AS r USING (run_id)
-WHERE g.attempt_step >= $warmup_steps AND g.step_s IS NOT NULL
 GROUP BY ALL
 HAVING sum(g.step_s) > 0
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

@@ -9,11 +9,16 @@ WITH timed AS (
     SELECT
         run_id,
         sum(rows)::BIGINT AS rows,
-        count(*) AS steps,
-        sum(useful_tokens) FILTER (attempt_step >= $warmup_steps AND step_s IS NOT NULL) AS target_tokens,
-        sum(total_tokens) FILTER (attempt_step >= $warmup_steps AND step_s IS NOT NULL) AS positions,
-        nullif(sum(step_s) FILTER (attempt_step >= $warmup_steps), 0) AS seconds
+        count(*) AS steps
     FROM steps_global
+    GROUP BY run_id
+),
+speed AS (
+    SELECT
+        run_id,
+        tokens_per_s(useful_tokens, step_s) AS target_tokens_per_s,
+        tokens_per_s(total_tokens, step_s) AS positions_per_s
+    FROM measured_steps($warmup_steps)
     GROUP BY run_id
 )
 SELECT
@@ -25,8 +30,8 @@ SELECT
     r.global_batch,
     t.steps,
     t.rows,
-    t.target_tokens / t.seconds AS target_tokens_per_s,
-    t.positions / t.seconds AS positions_per_s,
+    s.target_tokens_per_s,
+    s.positions_per_s,
     v.loss AS validation_loss,
     r.bleu,
     r.bleu_low,
@@ -35,6 +40,7 @@ SELECT
     r.bleu_signature
 FROM runs AS r
 JOIN timed AS t USING (run_id)
+LEFT JOIN speed AS s USING (run_id)
 LEFT JOIN (SELECT run_id, loss FROM validation WHERE last) AS v USING (run_id)
 WHERE r.bleu IS NOT NULL
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

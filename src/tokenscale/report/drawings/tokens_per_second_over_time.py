@@ -22,8 +22,6 @@ def _alike(loss_curves: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataF
     """See `words.alike`."""
     kept, refused = words.alike(loss_curves, inventory, "approach")
     kept = kept[~kept["stopped"].astype(bool)]
-    seconds = panels.seconds_of(kept)
-    kept = kept.assign(useful_tokens_per_s=kept["useful_tokens"] / seconds.where(seconds > 0))
     return kept.dropna(subset=["useful_tokens_per_s"]), refused
 
 

@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from tokenscale.runs.records.exporters.facts import Facts
-from tokenscale.runs.records.exporters.measures import Point
+from tokenscale.analysis.exporters.facts import Facts
+from tokenscale.analysis.exporters.measures import Point
 
 PROJECT = "tokenscale"
 

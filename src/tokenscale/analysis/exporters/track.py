@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
+from tokenscale.analysis.exporters import facts
+from tokenscale.analysis.exporters.measures import Measures, Rewritten
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import locked
-from tokenscale.runs.records.exporters import facts
-from tokenscale.runs.records.exporters.measures import Measures, Rewritten
 
 #: tracker → the module with its `Exporter`. Module and extra of pyproject.toml carry the package's name, too.
 #:
@@ -20,9 +20,9 @@ from tokenscale.runs.records.exporters.measures import Measures, Rewritten
 #:   .close(facts, summary, ended)        `ended`: the run is sealed; else the export was stopped before
 #: look(output)                           the command that shows it
 TRACKERS = {
-    "tensorboard": "tokenscale.runs.records.exporters.tensorboard",
-    "mlflow": "tokenscale.runs.records.exporters.mlflow",
-    "wandb": "tokenscale.runs.records.exporters.wandb",
+    "tensorboard": "tokenscale.analysis.exporters.tensorboard",
+    "mlflow": "tokenscale.analysis.exporters.mlflow",
+    "wandb": "tokenscale.analysis.exporters.wandb",
 }
 
 

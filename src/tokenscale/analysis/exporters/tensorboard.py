@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tokenscale.runs.records.exporters.facts import Facts
-from tokenscale.runs.records.exporters.measures import Point
+from tokenscale.analysis.exporters.facts import Facts
+from tokenscale.analysis.exporters.measures import Point
 
 #: longest text that is handed to the viewer, characters; the whole is in the run's folder
 LONGEST = 200_000

@@ -1,5 +1,7 @@
-"""Events of all ranks → the curves that people look at. Agrees with `analysis/sql` (a test compares), reads while ranks
-still write, and takes every numeric field that a line holds, known or not."""
+"""Curves for trackers from the events of all ranks, read while ranks still write.
+
+Rates are those of `analysis/sql`. Every numeric field of a line becomes a curve, known or not.
+"""
 
 import json
 import math
@@ -9,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis.live import step_rates
+from tokenscale.analysis.queries import WARM_UP
 from tokenscale.base.errors import UserError
 from tokenscale.runs.records.schema import VERSION
 
-#: first steps of an attempt that count for no speed of the whole run (as in `throughput.sql`)
-WARMUP_STEPS = 3
+#: first steps of an attempt that are left out of the rates of the whole run
+WARMUP_STEPS = WARM_UP["warmup_steps"]
 #: places, clocks and names that happen to be numbers
 NOT_MEASURED = {"schema", "step", "t_unix_s", "t_mono_s", "order_digest", "world_size"}
 #: fields that add up over ranks; all others are the largest rank's, as times and memory are
@@ -78,7 +82,7 @@ class Measures:
                 self._add_step(attempt, rank, line)
             for line in self._lines(directory / "events.jsonl", ended):
                 self._add_event(attempt, rank, line)
-        points = [(k, 1, point) for k, point in self._whole_steps(ended)]
+        points = [(k, 1, point) for k, point in self._with_rates(list(self._whole_steps(ended)))]
         points += [(k, 0, point) for k, point in self._whole_validations(ended)]
         ordered = [point for *_, point in sorted(points, key=lambda p: p[:2])]
         return [self._with_tokens_seen(point) for point in ordered]
@@ -87,10 +91,12 @@ class Measures:
         """Of the whole run: speeds after warm-up, sum over sum (`throughput.sql`, `stalls.sql`), and what was
         reported once."""
         total = self._totals
+        (rates,) = step_rates([total])
+        waiting = {"data_wait_s": total["data_wait_s"], "step_s": total["waited_step_s"]}
         found = {
-            "useful_tokens_per_s": _ratio(total["useful_tokens"], total["step_s"]),
-            "total_tokens_per_s": _ratio(total["total_tokens"], total["step_s"]),
-            "data_wait_share": _ratio(total["data_wait_s"], total["waited_step_s"]),
+            "useful_tokens_per_s": rates["useful_tokens_per_s"],
+            "total_tokens_per_s": rates["total_tokens_per_s"],
+            "data_wait_share": step_rates([waiting])[0]["data_wait_share"],
             "useful_tokens_seen": self._useful,
         }
         for event, ranks in self._others.items():
@@ -182,7 +188,7 @@ class Measures:
 
     # -- points out
 
-    def _whole_steps(self, ended: bool) -> Iterator[tuple[int, Point]]:
+    def _whole_steps(self, ended: bool) -> Iterator[tuple[int, float, dict[str, float]]]:
         for step in sorted(self._steps):
             known = self._steps[step]
             world = self._world.get(known.attempt, len(self._ranks[known.attempt]) if ended else None)
@@ -195,7 +201,11 @@ class Measures:
             self._last = step
             merged = {n: v for n, v in known.values.items() if not _summed(n) or known.seen[n] == world}
             self._count(step - self._first[known.attempt], merged)
-            yield step, Point(step, known.t_unix_s, curves(merged))
+            yield step, known.t_unix_s, merged
+
+    def _with_rates(self, steps: list[tuple[int, float, dict[str, float]]]) -> Iterator[tuple[int, Point]]:
+        for (step, t_unix_s, _), values in zip(steps, curves([merged for *_, merged in steps]), strict=True):
+            yield step, Point(step, t_unix_s, values)
 
     def _whole_validations(self, ended: bool) -> Iterator[tuple[int, Point]]:
         for step, (_, line) in sorted(self._validations.items()):
@@ -228,21 +238,20 @@ class Measures:
         return Point(point.step, point.t_unix_s, {**point.values, "train/useful_tokens_seen": self._useful})
 
 
-def curves(step: dict[str, float]) -> dict[str, float]:
-    """Rates of one step, from its sums over ranks and its slowest rank's times; and every field as it is.
+def curves(steps: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return the curves of each step: rates from its sums over ranks and its slowest rank's times, and every field.
 
-    >>> found = curves({"loss_sum": 30.0, "useful_tokens": 10, "step_s": 0.5, "data_wait_s": 0.1})
+    >>> (found,) = curves([{"loss_sum": 30.0, "useful_tokens": 10, "step_s": 0.5, "data_wait_s": 0.1}])
     >>> found["train/loss"], found["speed/useful_tokens_per_s"], found["speed/data_wait_share"]
     (3.0, 20.0, 0.2)
     """
-    found = {(f"train/{name}" if name in TRAIN else f"step/{name}"): value for name, value in step.items()}
-    rates = {
-        "train/loss": _ratio(step.get("loss_sum"), step.get("useful_tokens")) if not step.get("nonfinite") else None,
-        "speed/useful_tokens_per_s": _ratio(step.get("useful_tokens"), step.get("step_s")),
-        "speed/total_tokens_per_s": _ratio(step.get("total_tokens"), step.get("step_s")),
-        "speed/data_wait_share": _ratio(step.get("data_wait_s"), step.get("step_s")),
-    }
-    return found | {name: value for name, value in rates.items() if value is not None}
+    found = []
+    for step, rates in zip(steps, step_rates(steps), strict=True):
+        values = {(f"train/{name}" if name in TRAIN else f"step/{name}"): value for name, value in step.items()}
+        loss = None if step.get("nonfinite") else rates["loss"]
+        named = {"train/loss": loss} | {f"speed/{name}": value for name, value in rates.items() if name != "loss"}
+        found.append(values | {name: value for name, value in named.items() if value is not None})
+    return found
 
 
 def _summed(name: str) -> bool:

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from tokenscale.runs.records.exporters.facts import Facts
-from tokenscale.runs.records.exporters.measures import Point
+from tokenscale.analysis.exporters.facts import Facts
+from tokenscale.analysis.exporters.measures import Point
 
 EXPERIMENT = "tokenscale"
 #: MLflow's limits: metrics and parameters a call, characters of a value
