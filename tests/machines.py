@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from pathlib import Path
 
-from tokenscale.cli.doctor_finding import Asked
+from tokenscale.cli.doctor_checks import Asked
 
 ROOT = Path(__file__).parents[1]
 #: what the ranks say on a machine without GPU where all is well

@@ -20,7 +20,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.distributed.ranks import run_ranks
 from tokenscale.cli import train as verb
 from tokenscale.cli.main import main
-from tokenscale.settings import study
+from tokenscale.settings import source_studies
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.parallel.world import World
 
@@ -236,8 +236,8 @@ def train(place, monkeypatch, capsys):
         return 0
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("tokenscale.cli.train_command.start", start)
-    monkeypatch.setattr("tokenscale.cli.train_command.told", lambda folder: [])
+    monkeypatch.setattr("tokenscale.cli.train.start", start)
+    monkeypatch.setattr("tokenscale.cli.train.told", lambda folder: [])
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:
         code = main(["train", *arguments])
@@ -278,7 +278,7 @@ def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
     given = set()
     for level in (COMMON, *itertools.chain(*FACTORS.values())):
         given |= {key for key, value in vars(parser.parse_args(level.split())).items() if value is not None}
-    assert {flag.key for flag in study.RUN_FLAGS} - given == LEFT_OUT.keys()
+    assert {flag.key for flag in source_studies.RUN_FLAGS} - given == LEFT_OUT.keys()
 
 
 def test_every_allowed_pair_of_levels_is_in_a_training():

@@ -20,7 +20,7 @@ from tokenscale.analysis.scaling_model import (
 )
 from tokenscale.base.errors import UserError
 from tokenscale.costs.communication import Link, collective_s, expected_maximum
-from tokenscale.costs.schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble
 
 NODES_OF_4 = Work(ranks_per_node=4, exchanged_bytes=2.8e9, messages=100, latency="tree")
 FLAT = Work(ranks_per_node=1, exchanged_bytes=1e8)

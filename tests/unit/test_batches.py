@@ -18,7 +18,7 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.labels import IGNORED
-from tokenscale.data.tokenizers.gate import fuzz
+from tokenscale.data.tokenizers.backends import fuzz
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES

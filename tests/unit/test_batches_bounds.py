@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
-from tokenscale.data.batches.document_boundaries import cu_seqlens, document_ids
+from tokenscale.data.batches.batch import cu_seqlens, document_ids
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import merge_states
-from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.batch import document_ids, merge_states
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore

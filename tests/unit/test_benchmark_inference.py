@@ -10,7 +10,8 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_evaluation_generation import stored
 from tests.unit.test_models_convert import LENGTH, SHAPES
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark import inference, inference_table
+from tokenscale.benchmark import inference
+from tokenscale.benchmark import inference as inference_table
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_config import BASE, EXPERIMENT
-from tokenscale.cli.check_command import gpus_and_cores
+from tokenscale.cli.check import gpus_and_cores
 from tokenscale.cli.main import main
 from tokenscale.settings import config as configuration
 
@@ -33,7 +33,7 @@ scales: {workstation: {}, alps: {}}
 def folder(tmp_path, monkeypatch):
     """A project whose configuration has the experiments `e`, `mix_up` and `clean`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check_command.gpus_and_cores", lambda: (0, 8))
+    monkeypatch.setattr("tokenscale.cli.check.gpus_and_cores", lambda: (0, 8))
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
@@ -175,6 +175,6 @@ def test_no_shipped_experiment_is_refused(tmp_path, monkeypatch, capsys):
     """Without tokens, as in a fresh clone, and whatever machine this is."""
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check_command.gpus_and_cores", lambda: (0, 2))
+    monkeypatch.setattr("tokenscale.cli.check.gpus_and_cores", lambda: (0, 2))
     assert main(["check"]) == 0
     assert "refuse" not in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
         assert run.layout.method == method
         expected = {f"train/parallel/{file}.py" for file in files}
         if "pipeline" in files:
-            expected |= {"costs/partition.py", "costs/schedules.py"}
+            expected |= {"costs/pipeline_schedules.py"}
         assert names(layout_code(run)) == expected, method
 
 

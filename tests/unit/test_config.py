@@ -9,8 +9,7 @@ from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import merge
-from tokenscale.settings.scales import SCALES
+from tokenscale.settings.experiments import SCALES, merge
 from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tokenscale.costs import schedules
-from tokenscale.costs.partition import balanced, stages_of
-from tokenscale.costs.schedules import Action, bubble, in_flight, schedule
+from tokenscale.costs import pipeline_schedules
+from tokenscale.costs.pipeline_schedules import Action, balanced, bubble, in_flight, schedule, stages_of
 from tokenscale.settings.presets import PRESETS
 
 NAMES = ("naive", "gpipe", "1f1b", "zero-bubble")
@@ -54,7 +53,7 @@ def test_how_many_micro_batches_a_rank_holds(ranks, micro_batches):
 
 def test_orders_that_wait_for_each_other_are_found(monkeypatch):
     """A test of the test: all ranks begin with the backward pass that needs the other's."""
-    monkeypatch.setattr(schedules, "schedule", lambda *_: [Action("B", 0), Action("F", 0)])
+    monkeypatch.setattr(pipeline_schedules, "schedule", lambda *_: [Action("B", 0), Action("F", 0)])
     with pytest.raises(RuntimeError, match="each waits for another"):
         bubble("turned round", 2, 1)
 

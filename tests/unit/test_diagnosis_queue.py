@@ -8,7 +8,7 @@ import pytest
 
 from tests.machines import program
 from tokenscale.cli import main as cli
-from tokenscale.cli import status_overview as overview
+from tokenscale.cli import status
 from tokenscale.cli import status_queue as queue
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
@@ -185,9 +185,9 @@ def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
     log = folder / ".snakemake/log/now.snakemake.log"
     log.parent.mkdir(parents=True)
     with log.open("w"):  # as a Snakemake holds it while it lives
-        assert overview.attended(folder)
+        assert status.attended(folder)
         assert "start it again" not in said(capsys)
-    assert not overview.attended(folder)
+    assert not status.attended(folder)
 
 
 def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):

@@ -12,8 +12,8 @@ from tokenscale.base.files import locked
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
 from tokenscale.cli.status_queue import QueuedJob
+from tokenscale.runs.records.events import Status
 from tokenscale.runs.records.provenance import seal
-from tokenscale.runs.records.status import Status
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 
@@ -144,7 +144,7 @@ def test_watching_without_a_terminal_is_plain_and_ends_at_an_interrupt(results, 
         if len(waits) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tokenscale.cli.status_overview.time.sleep", sleep)
+    monkeypatch.setattr("tokenscale.cli.status.time.sleep", sleep)
     assert cli.main(["status", "--watch", "3"]) == 0
     text = capsys.readouterr().out
     assert waits == [3.0, 3.0] and text.count("runs   1 under results/runs") == 2 and "\x1b" not in text

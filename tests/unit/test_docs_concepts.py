@@ -12,7 +12,7 @@ import yaml
 from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.memory import largest
-from tokenscale.costs.schedules import bubble, in_flight, schedule
+from tokenscale.costs.pipeline_schedules import bubble, in_flight, schedule
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.config import Config
 from tokenscale.settings.layout import LayoutSettings

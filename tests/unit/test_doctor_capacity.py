@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from tests.machines import asked
-from tokenscale.cli import doctor_capacity as capacity
+from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_machine as machine
-from tokenscale.runs.records import control_groups
+from tokenscale.runs.records import hardware
 
 
 def group_tree(root, lines, files):
@@ -47,30 +47,30 @@ def group_tree(root, lines, files):
     ],
 )
 def test_control_groups_of_both_versions_limit_cores_and_memory(tmp_path, lines, files, limits):
-    assert control_groups.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
+    assert hardware.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
 
 
 @pytest.mark.parametrize("affinity, quota, usable", [(8, None, 8), (8, 2.5, 3), (2, 16.0, 2), (4, 0.2, 1)])
 def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
-    assert control_groups.usable_cores(affinity, quota) == usable
+    assert hardware.usable_cores(affinity, quota) == usable
 
 
 def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
-    monkeypatch.setattr(control_groups, "cgroup_limits", lambda: (1.5, None))
-    monkeypatch.setattr(capacity, "affinity", lambda: 16)
-    found = capacity.cpu(asked())
+    monkeypatch.setattr(hardware, "cgroup_limits", lambda: (1.5, None))
+    monkeypatch.setattr(doctor_checks, "affinity", lambda: 16)
+    found = doctor_checks.cpu(asked())
     assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
 
 
 @pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
 def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
     monkeypatch.setattr(machine, "memory", lambda: (64 * 2**30, 60 * 2**30))
-    monkeypatch.setattr(control_groups, "cgroup_limits", lambda: (None, limit))
-    found = capacity.main_memory(asked())
+    monkeypatch.setattr(hardware, "cgroup_limits", lambda: (None, limit))
+    found = doctor_checks.main_memory(asked())
     assert found.verdict == verdict and found.fact.startswith("64.0 GiB")
 
 
 def test_little_shared_memory_is_a_note(monkeypatch):
-    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
-    found = capacity.shared_memory(asked())
+    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
+    found = doctor_checks.shared_memory(asked())
     assert found.verdict == "note" and "--shm-size" in found.next

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.machines import ROOT, asked, program
-from tokenscale.cli import doctor_cluster as cluster
+from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_machine as machine
 
 
@@ -24,7 +24,7 @@ def programs(monkeypatch, tmp_path):
 
 
 def test_a_cluster_whose_services_answer_is_ok(programs):
-    found = cluster.slurm(asked())
+    found = doctor_checks.slurm(asked())
     assert (found.verdict, found.fact) == ("ok", "slurm 22.05.8, partitions normal*, debug")
 
 
@@ -46,7 +46,7 @@ def test_a_cluster_whose_services_answer_is_ok(programs):
 )
 def test_what_a_cluster_lacks_is_told(programs, monkeypatch, spoil, verdict, words):
     spoil(programs, monkeypatch)
-    found = cluster.slurm(asked())
+    found = doctor_checks.slurm(asked())
     assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
 
 
@@ -61,11 +61,11 @@ def test_a_program_that_hangs_is_given_up(tmp_path):
 def test_the_image_of_trainings_is_missed_where_it_should_be(programs, monkeypatch, tmp_path):
     """profiles/alps/train.toml says where; without SCRATCH this is another cluster."""
     monkeypatch.chdir(ROOT)
-    assert cluster.slurm(asked()).verdict == "ok"
+    assert doctor_checks.slurm(asked()).verdict == "ok"
     monkeypatch.setenv("SCRATCH", str(tmp_path))
-    found = cluster.slurm(asked())
+    found = doctor_checks.slurm(asked())
     assert found.verdict == "note" and f"{tmp_path}/ce-images/" in found.fact and "step 5" in found.next
-    image = cluster.missing_image()
+    image = doctor_checks.missing_image()
     (tmp_path / "ce-images").mkdir()
     (tmp_path / image).touch()
-    assert cluster.slurm(asked()).verdict == "ok"
+    assert doctor_checks.slurm(asked()).verdict == "ok"

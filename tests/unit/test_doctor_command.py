@@ -10,9 +10,8 @@ import time
 import pytest
 
 from tests.machines import ROOT, STAGES
-from tokenscale.cli import doctor_command as doctor
+from tokenscale.cli import doctor, packages
 from tokenscale.cli import doctor_probe as probe
-from tokenscale.cli import packages
 
 
 def run_doctor(*arguments, without=(), cwd=ROOT, **environment):

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.machines import GPU
-from tokenscale.cli import doctor_command as doctor
-from tokenscale.cli import packages
-from tokenscale.cli.doctor_finding import Finding
+from tokenscale.cli import doctor, packages
+from tokenscale.cli.doctor_checks import Finding
 
 
 def all_well():

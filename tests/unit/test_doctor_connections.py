@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.machines import asked
-from tokenscale.cli import doctor_connections as connections
+from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_machine as machine
 
 
@@ -18,7 +18,7 @@ def test_ranks_need_a_port_at_127_0_0_1(monkeypatch, blocked, verdict):
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(machine, "talk", talk)
-    found = connections.loopback(asked())
+    found = doctor_checks.loopback(asked())
     assert found.verdict == verdict
     if verdict == "no":
         assert "IPv6 works, but ranks meet at 127.0.0.1" in found.fact and found.next
@@ -47,14 +47,14 @@ def hub(monkeypatch):
 
 
 def test_the_network_is_touched_only_when_asked(hub, monkeypatch):
-    assert connections.hub(asked()).fact.startswith("not tried") and hub.asked == []
-    assert connections.hub(asked(network=True)).verdict == "ok" and hub.asked == ["/hub"]
+    assert doctor_checks.hub(asked()).fact.startswith("not tried") and hub.asked == []
+    assert doctor_checks.hub(asked(network=True)).verdict == "ok" and hub.asked == ["/hub"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert connections.hub(asked(network=True)).verdict == "note"
+    assert doctor_checks.hub(asked(network=True)).verdict == "note"
 
 
 def test_a_hub_that_does_not_answer_is_no(hub, monkeypatch):
     hub.shutdown()
     hub.server_close()
-    found = connections.hub(asked(network=True))
+    found = doctor_checks.hub(asked(network=True))
     assert found.verdict == "no" and "refused" in found.fact

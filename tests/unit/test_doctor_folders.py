@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import asked
-from tokenscale.cli import doctor_folders as folders
+from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_machine as machine
 
 
@@ -20,21 +20,21 @@ def test_a_good_folder_passes_every_trial_and_is_left_empty(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_no(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    found = folders.results_folder(asked(tmp_path / "file"))
+    found = doctor_checks.results_folder(asked(tmp_path / "file"))
     assert found.verdict == "no" and "create fails: Not a directory" in found.fact
 
     def read_only(*args, **kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(machine.tempfile, "TemporaryDirectory", read_only)
-    found = folders.results_folder(asked(tmp_path))
+    found = doctor_checks.results_folder(asked(tmp_path))
     assert found.verdict == "no" and "create fails: Read-only file system" in found.fact and "writable" in found.next
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_no(tmp_path):
     tmp_path.chmod(0o500)
-    assert "Permission denied" in folders.results_folder(asked(tmp_path)).fact
+    assert "Permission denied" in doctor_checks.results_folder(asked(tmp_path)).fact
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, name
 
     owners = {"os": machine.os, "mmap": machine.mmap, "fcntl": fcntl, "output_of": machine}
     monkeypatch.setattr(owners[name.split(".")[0]], name.split(".")[-1], replaced)
-    found = folders.results_folder(asked(tmp_path))
+    found = doctor_checks.results_folder(asked(tmp_path))
     assert found.verdict == "no" and f"{step} fails: " in found.fact, found
     assert list(found.values["failed"]) == [step]
     if name == "output_of":
@@ -67,10 +67,10 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, name
 
 @pytest.mark.parametrize("free, verdict", [(10**6, "no"), (10**9, "note"), (10**11, "ok")])
 def test_a_full_disk_is_no(monkeypatch, tmp_path, free, verdict):
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**12, 0, free))
+    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**12, 0, free))
     monkeypatch.setattr(machine, "file_system_of", lambda folder: ("ext4", "/"))
-    assert folders.results_folder(asked(tmp_path)).verdict == verdict
-    assert folders.temporary_folder(asked()).verdict == ("note" if verdict == "no" else "ok")
+    assert doctor_checks.results_folder(asked(tmp_path)).verdict == verdict
+    assert doctor_checks.temporary_folder(asked()).verdict == ("note" if verdict == "no" else "ok")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_full_disk_is_no(monkeypatch, tmp_path, free, verdict):
 )
 def test_what_a_kind_of_file_system_means_is_told(monkeypatch, tmp_path, kind, words):
     monkeypatch.setattr(machine, "file_system_of", lambda folder: (kind, "/mnt"))
-    found = folders.results_folder(asked(tmp_path))
+    found = doctor_checks.results_folder(asked(tmp_path))
     assert found.verdict == "note" and words in f"{found.fact} {found.next}" and f"file system {kind}" in found.fact
 
 
 def test_a_clock_that_differs_between_disk_and_machine_is_a_note(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "file_system_of", lambda folder: ("ext4", "/"))
     monkeypatch.setattr(machine, "_clock_skew", lambda path: -90.0)
-    found = folders.results_folder(asked(tmp_path))
+    found = doctor_checks.results_folder(asked(tmp_path))
     assert found.verdict == "note" and "-90 s off" in found.fact
 
 
@@ -113,6 +113,6 @@ def test_few_open_files_are_a_note(monkeypatch):
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
-    assert folders.open_files(asked()).verdict == "note"
+    assert doctor_checks.open_files(asked()).verdict == "note"
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert folders.open_files(asked()).verdict == "ok"
+    assert doctor_checks.open_files(asked()).verdict == "ok"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.machines import asked
-from tokenscale.cli import doctor_process as process
+from tokenscale.cli import doctor_checks
 from tokenscale.runs.launch.ranks import run_ranks
 
 
@@ -25,7 +25,7 @@ from tokenscale.runs.launch.ranks import run_ranks
 )
 def test_variables_that_change_training_are_told(monkeypatch, variables, verdict, words):
     monkeypatch.setattr(os, "environ", {"PATH": "/bin", "HF_TOKEN": "hf_secret"} | variables)
-    found = process.environment(asked())
+    found = doctor_checks.environment(asked())
     assert found.verdict == verdict and words in f"{found.fact} {found.next}"
     assert "hf_secret" not in json.dumps(found.values) + found.fact
 
@@ -44,12 +44,12 @@ def test_an_output_that_is_not_utf_8_is_a_note(monkeypatch):
         encoding = "latin-1"
 
     monkeypatch.setattr(sys, "stdout", Terminal())
-    found = process.locale(asked())
+    found = doctor_checks.locale(asked())
     assert found.verdict == "note" and "PYTHONUTF8" in found.next
 
 
 def test_a_clock_that_runs_backwards_is_no(monkeypatch):
-    assert process.clock(asked()).verdict == "ok"
+    assert doctor_checks.clock(asked()).verdict == "ok"
     ticks = iter(range(2000, 0, -1))
-    monkeypatch.setattr(process.time, "perf_counter", lambda: next(ticks))
-    assert process.clock(asked()).verdict == "no"
+    monkeypatch.setattr(doctor_checks.time, "perf_counter", lambda: next(ticks))
+    assert doctor_checks.clock(asked()).verdict == "no"

@@ -6,14 +6,13 @@ import sys
 import pytest
 
 from tests.machines import TORCH, asked, program
-from tokenscale.cli import doctor_software as software
-from tokenscale.cli import packages
+from tokenscale.cli import doctor_checks, packages
 
 
 @pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.1", "ok"), ("3.15.0", "no")])
 def test_python_3_11_to_3_14_are_right(monkeypatch, version, verdict):
-    monkeypatch.setattr(software.platform, "python_version", lambda: version)
-    found = software.python(asked())
+    monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: version)
+    found = doctor_checks.python(asked())
     assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
 
 
@@ -25,14 +24,14 @@ def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
 
     monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
     monkeypatch.setitem(sys.modules, "tomllib", None)
-    monkeypatch.setattr(software.platform, "python_version", lambda: "3.10.14")
+    monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: "3.10.14")
     program(tmp_path, "python3.13", "exit 127")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = software.python(asked())
+    found = doctor_checks.python(asked())
     assert found.verdict == "no" and found.fact == "3.10.14; >=3.11,<3.15 is needed"
     assert found.next.startswith("make setup PYTHON=python3.13, once it is installed")
     program(tmp_path, "python3.12", "echo 3.12.4")
-    assert software.python(asked()).next == "make setup PYTHON=python3.12"
+    assert doctor_checks.python(asked()).next == "make setup PYTHON=python3.12"
 
 
 def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
@@ -56,7 +55,7 @@ def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
     monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
     monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/cli/packages.py")
     assert packages.requirements() == {}
-    assert software.python(asked()).verdict == "note" and software.packages("host", asked()).verdict == "ok"
+    assert doctor_checks.python(asked()).verdict == "note" and doctor_checks.packages("host", asked()).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_versions_are_compared_as_numbers(version, bounds, holds):
 @pytest.mark.parametrize("package", packages.PACKAGES, ids=lambda p: p.distribution)
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package.module, None)  # what makes a module unimportable
-    found = software.packages(package.group, asked(stages={} if package.module == "torch" else None))
+    found = doctor_checks.packages(package.group, asked(stages={} if package.module == "torch" else None))
     assert f"missing: {package.distribution}" in found.fact and f"for {packages.GROUPS[package.group]}" in found.fact
     assert f"pip install '{package.distribution}" in found.next
     assert found.verdict == ("note" if package.only else "no")
@@ -91,24 +90,26 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
     for module in ("yaml", "snakemake_executor_plugin_slurm"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = software.packages("host", asked())
+    found = doctor_checks.packages("host", asked())
     assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
 def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
     real = packages.version_of
-    monkeypatch.setattr(software, "version_of", lambda name: version if name == "torch" else real(name))
-    found = software.packages("trainer", asked())
+    monkeypatch.setattr(doctor_checks, "version_of", lambda name: version if name == "torch" else real(name))
+    found = doctor_checks.packages("trainer", asked())
     assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
     assert "'torch>=2.9,<2.16'" in found.next
 
 
 def test_a_package_that_is_there_and_does_not_import_is_broken():
-    found = software.packages("report", asked(imports={"duckdb": "ImportError: libstdc++.so.6: version not found"}))
+    found = doctor_checks.packages(
+        "report", asked(imports={"duckdb": "ImportError: libstdc++.so.6: version not found"})
+    )
     assert found.verdict == "no" and "does not import: ImportError: libstdc++" in found.fact
     assert "--force-reinstall 'duckdb" in found.next
-    crashed = software.packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
+    crashed = doctor_checks.packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
     assert "importing it ends Python: signal 9" in crashed.fact
 
 
@@ -122,13 +123,13 @@ def test_a_package_that_is_there_and_does_not_import_is_broken():
     ],
 )
 def test_a_package_that_needs_torch_is_tried_by_a_rank(monkeypatch, stages, ended, found):
-    monkeypatch.setattr(software, "importable", lambda module: True)
-    said = software.packages("test", asked(stages=stages, ended=ended)).fact
+    monkeypatch.setattr(doctor_checks, "importable", lambda module: True)
+    said = doctor_checks.packages("test", asked(stages=stages, ended=ended)).fact
     assert (f"does not import: {found}" in said) if found else ("does not import" not in said)
 
 
 def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = software.tools(asked())
+    found = doctor_checks.tools(asked())
     assert found.verdict == "note" and found.values == {"make": False, "git": False}
     assert "snakemake --profile profiles/local" in found.next and "git" in found.next

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from tests.corpora import Lab, make_run
 from tokenscale.base.errors import UserError
-from tokenscale.cli.evaluate_command import evaluate_store, evaluate_text
+from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import encode_documents

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from tests.corpora import Lab, make_tokenizer
-from tokenscale.analysis.translation_rows import bleu_columns
+from tokenscale.analysis.bleu import bleu_columns
 from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS

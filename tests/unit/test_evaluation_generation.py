@@ -13,7 +13,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_export import checkpoint_of
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
-from tokenscale.cli.generate_command import texts_of
+from tokenscale.cli.generate import texts_of
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.presets import PRESETS

@@ -9,12 +9,11 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer
-from tokenscale.analysis.bleu import bleu
+from tokenscale.analysis.bleu import bleu, bleu_columns
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.analysis.translation_rows import bleu_columns
 from tokenscale.base.errors import UserError
-from tokenscale.cli.evaluate_command import evaluate
+from tokenscale.cli.evaluate import evaluate
 from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings

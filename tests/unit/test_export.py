@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
 from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours, tokens_below
 from tokenscale.base.errors import UserError
-from tokenscale.cli.export_command import export
+from tokenscale.cli.export import export
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.build import build
 from tokenscale.data.tokenizers.load import load

@@ -12,8 +12,7 @@ from tokenscale.analysis.queries import connect
 from tokenscale.base.files import read_json, write_json
 from tokenscale.report import registry, save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
-from tokenscale.report.style import SCHEDULES
-from tokenscale.report.svg import inline
+from tokenscale.report.style import SCHEDULES, inline
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 

@@ -12,8 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.labels import IGNORED, labels_of
-from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.stores.open import reader_of
+from tokenscale.data.stores.manifest import open_store, reader_of
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings

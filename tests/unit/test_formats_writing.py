@@ -18,8 +18,8 @@ from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.data.stores.write import write
-from tokenscale.data.tokenizers import gate
-from tokenscale.data.tokenizers.engined import EngineTokenizer
+from tokenscale.data.tokenizers import backends as gate
+from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.data.tokenizers.engines import gigatoken
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings

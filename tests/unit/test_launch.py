@@ -11,7 +11,7 @@ from tokenscale.runs.launch import ranks
 from tokenscale.runs.launch.attempts import finish, identity_of, prepare
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
-from tokenscale.settings.geometry import geometry
+from tokenscale.settings.layout import geometry
 from tokenscale.settings.run import RunSettings
 
 

@@ -3,8 +3,7 @@
 import os
 import time
 
-from tokenscale.runs.launch import clock
-from tokenscale.runs.launch import workflow_lock as workflows
+from tokenscale.runs.launch import clock, workflow_lock
 
 
 def written(path, seconds_to_come: float):
@@ -30,18 +29,18 @@ def test_what_was_newer_stays_newer_and_what_was_as_old_stays_so(tmp_path):
 
 
 def test_it_is_done_once_by_who_begins_a_workflow_and_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(workflows, "_held", [])
-    monkeypatch.setattr(workflows.atexit, "register", lambda *given: None)
+    monkeypatch.setattr(workflow_lock, "_held", [])
+    monkeypatch.setattr(workflow_lock.atexit, "register", lambda *given: None)
     ahead = written(tmp_path / "results/tokens/manifest.json", 1000)
     written(tmp_path / ".snakemake/tokenscale.owners", -5)
-    workflows.enter(["all"], tmp_path / ".snakemake", tmp_path / "results")
+    workflow_lock.enter(["all"], tmp_path / ".snakemake", tmp_path / "results")
     assert not capsys.readouterr().err and ahead.stat().st_mtime > time.time(), "the clock did not go back: no walk"
-    for file in workflows._held:
+    for file in workflow_lock._held:
         file.close()
-    workflows._held.clear()
+    workflow_lock._held.clear()
     written(tmp_path / ".snakemake/tokenscale.owners", 900)
-    workflows.enter(["all"], tmp_path / ".snakemake", tmp_path / "results")
+    workflow_lock.enter(["all"], tmp_path / ".snakemake", tmp_path / "results")
     assert "set back by 900 s or more since the last call; 1 files of a time to come" in capsys.readouterr().err
     assert ahead.stat().st_mtime <= time.time()
     assert clock.set_back(tmp_path / ".snakemake/tokenscale.owners") is None, "told once"
-    workflows._held.pop().close()
+    workflow_lock._held.pop().close()

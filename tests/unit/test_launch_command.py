@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure
+from tokenscale.runs.launch import failure_hints
 from tokenscale.runs.launch.command import Launch
 from tokenscale.runs.launch.job import Job
 from tokenscale.settings.layout import LayoutSettings
@@ -73,18 +73,22 @@ def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
 def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):
     (tmp_path / "rank=00005.log").write_text("step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n")
     (tmp_path / "rank=00000.log").write_text("RuntimeError: Connection closed by peer\n")
-    (tmp_path / failure.SRUN).write_text(
+    (tmp_path / failure_hints.SRUN).write_text(
         "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
         "srun: error: nid1: tasks 0-3: Killed\n"
     )
-    text = failure.told(tmp_path)
+    text = failure_hints.told(tmp_path)
     assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
     assert "a GPU's memory was full" in text and "closed by peer" not in text
 
 
 def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
-    (tmp_path / failure.SRUN).write_text("srun: error: Unable to create step for job 45: More processors requested\n")
-    assert "did not run to their end" in failure.told(tmp_path) and "More processors" in failure.told(tmp_path)
+    (tmp_path / failure_hints.SRUN).write_text(
+        "srun: error: Unable to create step for job 45: More processors requested\n"
+    )
+    assert "did not run to their end" in failure_hints.told(tmp_path) and "More processors" in failure_hints.told(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(

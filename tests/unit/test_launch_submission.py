@@ -12,8 +12,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import processes, submission
 from tokenscale.settings import machine, profile
-from tokenscale.settings.geometry import geometry
-from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,8 @@ from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.objective import Objective
-from tokenscale.train.optimizer import adamw, total_norm, update
+from tokenscale.train.optimizer import adamw, learning_rate, total_norm, update
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.schedule import learning_rate
 from tokenscale.train.step import backward
 
 STEPS, ROWS = 10, 6

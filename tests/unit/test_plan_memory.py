@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tokenscale.cli.plan_command import memory
+from tokenscale.cli.plan import memory
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings

@@ -10,7 +10,7 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.cli.plan_command import plan
+from tokenscale.cli.plan import plan
 from tokenscale.cli.plan_prices import VOCABULARIES, Priced
 from tokenscale.costs.prices import total
 from tokenscale.data.tokenizers import tekken

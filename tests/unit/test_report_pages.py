@@ -17,7 +17,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.cli.main import main
 from tokenscale.report import checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
-from tokenscale.settings.claims_file import read
+from tokenscale.settings.claims import read
 from tokenscale.settings.registry import FIGURES
 
 EVIL = "<script>alert('x')</script> & \"co\""

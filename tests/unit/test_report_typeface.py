@@ -8,7 +8,7 @@ from matplotlib import font_manager, get_data_path
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
-from tokenscale.report import fonts as typeface
+from tokenscale.report import style as typeface
 from tokenscale.report.style import style
 
 FONTS = [name for name in typeface.FILES if name.endswith(".ttf")]

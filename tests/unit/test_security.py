@@ -15,10 +15,9 @@ from tests import tables
 from tests.planted import ENVIRONMENT, SECRETS, VALUE
 from tokenscale.analysis import claims, queries
 from tokenscale.base.errors import UserError, without_password
-from tokenscale.cli import doctor_connections as connections
-from tokenscale.cli import doctor_process as process
+from tokenscale.cli import doctor_checks
 from tokenscale.cli import main as cli
-from tokenscale.cli.doctor_finding import Asked
+from tokenscale.cli.doctor_checks import Asked
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.runs.records import provenance
 from tokenscale.settings import yaml_files as reading
@@ -37,7 +36,7 @@ METHODS = {"unpack_archive", "extractall", "from_pretrained", "load_dataset"}
 #: what reads a model's configuration of a folder that this project has written itself
 ALLOWED = {
     ("tokenscale/train/models/library.py", "from_pretrained"),
-    ("tokenscale/cli/export_command.py", "from_pretrained"),
+    ("tokenscale/cli/export.py", "from_pretrained"),
 }
 
 
@@ -207,7 +206,7 @@ def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatc
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     asked = Asked(results=Path(), network=True, imports=None, ranks=None)
-    said = [repr(check(asked)) for check in (process.environment, connections.hub)]
+    said = [repr(check(asked)) for check in (doctor_checks.environment, doctor_checks.hub)]
     assert planted not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
 
 

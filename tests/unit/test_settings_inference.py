@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.plan_command import plan
+from tokenscale.cli.plan import plan
 from tokenscale.settings.config import Config
 from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.options import from_json, to_dict

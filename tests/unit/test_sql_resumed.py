@@ -11,9 +11,9 @@ from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.base.files import write_json
-from tokenscale.report import proof
+from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import ddp_verification_loss
-from tokenscale.settings.claims_file import read
+from tokenscale.settings.claims import read
 from tokenscale.settings.continuation import state
 from tokenscale.settings.options import to_dict
 
@@ -136,12 +136,14 @@ def test_claims_are_not_tested_where_nothing_was_resumed(tmp_path):
 
 
 def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path):
-    kinds = {part["kind"]: part for part in proof.proof(query("order", chain(tmp_path / "good")))["parts"]}
+    kinds = {part["kind"]: part for part in campaign_quality.proof(query("order", chain(tmp_path / "good")))["parts"]}
     assert kinds[KIND]["state"] == "proven" and "All 2 pairs have the same samples" in kinds[KIND]["text"]
-    kinds = {part["kind"]: part for part in proof.proof(query("order", chain(tmp_path / "bad", wrong=3)))["parts"]}
+    kinds = {
+        part["kind"]: part for part in campaign_quality.proof(query("order", chain(tmp_path / "bad", wrong=3)))["parts"]
+    }
     assert kinds[KIND]["state"] == "broken" and "1 pair: other samples" in kinds[KIND]["text"]
     nobody = made(tmp_path / "none", [tables.run("a")], tables.steps("a", 8))
-    assert KIND not in [part["kind"] for part in proof.proof(query("order", nobody))["parts"]]
+    assert KIND not in [part["kind"] for part in campaign_quality.proof(query("order", nobody))["parts"]]
 
 
 def test_the_figure_of_differences_has_them_and_says_so(tmp_path):

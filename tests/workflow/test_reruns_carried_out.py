@@ -49,7 +49,7 @@ def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy)
 
 def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
     """The writer's code alone changed: what a dry run listed below the store is not run."""
-    path = copy.root / "src/tokenscale/cli/pretokenize_command.py"
+    path = copy.root / "src/tokenscale/cli/pretokenize.py"
     path.write_text(path.read_text() + "\n# an edited line\n")
     assert copy.planned() == STORES
     copy.snakemake("--cores", "2", "tokens")

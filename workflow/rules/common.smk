@@ -13,15 +13,15 @@ from tokenscale.data.corpus import fingerprint
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import workflow_lock as workflows
-from tokenscale.runs.launch.python_path import use_this_python
+from tokenscale.runs.launch.workflow_lock import use_this_python
 from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings import calls
 from tokenscale.settings.closure import listing, training_modules
 from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.continuation import writer_of
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.geometry import geometry
-from tokenscale.settings.claims_file import read as read_ledger
+from tokenscale.settings.layout import geometry
+from tokenscale.settings.claims import read as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
     done,

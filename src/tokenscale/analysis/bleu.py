@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 #: samples of the bootstrap, each of as many sentences drawn with replacement (Koehn 2004)
 SAMPLES = 1000
@@ -37,3 +38,24 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     told = json.loads(found.format(is_json=True, width=6, signature=signature))
     middle, half = told.get("confidence_mean", 0.0), told.get("confidence_var", 0.0)  # not told of nothing found
     return Bleu(told["score"], max(0.0, middle - half), min(100.0, middle + half), len(references), signature)
+
+
+Row = dict[str, Any]
+
+
+def bleu_columns(events: list[Row]) -> Row:
+    """Columns of the table `runs`; none without translations. Of a sentence that several attempts translated, the
+    newest counts."""
+    found = [event for event in events if event["event"] == "translation" and event["number"] is not None]
+    newest = {event["number"]: event for event in sorted(found, key=lambda event: event["attempt"])}
+    lines = [newest[number] for number in sorted(newest)]
+    if not lines:
+        return {}
+    score = bleu([line["hypothesis"] or "" for line in lines], [line["reference"] or "" for line in lines])
+    return {
+        "bleu": score.score,
+        "bleu_low": score.low,
+        "bleu_high": score.high,
+        "bleu_sentences": score.sentences,
+        "bleu_signature": score.signature,
+    }

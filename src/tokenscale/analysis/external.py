@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from tokenscale.analysis.compliance import counted, flops_of_mfu
 from tokenscale.analysis.computing import FLOPS, peak_columns
-from tokenscale.analysis.plausibility import counted, flops_of_mfu
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, parameters

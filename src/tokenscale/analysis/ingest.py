@@ -12,10 +12,10 @@ import pyarrow as pa
 from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
+from tokenscale.analysis.bleu import bleu_columns
 from tokenscale.analysis.ingest_cache import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.store_rows import rows as store_rows
-from tokenscale.analysis.translation_rows import bleu_columns
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, understood, write_json
 from tokenscale.runs.records import provenance

@@ -32,7 +32,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.communication import Latency, Link, bus_factor, collective_s, expected_maximum, hops, legs
-from tokenscale.costs.schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble
 
 #: relative standard deviation of a run's step time where no repeats tell it. The source study's replicate by another
 #: group differed by 0.5 %, its steps by 0.15 to 1.8 % (their coefficient of variation).

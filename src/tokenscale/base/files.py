@@ -15,6 +15,11 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 
+try:  # a trainer without the package writes no stores, and checks the whole files that it reads by SHA-256
+    from xxhash import xxh3_64_intdigest, xxh3_128
+except ImportError:
+    xxh3_64_intdigest = xxh3_128 = None
+
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:

@@ -19,10 +19,11 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
-from tokenscale.benchmark import data_arms, engines, machine, studies
+from tokenscale.benchmark import data_arms, machine, studies
+from tokenscale.benchmark import machine as engines
 from tokenscale.benchmark.data_arms import LIMIT, ONLINE, PACKED, Arm
+from tokenscale.benchmark.machine import timing
 from tokenscale.benchmark.peers import Peers
-from tokenscale.benchmark.timing import timing
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.packed import PackedBatches

@@ -25,7 +25,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, parameters
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.energy import Energy
+from tokenscale.runs.records.hardware import Energy
 from tokenscale.runs.records.provenance import git_state, versions
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS

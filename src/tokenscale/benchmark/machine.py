@@ -4,11 +4,18 @@ import ctypes
 import gc
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.tokenizers import backends as gate
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.settings.benchmark import Engine
 
 #: of a file's pages, so many may stay in the page cache where a reader is called cold: what is read while it opens
 WARM_SHARE = 0.01
@@ -98,3 +105,43 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def timing(open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int) -> dict[str, Any]:
+    """Seconds until the first batch could be asked for, seconds of each batch, and the tokens of these batches."""
+    return {
+        "open_s": open_s,
+        "batch_s": list(batch_s),
+        "median_batch_s": float(np.median(batch_s)),
+        "seconds": sum(batch_s),
+        "useful_tokens": useful_tokens,
+        "total_tokens": total_tokens,
+    }
+
+
+NAMES = get_args(Engine)
+
+
+def listed(asked: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
+    """(Those of the engines asked for that can be used, the others → why not): one that is not here, whose ids are not
+    the reference's on the hostile texts, or that `auto` takes anyway."""
+    found, left_out = [], {}
+    for engine in asked:
+        if (reason := _why_not(engine, tokenizer, auto)) is None:
+            found.append(engine)
+        else:
+            left_out[engine] = reason
+    return found, left_out
+
+
+def _why_not(engine: str, folder: Path, auto: str) -> str | None:
+    if read_manifest(folder)["kind"] == "numbers":
+        return "numbers are read by no engine"
+    if engine == auto:
+        return "it is the engine that auto takes here"
+    try:
+        tokenizer = load(folder, engine)
+    except UserError as error:
+        return error.facts.get("reason") or error.what
+    differs = tokenizer.difference(gate.fuzz())
+    return None if differs is None else "its ids are not those of the reference"

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark.timing import timing
+from tokenscale.benchmark.machine import timing
 from tokenscale.data.stores.labels import IGNORED
 
 WORKERS = (0, 1, 2, 4)

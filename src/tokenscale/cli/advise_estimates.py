@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.cli.advise_sample import Measured
-from tokenscale.cli.advise_settings import AdviceSettings
+from tokenscale.cli.advise_sample import AdviceSettings, Measured
 from tokenscale.cli.advise_text import Estimate, as_times, percent
 from tokenscale.costs import data as costs
 from tokenscale.data.order.packing import best_fit_decreasing, cut

@@ -151,12 +151,12 @@ def run(arguments: argparse.Namespace) -> int | None:
         settings = from_json(StorageBenchmarkSettings, arguments.settings)
         folders = arguments.corpus.parent, arguments.tokenizer.parent
         result = module.measure(settings, *folders, arguments.output)
-        print(importlib.import_module("tokenscale.benchmark.storage_table").table(result))
+        print(importlib.import_module("tokenscale.benchmark.storage").table(result))
         return
     if arguments.benchmark == "inference":
         settings = from_json(InferenceBenchmarkSettings, arguments.settings)
         result = module.measure(settings, arguments.run, arguments.output)
-        print(importlib.import_module("tokenscale.benchmark.inference_table").table(result))
+        print(importlib.import_module("tokenscale.benchmark.inference").table(result))
         return
     settings = from_json(DataBenchmarkSettings, arguments.settings)
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores

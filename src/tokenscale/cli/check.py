@@ -5,9 +5,17 @@ exit code 2. Warnings and notes say what it will not show.
 """
 
 import argparse
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tokenscale.cli import configuration
+from tokenscale.cli.check_design import Design, Objection, Text, objections
+from tokenscale.runs.launch.submission_checks import some, to_install
+from tokenscale.runs.records.hardware import cores
+from tokenscale.settings.closure import lacking
+from tokenscale.settings.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raise UserError at the first thing that cannot be read; 2 where a design is refused."""
     from tokenscale.base.files import write_json
-    from tokenscale.cli.check_command import check
     from tokenscale.report import findings
     from tokenscale.settings import guide, reference
     from tokenscale.settings.config import CONFIG_FILE, load, schemas
-    from tokenscale.settings.scales import SCALES
+    from tokenscale.settings.experiments import SCALES
 
     if arguments.write:
         for name, schema in schemas().items():
@@ -57,3 +64,92 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.experiment and (note := config.left_out_note):
             print(f"{scale:<12} {note}")
     return 2 if refused else 0
+
+
+#: word of a level → how wide all of them are
+_WIDTH = max(map(len, ("refuse", "warn", "note")))
+
+
+def check(
+    config: Config, names: list[str], *, here: bool, results: Path = Path("results")
+) -> Iterator[tuple[str, bool]]:
+    """(line, whether it refuses): one for each experiment, and one for each objection to it. No names: all of them.
+
+    `here`: the experiments are meant for this machine, so that its GPUs and cores count.
+    """
+    scale = config.settings.scale
+    usable = names or config.usable(config.settings.experiments)
+    for name, error in ({} if names else config.unusable).items():
+        other_corpus = error.facts.get("key") == "corpus"
+        yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus
+    for name in usable:
+        runs = config.runs(name)
+        yield f"{scale:<12} {name}: {len(runs)} runs", False
+        design = Design(
+            config.experiment(name),
+            runs,
+            texts(config, name, results),
+            config.machine,
+            *(gpus_and_cores() if here else ()),
+        )
+        for objection in objections(design):
+            yield _line(config, name, objection), objection.level == "refuse"
+        yield from packages(config, name)
+
+
+def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
+    """(line, whether it refuses) on what an experiment's runs import and the machine's container lacks."""
+    machine, file = config.machine, config.settings.machine
+    if machine.container is None:
+        return
+    where = f"{name} at {config.settings.scale}"
+    if not machine.container_packages:
+        what = f"nothing says which packages the image of {machine.container} has"
+        yield f"  {'note':<{_WIDTH}}  {where}: {what} ({file}: container_packages). Next: list them there", False
+        return
+    runs = {run.run_id: run.settings for run in config.runs(name)}
+    for package, run_ids in lacking(runs, machine.container_packages).items():
+        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({some(run_ids)})"
+        following = f"({file}: container_packages). Next: {to_install([package], machine.container)}"
+        yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
+
+
+def _line(config: Config, name: str, objection: Objection) -> str:
+    # what a corpus says stands in the configuration, everything else in the experiment's file
+    of_corpus = objection.key.startswith("corpora.")
+    file = config.file_of(objection.key) if of_corpus else config.available[name]
+    where = f"{name} at {config.settings.scale}"
+    return f"  {objection.level:<{_WIDTH}}  {where}: {objection.what} ({file}: {objection.key}). Next: {objection.next}"
+
+
+def texts(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool], Text]:
+    """What the manifests of token stores say of the texts that an experiment trains on; the others are left out."""
+    found: dict[tuple[str, str, bool], Text] = {}
+    for settings in {run.run_id: run.settings for run in config.runs(name)}.values():
+        key = (settings.corpus.name, settings.tokenizer.name, settings.eos)
+        if key in found:
+            continue
+        rows, known = {}, None
+        for path in sorted(results.joinpath("tokens", *key[:2]).glob("*/manifest.json")):
+            try:
+                manifest = json.loads(path.read_text(encoding="utf-8"))
+                options = manifest["options"]
+                if options.get("split") != "train" or options.get("eos") != settings.eos:
+                    continue
+                rows[path.parent.name] = manifest["rows"]
+                tokens = manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
+                known = (manifest["documents"], tokens)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # of another kind, or being written
+        if known is not None:
+            found[key] = Text(*known, rows)
+    return found
+
+
+def gpus_and_cores() -> tuple[int, int]:
+    """GPUs that this process may use, counted without torch, and cores that it can keep busy."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if chosen is not None:
+        there = min(there, len([entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")]))
+    return there, cores()

@@ -8,8 +8,7 @@ from types import ModuleType
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
-from tokenscale.data.stores.manifest import SingleFile, located
-from tokenscale.data.stores.open import module_of
+from tokenscale.data.stores.manifest import SingleFile, located, module_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FOREIGN
 

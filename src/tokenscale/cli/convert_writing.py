@@ -8,8 +8,7 @@ from dataclasses import replace
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import locked
 from tokenscale.base.progress import Progress
-from tokenscale.cli.convert_settings import IDS, ConvertSettings, Say
-from tokenscale.cli.convert_source import Source, outside
+from tokenscale.cli.convert_source import IDS, ConvertSettings, Say, Source, outside
 from tokenscale.cli.convert_target import Target
 from tokenscale.data.stores.foreign.record import write_record
 from tokenscale.data.stores.foreign.reframe import Rule, Written

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.runs.records.control_groups import lines_of
+from tokenscale.runs.records.hardware import lines_of
 
 #: what a file system means for results, by its type as the kernel names it
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "virtiofs")

@@ -1,8 +1,36 @@
 """A checkpoint's perplexity, bits per byte and next-token accuracy, over any text; or its BLEU, of pairs."""
 
 import argparse
+import itertools
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.analysis.bleu import bleu as bleu_of
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import canonical_json, read_json, understood
+from tokenscale.cli.pretokenize_command import in_flags
+from tokenscale.data.batches.batch import document_ids
+from tokenscale.data.batches.held_out import as_asked
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.corpus.read import read
+from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.stores.manifest import located, open_store, read_store_manifest
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.settings.data import SourceSettings, StoreSettings
+from tokenscale.settings.run import RunSettings
+from tokenscale.train.checkpoint import RECORD
+from tokenscale.train.checkpoint_models import Opened, open_checkpoint
+from tokenscale.train.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
+from tokenscale.train.evaluation.translation import Translation, held_out_pairs, translate
+from tokenscale.train.precision import autocast_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Score, and print."""
-    from tokenscale.cli.evaluate_command import evaluate
 
     def report(rows: int) -> None:
         if sys.stderr.isatty():
@@ -37,3 +64,251 @@ def run(arguments: argparse.Namespace) -> None:
 
     text = evaluate(report=report, **vars(arguments))
     print(("\r\033[K" if sys.stderr.isatty() else "") + text)
+
+
+#: documents that are tokenized together
+BATCH_DOCUMENTS = 64
+CORPORA = Path("results/corpus")
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    corpus: str | None = None,
+    store: Path | None = None,
+    split: str = "validation",
+    text_column: str = "text",
+    bleu: int | None = None,
+    **options: Any,
+) -> str:
+    """Score on a store, a corpus or a file; by default on the corpus of the training. With `bleu` so many pairs of
+    a corpus are translated instead. Returns what the verb prints."""
+    rows = options.get("rows")
+    if rows is not None and rows < 1:
+        raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out: all are read then")
+    if bleu is not None:
+        if store is not None or options.get("rows") is not None:
+            raise UserError(
+                "BLEU is of whole pairs: of a corpus, so many as are asked for.",
+                found="--store" if store is not None else "--rows",
+                next="--bleu N, and --corpus NAME where it is not the training's",
+            )
+        opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
+        return report_of_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
+    if store is not None:
+        opened, found = evaluate_store(checkpoint, store, **options)
+        return report_of(opened, found, str(located(store)[0]))
+    corpus = corpus or _trained_on(checkpoint)
+    try:
+        opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
+    except UserError as error:
+        raise (in_flags(error) if "source." in error.facts.get("key", "") else error) from None
+    return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
+
+
+def report_of(opened: Opened, found: Scores, data: str) -> str:
+    """What the verb prints."""
+    causal = opened.run.objective == "causal"
+    per_byte = found.bits_per_byte
+    if per_byte is not None:
+        bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
+    elif causal:
+        bits = "not measured: a store holds ids, and pairs count in parts; --corpus NAME reads text"
+    else:
+        bits = "not defined: a masked model gives a text no probability"
+    lines = {
+        "checkpoint": opened.name,
+        "data": f"{data}: {found.rows:,} rows, {found.useful_tokens:,} tokens to be predicted",
+        "loss": f"{found.loss:.4f} nats a token",
+        "perplexity": f"{found.perplexity:,.2f}",
+        "bits per byte": bits,
+        ("next-token" if causal else "masked-token") + " accuracy": f"{found.accuracy:.2%}",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+
+
+def report_of_bleu(opened: Opened, found: list[Translation], data: str) -> str:
+    """The same of translations: their BLEU, and the first of them."""
+    score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
+    lines = {
+        "checkpoint": opened.name,
+        "data": f"{data}: the first {len(found):,} pairs",
+        "BLEU": str(score),
+        "signature": score.signature,
+        "time": f"{sum(t.duration_s for t in found):.1f} s",
+    }
+    for translation in found[:3]:
+        lines |= {f"{translation.pair.number} source": translation.pair.source}
+        lines |= {f"{translation.pair.number} found": translation.hypothesis or "(nothing)"}
+        lines |= {f"{translation.pair.number} reference": translation.pair.reference}
+    width = max(map(len, lines))
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+
+
+def evaluate_bleu(
+    checkpoint: Path,
+    corpus: str | None,
+    pairs: int,
+    *,
+    split: str = "validation",
+    rows: None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, list[Translation]]:
+    """Translate the first pairs of a corpus, by its name or folder; by default that of the training.
+
+    Raises UserError for a corpus that holds no pairs, a model that was not trained on any, and as `open_checkpoint`.
+    """
+    if pairs < 1:
+        raise UserError("there is nothing to translate.", bleu=pairs, next="ask for a pair or more")
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    if opened.run.objective != "causal" or not opened.run.eos:
+        raise UserError(
+            "the model does not translate: it was not trained on pairs.",
+            checkpoint=opened.name,
+            next="name the checkpoint of a causal run with eos, on a corpus of pairs",
+        )
+    where = corpus or opened.run.corpus.name
+    folder = next((f for f in (CORPORA / where, Path(where)) if (f / "manifest.json").is_file()), None)
+    if folder is None:
+        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
+        raise unknown("corpus", where, built, folder=CORPORA)
+    found = []
+    held_out = held_out_pairs(folder, pairs, split)
+    for translation in translate(opened.model, held_out, load(opened.tokenizer), opened.positions, opened.device):
+        found.append(translation)
+        if report is not None:
+            report(len(found))
+    return opened, found
+
+
+def _trained_on(checkpoint: Path) -> str:
+    path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
+    record = read_json(path, "checkpoint's record", next=hint)
+    with understood(path, "checkpoint's record", next=hint):
+        return RunSettings.from_json(canonical_json(record["run"])).corpus.name
+
+
+def evaluate_store(
+    checkpoint: Path,
+    store: Path,
+    *,
+    rows: int | None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, Scores]:
+    """Score the first `rows` rows of a packed store (None: all), as the validation of a training does it.
+
+    Raises UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
+    """
+    manifest = read_store_manifest(store)
+    if manifest["format"] != "packed":
+        raise UserError(
+            "only packed stores are evaluated: their rows leave nothing out.",
+            store=f"{located(store)[0]} has the format {manifest['format']}",
+            next="name a packed store with --store, or the text itself with --corpus",
+        )
+    opened = open_checkpoint(
+        checkpoint, tokenizer=tokenizer, device=device, sequence_length=manifest["sequence_length"]
+    )
+    manifest = open_store(
+        store,
+        StoreSettings("packed", **manifest["options"]),
+        asked_by="the checkpoint",
+        tokenizer_sha256=read_manifest(opened.tokenizer)["file"]["sha256"],
+        vocabulary_size=opened.model.settings.vocabulary_size,
+    )
+    reader = PackedStore(store, manifest)
+    last = len(reader) if rows is None else min(rows, len(reader))
+
+    def batches() -> Iterator[Rows]:
+        for begin in range(0, last, opened.run.micro_batch):
+            numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
+            ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
+            yield _asked(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
+
+    found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
+    return opened, _counted(found, store)
+
+
+def evaluate_text(
+    checkpoint: Path,
+    where: str,
+    *,
+    split: str = "validation",
+    text_column: str = "text",
+    rows: int | None = None,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    report: Callable[[int], None] | None = None,
+) -> tuple[Opened, Scores]:
+    """Score whole documents, each for itself, tokenized now with the checkpoint's tokenizer: of a corpus by its name or
+    folder, or of files (Parquet, JSON lines, text). Longer ones are cut into windows as packed rows cut them.
+
+    `rows`: stop behind the document that completes so many. Raises UserError for text that cannot be read, and as
+    `open_checkpoint` does.
+    """
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    run, causal = opened.run, opened.run.objective == "causal"
+    batches, pairs = _texts(where, split, text_column)
+    documents = _Documents(batches, load(opened.tokenizer), run, pairs, rows)
+    facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
+    # padding is behind what causal attention sees; attention both ways would see it
+    made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
+    asked = (_asked(batch, opened, facts) for batch in made)
+    found = scores(opened.model, asked, opened.device, autocast_of(run.precision, opened.device), report)
+    if causal and not pairs:
+        found.text_bytes = documents.text_bytes
+    return opened, _counted(found, where)
+
+
+class _Documents:
+    """Token ids of texts, one document after another, until they fill so many rows; counts what it has given."""
+
+    def __init__(
+        self, batches: Iterator[list[str]], tokenizer: Tokenizer, run: RunSettings, pairs: bool, rows: int | None
+    ):
+        self.tokenizer, self.text_bytes = tokenizer, 0
+        self._batches, self._run, self._pairs, self._rows = batches, run, pairs, rows
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        rows = 0
+        for texts in self._batches:
+            for text, ids in zip(
+                texts, encode_documents(self.tokenizer, texts, self._run.eos, self._pairs), strict=True
+            ):
+                if self._rows is not None and rows >= self._rows:
+                    return
+                rows += len(list(windows(ids, self._run.sequence_length)))
+                self.text_bytes += len(text.encode("utf-8"))
+                yield ids
+
+
+def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
+    """(texts, some at a time; whether they are pairs) of a corpus by its name or folder, or of files."""
+    folders = [CORPORA / where, Path(where), Path(where).parent]
+    folder = next((f for f in folders if f.name and (f / "manifest.json").is_file()), None)
+    if folder is not None and not (folder == folders[2] and Path(where).name != "manifest.json"):
+        text = RawText(folder, split)
+        return text.batches(BATCH_DOCUMENTS), text.pairs
+    if not Path(where).is_file():
+        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
+        raise unknown("corpus or file", where, built, folder=CORPORA)
+    found = (text for text in read(Path(where), SourceSettings("files", files=(where,), text_column=text_column)))
+    whole = (text for text in found if text is not None)
+    return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
+
+
+def _asked(rows: Rows, opened: Opened, manifest: dict[str, Any]) -> Rows:
+    """The rows with the labels, and the masks, that the run was trained for."""
+    tokens, labels = as_asked(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
+    return replace(rows, tokens_bt=tokens, labels_bt=labels)
+
+
+def _counted(found: Scores, where: object) -> Scores:
+    if found.useful_tokens == 0:
+        raise UserError("there is nothing to predict in this text.", data=where, next="name other text")
+    return found

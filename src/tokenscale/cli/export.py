@@ -1,7 +1,24 @@
 """A checkpoint → a folder that from_pretrained of the library transformers loads, its tokenizer included."""
 
 import argparse
+import importlib
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, read_json, write_json
+from tokenscale.data.tokenizers import to_hf as tokenizer_to_hf
+from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import MODELS, OBJECTIVES
+from tokenscale.settings.run import RunSettings
+from tokenscale.train.checkpoint import PARTIAL, RECORD, read_model
+from tokenscale.train.models.convert_hf import to_hf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +35,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the folder."""
-    from tokenscale.cli.export_command import export
 
     export(arguments.checkpoint, arguments.output, arguments.tokenizer)
+
+
+def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: Callable[[str], None] = print) -> None:
+    """Write config.json, model.safetensors, generation_config.json and the tokenizer's files to a new folder.
+
+    `tokenizer` is the folder of the one that the model was trained with, for a checkpoint that holds none; a model
+    whose ids are no text has none. Weights keep their number format. Raises UserError for a folder that holds anything,
+    for shapes that the library has not, masked decoders among them, and for a tokenizer with other ids than the model.
+    """
+    _check_output(output)
+    shape, weights = read_model(checkpoint)
+    record = read_json(checkpoint / RECORD, "checkpoint's record")
+    if shape.transformers is None and not OBJECTIVES[record["objective"]].causal:
+        raise UserError(
+            f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
+            checkpoint=checkpoint,
+            next="`model.transformers: distilbert` or `bert` train one that is the library's own",
+        )
+    run = RunSettings.from_json(json.dumps(record["run"]))
+    folder = _tokenizer_of(checkpoint, tokenizer, shape.vocabulary_size)
+    partial = output.with_name(output.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        ids = {}
+        if folder is not None:
+            found = tokenizer_to_hf.write(folder, partial, run.sequence_length, masked=run.objective == "masked")
+            ids = {f"{role}_token_id": number for role, number in found.items()}
+        if shape.transformers is None:
+            name = _write_decoder(shape, weights, run.sequence_length, ids, partial)
+        else:
+            library = importlib.import_module(MODELS["transformers"])
+            name = library.save(shape, run.objective, weights, partial, ids)
+        if OBJECTIVES[run.objective].causal:
+            write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
+        if output.exists():
+            output.rmdir()  # empty: it has been looked at
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    say(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
+    if folder is None:
+        why = "its ids are numbers, not text" if (checkpoint / "tokenizer").is_dir() else "the checkpoint holds none"
+        say(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
+
+
+def _write_decoder(
+    shape: ModelSettings, weights: dict[str, Tensor], sequence_length: int, ids: dict[str, int | None], folder: Path
+) -> str:
+    """config.json and model.safetensors of a decoder; the library is not needed. Returns the name of its class."""
+    config, renamed = to_hf(shape, weights, sequence_length)
+    config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
+    write_json(folder / "config.json", config | ids)
+    with atomic(folder / "model.safetensors") as temporary:
+        save_file(renamed, str(temporary), metadata={"format": "pt"})
+    return config["architectures"][0]
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    blocking = next((parent for parent in output.parents if parent.exists() and not parent.is_dir()), None)
+    if blocking is not None:
+        raise UserError(
+            "the output folder lies below a file.", output=output, file=blocking, next="name a folder elsewhere"
+        )
+    if output.exists():
+        raise UserError(
+            "the output folder is not empty." if output.is_dir() else "the output is a file.",
+            output=output,
+            next="name a new folder, or remove this one",
+        )
+
+
+def _tokenizer_of(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
+    """The tokenizer's folder: the one that is stated, or the checkpoint's copy; None where there is none of text."""
+    held = checkpoint / "tokenizer"
+    folder = stated if stated is not None else held if held.is_dir() else None
+    if folder is None:
+        return None
+    manifest = read_manifest(folder)
+    if manifest["vocabulary_size"] > vocabulary:
+        raise UserError(
+            "the tokenizer has more entries than the model's embedding.",
+            tokenizer=f"{folder} has {manifest['vocabulary_size']}",
+            model=f"{checkpoint} has vocabulary_size {vocabulary}",
+            next="name the tokenizer that the model was trained with",
+        )
+    if stated is not None and held.is_dir() and read_manifest(held)["file"] != manifest["file"]:
+        raise UserError(
+            "the tokenizer is not the one that the model was trained with.",
+            tokenizer=f"{folder}: {manifest['name']}, sha256 {manifest['file']['sha256'][:12]}…",
+            checkpoint=f"{held}: {read_manifest(held)['name']}, sha256 {read_manifest(held)['file']['sha256'][:12]}…",
+            next="leave --tokenizer out: the checkpoint holds it",
+        )
+    return None if manifest["kind"] == "numbers" else folder

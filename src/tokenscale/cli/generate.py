@@ -1,7 +1,15 @@
 """Text from a checkpoint: what a causal model writes behind a prompt."""
 
 import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.load import load
+from tokenscale.train.checkpoint_models import Opened, open_checkpoint
+from tokenscale.train.evaluation.generation import Sampling, generate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Generate, and show each piece of text as it comes."""
-    from tokenscale.cli.generate_command import prompts_of, texts_of
     from tokenscale.train.evaluation.generation import Sampling
 
     texts_of(
@@ -37,3 +44,108 @@ def run(arguments: argparse.Namespace) -> None:
         tokenizer=arguments.tokenizer,
         say=lambda text: print(text, end="", flush=True),
     )
+
+
+#: what the decoder of broken UTF-8 gives: at the end of a text, a character that is not complete yet
+BROKEN = "\ufffd"
+
+
+def prompts_of(path: Path) -> list[str]:
+    """The lines of a file. UserError where there are none to read."""
+    try:
+        prompts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("the prompts cannot be read.", file=path, reason=error, next="name a file of text") from None
+    if not prompts:
+        raise UserError("the file holds no prompt.", file=path, expected="a prompt a line", next="write one")
+    return prompts
+
+
+def texts_of(
+    checkpoint: Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[str]:
+    """What the model writes behind each prompt; prompt n draws with seed + n. `say` gets the texts piece by piece as
+    they come, each with its prompt before it.
+
+    Raises UserError for a masked model, and for a prompt that fills all positions.
+    """
+    opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
+    if max_new_tokens < 1:
+        raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
+    engine = load(opened.tokenizer)
+    say = say or (lambda text: None)
+    return [
+        behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), say=say)[0]
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> Opened:
+    """A checkpoint that writes text. Raises UserError as `open_checkpoint` does, and for a masked model."""
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    if opened.run.objective != "causal":
+        raise UserError(
+            "a masked model fills gaps; it writes no text.",
+            checkpoint=opened.name,
+            next="name the checkpoint of a causal run",
+        )
+    return opened
+
+
+def behind(
+    prompt: str,
+    opened: Opened,
+    engine: Tokenizer,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    cached: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[str, list[int]]:
+    """(text, tokens) that a model writes behind one prompt. Raises UserError where the prompt fills all positions."""
+    ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
+    if len(ids) >= opened.positions:
+        raise UserError(
+            "the prompt leaves no room for a token.",
+            prompt=f"{len(ids):,} tokens, BOS included",
+            model=f"reads at most {opened.positions:,}",
+            next="shorten it",
+        )
+    new: list[int] = []
+    before, shown = len(engine.decode(ids)), 0
+
+    def text_behind() -> str:  # decoded with the prompt: some tokenizers drop the space that a text begins with
+        ended = new[-1:] == [engine.eos_id]
+        return engine.decode(ids + (new[:-1] if ended else new))[before:]
+
+    def heard(token: int) -> None:
+        nonlocal shown
+        new.append(token)
+        text = text_behind()
+        if not text.endswith(BROKEN):
+            say(text[shown:])
+            shown = len(text)
+
+    say(prompt)
+    generate(
+        opened.model,
+        ids,
+        max_new_tokens=max_new_tokens,
+        positions=opened.positions,
+        vocabulary_size=engine.vocabulary_size,
+        stop_id=engine.eos_id,
+        sampling=sampling,
+        device=opened.device,
+        cached=cached,
+        say=heard,
+    )
+    text = text_behind()
+    say(text[shown:] + "\n")
+    return text, new

@@ -1,9 +1,19 @@
 """Start a run's processes here or in a SLURM job, wait for them, and write done.json from the sealed record."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.files import write_text
 from tokenscale.cli import configuration
+from tokenscale.runs.launch.command import Launch, job_of
+from tokenscale.runs.launch.start import start as start_run
+from tokenscale.settings import machine as machines
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.run import RunSettings
 
 ROLES = ("corpus", "tokenizer", "store", "validation_store")
 
@@ -35,24 +45,123 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to `launch.request`."""
+    """Start, print or write the request."""
     from tokenscale.base.errors import UserError
-    from tokenscale.cli import launch_command as request
 
     if arguments.run is None:
         from tokenscale.cli.plan_prices import Priced
 
         settings = configuration.configuration(arguments)
-        requests = request.named(arguments.run_id, arguments.profile, settings, Priced(settings).minutes)
+        requests = named(arguments.run_id, arguments.profile, settings, Priced(settings).minutes)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-        requests = [request.stated(arguments.run, arguments.output, arguments.site, manifests)]
+        requests = [stated(arguments.run, arguments.output, arguments.site, manifests)]
     if arguments.sbatch is not None:
-        print(request.written(requests, arguments.sbatch))
+        print(written(requests, arguments.sbatch))
         return 0
     if len(requests) > 1:
         raise UserError("one run is launched at a time.", found=len(requests), next="--sbatch FILE for one shared node")
     if arguments.print:
-        print(request.printed(requests[0], arguments.share))
+        print(printed(requests[0], arguments.share))
         return 0
-    return request.start(requests[0], arguments.share)
+    return start(requests[0], arguments.share)
+
+
+if TYPE_CHECKING:
+    from tokenscale.settings.config import Config
+    from tokenscale.settings.experiments import Run
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run, what it reads and writes, and the machine it is for. `site` and `profile` are where that was said.
+
+    `minutes` is the time limit of its job.
+    """
+
+    run: RunSettings
+    output: Path
+    manifests: dict[str, Path]
+    machine: Machine
+    site: str | None = None
+    profile: dict[str, Any] | None = None
+    profile_name: str | None = None
+    minutes: int | None = None
+
+
+def stated(run: str, output: Path | None, site: str | None, manifests: dict[str, Path]) -> Request:
+    """From settings as JSON and paths, as the rule passes them."""
+    if output is None:
+        raise UserError("a run that is given as JSON needs --output.", next="--output results/runs/<run id>/done.json")
+    return Request(RunSettings.from_json(run), output, manifests, machines.load(site), site)
+
+
+def named(
+    run_ids: list[str], profile: str | None, settings: "Config", minutes: Callable[["Run"], int]
+) -> list[Request]:
+    """Requests for runs of any experiment of the configuration by their ids.
+
+    `profile` is for the resources of jobs, `minutes` returns the time limit of a run's job.
+    """
+    from tokenscale.settings import profile as profiles
+    from tokenscale.settings.manifests import done, manifests_of
+
+    if not run_ids:
+        raise UserError("no run is named.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
+    runs = settings.all_runs(settings.usable(()))
+    for run_id in run_ids:
+        if run_id not in runs:
+            near = nearest(run_id, runs)
+            lists = "`snakemake -n runs` lists ids; --profile chooses another scale"
+            raise UserError(
+                f"no experiment has a run {run_id}.",
+                scale=settings.settings.scale,
+                next=f"did you mean {near}?" if near else lists,
+            )
+    says = profiles.read(profile)[1] if profile else {}
+    return [
+        Request(
+            runs[run_id].settings,
+            Path(done(run_id)),
+            {role: Path(path) for role, path in manifests_of(runs[run_id].settings).items()},
+            settings.machine,
+            settings.settings.machine,
+            says,
+            profile,
+            minutes(runs[run_id]),
+        )
+        for run_id in run_ids
+    ]
+
+
+def printed(request: Request, share: int) -> str:
+    """The command that would start the run's processes, with the variables it adds, for a shell."""
+    launch = Launch(request.run, request.machine, request.output.parent, share, job=job_of(request.machine))
+    return launch.printed(request.manifests)
+
+
+def written(requests: list[Request], file: Path) -> str:
+    """Write a job script for the runs, which share its node where there are several; returns what to do with it."""
+    from tokenscale.runs.launch import submission
+
+    request, launches = requests[0], []
+    for each in requests:
+        words = ["launch", "--run", each.run.to_json(), "--site", each.site or "", "--share", str(len(requests))]
+        words += ["--output", str(each.output)]
+        for role, path in each.manifests.items():
+            words += [f"--{role.replace('_', '-')}", str(path)]
+        launches.append(words)
+    manifests = list(dict.fromkeys(str(path) for each in requests for path in each.manifests.values()))
+    runs = [each.run for each in requests]
+    minutes = max(each.minutes or request.machine.minutes for each in requests)
+    write_text(file, submission.script(runs, request.machine, request.profile or {}, launches, manifests, minutes))
+    Path(submission.LOGS).mkdir(parents=True, exist_ok=True)  # sbatch makes no folders, and says nothing of it
+    missing = [manifest for manifest in manifests if not Path(manifest).is_file()]
+    profile = f"--profile {request.profile_name} " if request.profile_name else ""
+    first = f"snakemake {profile}{' '.join(missing)}\n" if missing else ""
+    return f"{first}sbatch {file}"
+
+
+def start(request: Request, share: int) -> int:
+    """Start it here; a folder that another attempt holds is waited for."""
+    return start_run(request.run, request.output, request.manifests, machine=request.machine, share=share, wait=True)

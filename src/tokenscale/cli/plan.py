@@ -2,9 +2,21 @@
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
+from tokenscale.cli.plan_prices import Priced
+from tokenscale.costs.memory import largest
+from tokenscale.costs.peaks import peak_flops
+from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
+from tokenscale.runs.launch.submission_checks import hours, larger
+from tokenscale.settings.config import ALL, Config
+from tokenscale.settings.continuation import begins_at
+from tokenscale.settings.layout import LayoutSettings, geometry
+from tokenscale.settings.run import RunSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or write."""
     from tokenscale.base.errors import UserError
     from tokenscale.base.files import write_json
-    from tokenscale.cli.plan_command import plan
     from tokenscale.settings.config import Config
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
@@ -39,3 +50,204 @@ def run(arguments: argparse.Namespace) -> int:
     for line in plan(config, names):
         print(line)
     return 0
+
+
+def plan(config: Config, names: list[str]) -> Iterator[str]:
+    """Each experiment with its world sizes and its memory; then, last, what all of it takes."""
+    yield f"scale {config.settings.scale}"
+    if names == config.chosen([ALL]) and (note := config.left_out_note):
+        yield note
+    for name in config.corpora_of(names):
+        if config.corpora[name].source.downloaded is False:
+            yield f"corpus {name}: not yet downloaded by anybody with this configuration; its hashes are not known here"
+    for name in names:
+        runs = config.runs(name)
+        experiment = config.experiment(name)
+        yield f"{name}: {len(runs)} runs ({experiment.repeats} repeats). {experiment.question}"
+        sizes = sorted({run.settings.layout.world_size for run in runs})
+        for size in sizes:
+            of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
+            shape = geometry(size, config.machine.gpus_per_node)
+            counted = [run for run in of_size if run.budget.kind == "steps"]
+            steps = sum(_steps(run) for run in counted)
+            tokens = sum(_steps(run) * run.global_batch * run.sequence_length for run in counted)
+            others = f", and {len(of_size) - len(counted)} whose budget is no number of steps"
+            yield (
+                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
+                f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
+            )
+        if experiment.inference_benchmark is not None:
+            yield f"  {experiment.inference_benchmark.said(len(runs))}"
+        yield from memory([run.settings for run in runs])
+    shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
+    if shared:
+        yield f"{shared} run(s) are shared between experiments and run once"
+    yield ""
+    yield from takes(config, names, Priced(config))
+
+
+def _steps(run: RunSettings) -> int:
+    """Of a budget in steps, those that the run takes itself."""
+    return max(0, run.budget.steps - begins_at(run))
+
+
+def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
+    """A table of runs, hours, files and bytes, an experiment a line; then what it rests on, and the budget."""
+    machine, every = config.machine, config.all_runs(names)
+    of_all = total(priced.price(run) for run in every.values())
+    yield f"what it takes on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
+    heads = ("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")
+    rows = [heads]
+    for name in names:
+        runs = config.runs(name)
+        done = sum(priced.done(run.run_id) for run in runs)
+        rows.append(_row(name, done, total(priced.price(run) for run in runs)))
+    done = {run_id for run_id in every if priced.done(run_id)}
+    if len(names) > 1:
+        rows.append(_row("in all", len(done), of_all))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
+        yield f"  {'  '.join(columns)}".rstrip()
+    yield from _stores(config, names, priced)
+    if of_all.passing_bytes:
+        yield f"  resume states: up to {_size(of_all.passing_bytes)} more while a run is running"
+    if of_all.unlogged:
+        yield f"  logs of {of_all.unlogged} runs are not in these bytes: their number of steps is not known"
+    for why, count in of_all.bounded.items():
+        yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
+    for why, count in of_all.unknown.items():
+        yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
+    if of_all.timed:
+        yield from _assumed(config, every.values(), of_all)
+        yield from _budget(config, priced, [run_id for run_id in every if run_id not in done])
+
+
+def _row(name: str, done: int, of: Total) -> tuple[str, ...]:
+    sums = ("not known", "not known") if of.runs and not of.timed else (f"{of.node_hours:,.1f}", f"{of.gpu_hours:,.1f}")
+    # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
+    missing = 0 < of.timed < of.runs
+    sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
+    return name, f"{of.runs:,}", f"{done:,}", *(f"{sign}{text}" for text in sums), f"{of.files:,}", _size(of.bytes)
+
+
+def _stores(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
+    """A line on the token stores that the runs read."""
+    stores = priced.stores(names)
+    said = []
+    if stores.there:
+        said.append(f"{stores.there} here with {stores.there_files:,} files, {_size(stores.there_bytes)}")
+    if stores.foreseen:
+        said.append(f"{stores.foreseen} to be made, about {_size(stores.foreseen_bytes)} before compression")
+    if stores.unknown:
+        texts = sorted({name.rpartition("/")[0] for name in stores.unknown})
+        said.append(f"{len(stores.unknown)} to be made, of a size nobody knows yet ({', '.join(texts)})")
+    if said:
+        yield f"  token stores beside them: {'; '.join(said)}"
+
+
+def _assumed(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
+    machine = config.machine
+    formats = {number_format(run.settings) for run in runs} if machine.device else set()
+    peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
+    if peaks:
+        said = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
+        yield (
+            f"  estimated, not measured: {STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%} of the "
+            f"peak of {machine.device} ({said})"
+        )
+    if machine.gpus_per_node:
+        share = of_all.gpu_hours / (of_all.node_hours * machine.gpus_per_node)
+        yield f"  whole nodes are charged: {share:.0%} of their GPUs compute"
+
+
+def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
+    """Whether what is left to run keeps to the budget. Without nodes that are counted there is none to keep."""
+    if config.machine.gpus_per_node is None:
+        return
+    totals = priced.totals(left)
+    needed, allowed = sum(of.node_hours for of in totals.values()), config.settings.budget.node_hours
+    kept = needed <= allowed
+    said = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
+    if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
+        said += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
+    yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {said}"
+    if not kept:
+        yield "  submitting them is refused; Snakemake is told of a larger budget by"
+        yield f"    --config '{larger(needed)}'"
+
+
+def _size(count: int) -> str:
+    """Bytes for people.
+
+    >>> _size(1536), _size(3 << 30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = min(len(units) - 1, max(0, count.bit_length() - 1) // 10)
+    return f"{count / (1 << 10 * power):,.{int(power > 0)}f} {units[power]}"
+
+
+def memory(runs: list[RunSettings]) -> Iterator[str]:
+    """A line for each model, rows of a pass and precision; layouts that need the same stand together."""
+    found, unknown = {}, {}
+    for run in sorted(runs, key=_place):
+        held, reason = _held(run)
+        if reason:
+            unknown[f"    {run.model.name}: {reason}"] = None
+            continue
+        what = (run.model.name, f"{run.micro_batch} x {run.sequence_length}", run.precision, _options(run), *held)
+        found.setdefault(what, {})[_layout(run.layout)] = None
+    kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
+    yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
+    lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for *said, held, parts in lines:
+        *wide, room, _ = widths
+        columns = [text.ljust(width) for text, width in zip(said, wide, strict=True) if width]
+        yield f"    {'  '.join(columns)}  {held.rjust(room)} = {parts}"
+    yield from unknown
+
+
+def _place(run: RunSettings) -> tuple:
+    """Small layouts first, those of one kind together."""
+    layout = run.layout
+    return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _options(run)
+
+
+def _layout(layout: LayoutSettings) -> str:
+    """Degrees above 1 in words."""
+    names = {"shard": layout.sharding, "pipeline": layout.schedule}
+    degrees = ((degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline"))
+    return " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1) or "one rank"
+
+
+def _options(run: RunSettings) -> str:
+    """What else a run's memory depends on."""
+    again = run.activation_checkpointing
+    named = {
+        f"{again} checkpointing": again != "none",
+        f"loss_chunk {run.loss_chunk}": run.loss_chunk,
+        "document_mask": run.document_mask,
+        "compile": run.compile,
+        "float8": run.float8,
+    }
+    return ", ".join(name for name, said in named.items() if said)
+
+
+def _held(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:
+    """((sum, parts), None), or (None, why they are not known)."""
+    vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
+    if vocabulary is None:
+        return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
+    kernels = "cpu" if run.device == "cpu" else "cuda"
+    try:
+        held = largest(replace(run, model=run.model.with_vocabulary(vocabulary)), kernels)
+    except (ImportError, UserError):
+        return None, f"not known without the library transformers, which builds {run.model.transformers}"
+    unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")
+    parts = [
+        f"{part}, which are not predicted" if size is None else f"{size / unit:.2f} {part}"
+        for part, size in asdict(held).items()
+    ]
+    return (f"{held.total / unit:.2f} {name}", " + ".join(parts)), None

@@ -17,7 +17,7 @@ from tokenscale.analysis.live import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, hint
-from tokenscale.runs.records.control_groups import lines_of
+from tokenscale.runs.records.hardware import lines_of
 from tokenscale.runs.records.provenance import sealed
 
 #: outcome of a sealed run → its word

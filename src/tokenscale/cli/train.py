@@ -1,22 +1,40 @@
 """Train a model: on a file, a corpus by name, or random numbers; ranks started here or by torchrun."""
 
 import argparse
+import importlib
+import os
+
+from tokenscale.analysis.live import summary_lines
+from tokenscale.cli.train_inputs import prepare
+from tokenscale.cli.train_request import request
+from tokenscale.runs.launch.start import start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags in the studies' words, and one for each setting of a run."""
-    from tokenscale.settings import flags, study
+    from tokenscale.settings import flags, source_studies
 
     parser.usage = (
         "%(prog)s [--dataset FILE|dummy|CORPUS] [--training-steps N] [--world-size N] [options]\n"
         "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
-    flags.add(parser.add_argument_group("what to train, on what"), study.TRAIN_FLAGS)
-    flags.add(parser.add_argument_group("the settings of a run (config/README.md)"), study.RUN_FLAGS)
+    flags.add(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
+    flags.add(parser.add_argument_group("the settings of a run (config/README.md)"), source_studies.RUN_FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to `commands.train`."""
-    from tokenscale.cli import train_command as command
+    """Train the run that the flags describe."""
 
-    return command.run(arguments)
+    return train(arguments)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Prepare and train the run that the flags ask for; returns the exit code. No torch is imported in a process that
+    only starts ranks."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
+    job = prepare(request(arguments), lambda line: print(line, flush=True))
+    exit_code = start(job.run, job.output, job.manifests)
+    if exit_code == 0:
+        print("\n".join(summary_lines(job.output.parent)))
+    return exit_code

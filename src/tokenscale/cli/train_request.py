@@ -16,13 +16,13 @@ from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, format_of
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
 from tokenscale.data.tokenizers.named import named, of_store, settings_of
-from tokenscale.settings import flags, study
+from tokenscale.settings import flags, source_studies
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.study import StudyFile, TrainWords, approach_of, flag_of
+from tokenscale.settings.source_studies import StudyFile, TrainWords, approach_of, flag_of
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -66,15 +66,15 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     `world_size` is that of torchrun, where it started this process. Raises UserError, naming the flag, for values that
     are not allowed, that contradict each other, or that no run can have.
     """
-    words = TrainWords(**flags.stated(arguments, study.TRAIN_FLAGS))
-    stated = flags.stated(arguments, study.RUN_FLAGS)
+    words = TrainWords(**flags.stated(arguments, source_studies.TRAIN_FLAGS))
+    stated = flags.stated(arguments, source_studies.RUN_FLAGS)
     output = Path(words.output_dir)
     blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    words, stated, notes = study.translated(words, stated, world_size or words.world_size)
+    words, stated, notes = source_studies.translated(words, stated, world_size or words.world_size)
     _check_words(words, stated, world_size)
-    file = study.read_file(words.config) if words.config else StudyFile()
+    file = source_studies.read_file(words.config) if words.config else StudyFile()
     model = _model(words, file)
     values = file.values() | stated
     if words.epochs is not None:
@@ -153,10 +153,10 @@ def _others(values: dict[str, Any]) -> int:
 
 def _model(words: TrainWords, file: StudyFile) -> ModelSettings:
     if words.model:
-        return study.preset(words.model, "--model")
+        return source_studies.preset(words.model, "--model")
     if words.model_size:
-        return study.preset(f"study-{words.model_size}", "--model-size")
-    return file.model_settings(Path(words.config or "").stem) or study.preset("llama-tiny", "--model")
+        return source_studies.preset(f"study-{words.model_size}", "--model-size")
+    return file.model_settings(Path(words.config or "").stem) or source_studies.preset("llama-tiny", "--model")
 
 
 def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
@@ -174,7 +174,7 @@ def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: 
                 )
     rows = words.batch_size or file.training.batch_size
     passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
-    chunks = (words.n_chunk or study.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    chunks = (words.n_chunk or source_studies.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
     if rows is None and passes is None:
         if chunks == 1:
             return {}
@@ -209,7 +209,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
                 expected=f"{CONFIG}, with {words.dataset} under `corpora`",
                 next="work in the project's folder, or name a file",
             )
-        config = study.host("tokenscale.settings.config").load(CONFIG)
+        config = source_studies.host("tokenscale.settings.config").load(CONFIG)
         if words.dataset not in config.corpora:
             known = sorted({"dummy", *config.corpora})
             near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
@@ -244,7 +244,7 @@ def _by_repository(words: TrainWords) -> TrainWords:
     name = words.dataset
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
         return words
-    corpora = study.host("tokenscale.settings.config").load(CONFIG).corpora
+    corpora = source_studies.host("tokenscale.settings.config").load(CONFIG).corpora
     found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
     return replace(words, dataset=found) if found else words
 

@@ -12,8 +12,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from tokenscale.costs.flops import weights
-from tokenscale.costs.partition import stages_of
-from tokenscale.costs.schedules import in_flight, schedule
+from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
 from tokenscale.data.order.shares import micro_steps, rows_of, share
 from tokenscale.settings.layout import LayoutSettings, Place
 from tokenscale.settings.model import ModelSettings

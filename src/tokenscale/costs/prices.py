@@ -13,11 +13,11 @@ from functools import cache
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.continuation import begins_at
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.geometry import geometry
+from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings

@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
-from tokenscale.report import bundle, cells, page, pdf, registry, save, summary
-from tokenscale.report import fonts as typeface
+from tokenscale.report import bundle, cells, page, pdf, registry, save, style, summary
 from tokenscale.settings.registry import FIGURES
 
 #: queries that hold the steps of all runs beside those of their references: never two of them at once, of 200 logs x
@@ -75,7 +74,7 @@ def _prepare() -> None:
     """Load once what every process would load when it first draws."""
     for module in _LATE:
         importlib.import_module(module)
-    typeface.register()
+    style.register()
 
 
 def _drawn(
@@ -147,7 +146,7 @@ def _opened(folder: Path) -> save.Tables:
 
 def _judge(ledger: Path, tables: Path, experiments: list[str], output: Path) -> None:
     """Judge the claims as the verb `claims` does; only this reads settings, which takes pydantic."""
-    from tokenscale.cli import claims_command as claims
+    from tokenscale.cli import claims
 
     claims.run(ledger, tables, experiments, output, strict=False)
 

@@ -17,7 +17,7 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, registry, summary, svg
+from tokenscale.report import checklist, registry, style, summary
 from tokenscale.report import claims as ledger
 from tokenscale.report import paired_comparisons as pairs
 from tokenscale.report import source_study as original
@@ -212,7 +212,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     if not path.is_file():
         return {"name": name, "title": registry.module(name).TITLE, "svg": None}
     words = read_json(path, "figure's words")
-    drawing = svg.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])
+    drawing = style.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])
     with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:
         header, *rows = list(csv.reader(file)) or [[]]
     numeric = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]

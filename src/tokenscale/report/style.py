@@ -5,16 +5,86 @@ open and dashed: tokenized while training.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from html import escape
+from pathlib import Path
 
 import matplotlib
-from matplotlib import ticker
+from matplotlib import font_manager, get_data_path, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.report import fonts as typeface
 from tokenscale.report import text_layout as fits
+
+#: the small fonts, found by this name, which their own table of names has
+FAMILY = "DejaVu Sans Figures"
+FILES = ("fonts/DejaVuSans.ttf", "fonts/DejaVuSans-Bold.ttf", "fonts/DejaVuSans-Oblique.ttf", "fonts/LICENSE")
+#: what they keep: Latin-1, Greek, and the signs that numbers and sentences need
+CHARACTERS = "20-7E,A0-FF,391-3C9,2010-2026,202F,2030,2032-2033,2039-203A,2070-2089,20AC,2190-2195,2202,2206,2211-2212,"
+CHARACTERS += "2215,2219-221A,221E,2248,2260,2264-2265"
+
+
+@cache
+def register() -> None:
+    """Tell matplotlib of the small fonts."""
+    for name in FILES:
+        if name.endswith(".ttf"):
+            font_manager.fontManager.addfont(Path(__file__).parent / name)
+
+
+def make(folder: Path) -> None:
+    """Cut the fonts out of matplotlib's own into a folder."""
+    from fontTools import subset
+
+    whole = Path(get_data_path()) / "fonts" / "ttf"
+    for name in FILES:
+        options = subset.Options(glyph_names=True, legacy_kern=True, notdef_outline=True)
+        options.name_IDs = [0, 1, 2, 4, 6, 13, 14]  # names and licence
+        options.layout_scripts = ["DFLT", "latn", "grek"]
+        # rules of layout are cut anew for every drawing, which takes longer than the letters; pairs are in `kern`, too
+        options.drop_tables += ["FFTM", "GDEF", "GPOS", "MATH"]
+        options.recalc_timestamp = False
+        file = folder / Path(name).name
+        if file.suffix != ".ttf":
+            file.write_bytes((whole / "LICENSE_DEJAVU").read_bytes())
+            continue
+        font = subset.load_font(whole / file.name, options)
+        cut = subset.Subsetter(options)
+        cut.populate(unicodes=subset.parse_unicodes(CHARACTERS))
+        cut.subset(font)
+        for record in font["name"].names:
+            if record.nameID == 1:
+                record.string = FAMILY
+            if record.nameID == 2 and str(record) == "Book":
+                record.string = "Regular"  # else matplotlib looks for a heavier one
+        font.save(file)
+
+
+if __name__ == "__main__":
+    make(Path(__file__).with_name("fonts"))
+
+
+def inline(svg: str, prefix: str, alt: str) -> str:
+    """The `<svg>` element of a figure for inlining; `prefix` is put before each id, `alt` is read aloud."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>", "", svg, flags=re.DOTALL
+    )
+    head, body = svg.split(">", 1)
+    box = re.search(r'viewBox="([^"]*)"', head)[1]
+    body = body.replace("xlink:href=", "href=")
+    body = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', body)
+    body = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', body)
+    body = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", body)
+    body = re.sub(re.escape(TEXT), "currentColor", body, flags=re.IGNORECASE)
+    for i, colour in enumerate((GRID, *PALETTE)):
+        body = re.sub(re.escape(colour), f"var(--c{i})", body, flags=re.IGNORECASE)
+    body = re.sub(r"\n\s*", "\n", body)
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}">{body.strip()}'
+
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
@@ -56,7 +126,7 @@ RC = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
-    "font.family": [typeface.FAMILY, "sans-serif"],
+    "font.family": [FAMILY, "sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
     "axes.titlesize": 10,
@@ -105,7 +175,7 @@ def style() -> Iterator[None]:
     if _styled:
         yield
         return
-    typeface.register()
+    register()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)

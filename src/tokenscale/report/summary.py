@@ -11,7 +11,7 @@ import pandas as pd
 
 from tokenscale.analysis import campaign
 from tokenscale.base.files import read_json
-from tokenscale.report import checklist, generations, inventory, proof, quality, save
+from tokenscale.report import campaign_quality, checklist, generations, save
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report import paired_comparisons as pairs
 from tokenscale.report import source_study as original
@@ -65,20 +65,20 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "digest": passport.digest(folder),
             "caution": caution(scaling),
             "answers": pairs.answers(compared),
-            "design": inventory.design(runs, head.get("repeats"), head.get("left_out") or []),
+            "design": campaign_quality.design(runs, head.get("repeats"), head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs),
             "comparisons": pairs.comparison_table(compared, refused),
             "power": pairs.power_table(compared),
             "validation": validation_table(rows("validation")),
             "generations": generations.table(rows("generations")),
-            "proof": proof.proof(order),
-            "inventory": inventory.inventory_table(runs),
-            "quarantine": inventory.quarantine_table(opened.connection),
+            "proof": campaign_quality.proof(order),
+            "inventory": campaign_quality.inventory_table(runs),
+            "quarantine": campaign_quality.quarantine_table(opened.connection),
             "versions": _versions(runs),
-            "steadiness": quality.steadiness(rows("step_times"), throughput),
+            "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
             "campaign": campaign_text(throughput, runs, head.get("repeats")),
-            "energy": quality.energy(energy),
-            "facts": quality.facts(runs, throughput, scaling, energy),
+            "energy": campaign_quality.energy(energy),
+            "facts": campaign_quality.facts(runs, throughput, scaling, energy),
             "benchmarks": opened.connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
         }
         return part | {"rules": checklist.scientific_benchmarking(part), "items": checklist.reproducibility(part)}

@@ -25,7 +25,9 @@ from tokenscale.settings.data import (
     TokenizerSettings,
 )
 from tokenscale.settings.experiments import (
+    BASE,
     EXTERNAL,
+    SCALES,
     Experiment,
     Run,
     cells,
@@ -36,14 +38,13 @@ from tokenscale.settings.experiments import (
     settings_of,
     varied,
 )
-from tokenscale.settings.geometry import geometry
+from tokenscale.settings.layout import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME, NAME_IN_WORDS, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.scales import BASE, SCALES
-from tokenscale.settings.studies import STUDIES
+from tokenscale.settings.source_studies import STUDIES
 from tokenscale.settings.yaml_files import read_yaml
 
 #: what Snakemake and every command read; files of `--configfile` are merged over it

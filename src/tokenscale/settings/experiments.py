@@ -339,3 +339,8 @@ def canary_cell(experiment: Experiment) -> dict[str, Any]:
             next="name the levels of one cell",
         )
     return found[0]
+
+
+#: the scale of an experiment's own settings; those of every other scale are overlays in its file
+BASE = "demo"
+SCALES = (BASE, "workstation", "alps")

@@ -68,7 +68,7 @@ TOKENIZERS = {
     "numbers": "tokenscale.data.tokenizers.numbers",
 }
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
-#: format → where its writer and its reader are (`data/stores/open.py` finds them)
+#: format → where its writer and its reader are (`data/stores/manifest.py` finds them)
 FORMATS = {
     "padded": Format("tokenscale.data.stores.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
     "token-list": Format(

@@ -23,8 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_types, read_json, understood, write_json
-from tokenscale.data.stores.xxh3 import xxh3_128
+from tokenscale.base.files import atomic, check_types, read_json, understood, write_json, xxh3_128
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 

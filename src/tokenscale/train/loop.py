@@ -17,10 +17,8 @@ from tokenscale.data.batches.prefetch import Ahead
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load
 from tokenscale.runs.records import provenance
-from tokenscale.runs.records.energy import Energy
-from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.hardware import boot
-from tokenscale.runs.records.status import Status
+from tokenscale.runs.records.events import Status, Writer
+from tokenscale.runs.records.hardware import Energy, boot
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -32,13 +30,12 @@ from tokenscale.train.checkpoints import Checkpoints, place, reported
 from tokenscale.train.evaluation import validation
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.train.models.attention import choose_kernel
+from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
-from tokenscale.train.progress import Progress
-from tokenscale.train.schedule import learning_rate
 from tokenscale.train.signals import Interrupted, Signals
-from tokenscale.train.step_log import StepLog
+from tokenscale.train.step_log import Progress, StepLog
 from tokenscale.train.trainer import Engine
 from tokenscale.train.watchdog import Watch
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.conftest import T
 from tokenscale.base.errors import UserError
-from tokenscale.cli.convert_command import ConvertSettings, convert
+from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.data.stores.foreign import nanogpt, reframe
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.token_list import TokenListStore

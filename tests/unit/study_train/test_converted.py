@@ -10,7 +10,7 @@ import pytest
 from tests.corpora import Lab, make_corpus, make_tokenizer
 from tests.unit.study_train.conftest import TEXTS, asked, prepared
 from tokenscale.base.errors import UserError
-from tokenscale.cli.convert_command import ConvertSettings, convert
+from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.cli.main import main
 from tokenscale.data.batches.open import open_batches
 from tokenscale.settings.data import StoreSettings

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.study_train.conftest import asked
 from tokenscale.cli.main import main
-from tokenscale.settings import flags, study
+from tokenscale.settings import flags, source_studies
 from tokenscale.settings.run import RunSettings
 
 
@@ -26,14 +26,14 @@ def sample(hint, default):
     return ("0.5", 0.5) if default != 0.5 else ("0.25", 0.25)
 
 
-@pytest.mark.parametrize("flag", study.RUN_FLAGS, ids=lambda flag: flag.key)
+@pytest.mark.parametrize("flag", source_studies.RUN_FLAGS, ids=lambda flag: flag.key)
 def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
     hint = next((h for h in typing.get_args(flag.hint) if h in (float, int, str)), flag.hint)
     text, value = sample(hint, flag.default)
     for name in flag.names:
         parser = argparse.ArgumentParser()
-        flags.add(parser, study.RUN_FLAGS)
-        stated = flags.stated(parser.parse_args([name, text]), study.RUN_FLAGS)
+        flags.add(parser, source_studies.RUN_FLAGS)
+        stated = flags.stated(parser.parse_args([name, text]), source_studies.RUN_FLAGS)
         assert stated == {flag.key: value}
         run = flags.changed(RunSettings(), stated)
         for part in flag.key.split("."):
@@ -43,7 +43,7 @@ def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
 
 def test_no_setting_of_a_run_lacks_a_flag():
     """A new field of the schema gets one by itself; those left out have words of their own."""
-    top = {flag.key.split(".")[0] for flag in study.RUN_FLAGS}
+    top = {flag.key.split(".")[0] for flag in source_studies.RUN_FLAGS}
     assert {f.name for f in dataclasses.fields(RunSettings)} - top == {
         *("corpus", "tokenizer", "model", "approach", "repeat")
     }
@@ -53,7 +53,7 @@ def test_help_tells_every_flag_with_its_default(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for flag in (*study.RUN_FLAGS, *study.TRAIN_FLAGS):
+    for flag in (*source_studies.RUN_FLAGS, *source_studies.TRAIN_FLAGS):
         assert flag.name in text
     assert "peak learning rate (default 0.0003)" in text and "--batch_size" not in text
 

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.settings import study
+from tokenscale.settings import source_studies
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.manifests import manifests_of
 
@@ -45,7 +45,7 @@ PAIRS = "--eos --tokenizer-name bpe --sequence-length 32"
 COLUMNS = {"text_column": "de", "target_column": "en"}
 
 
-@pytest.mark.parametrize("pair, approach", study.APPROACH_OF.items())
+@pytest.mark.parametrize("pair, approach", source_studies.APPROACH_OF.items())
 def test_translating_reads_the_corpus_beside_any_store(here, pair, approach):
     pq.write_table(pa.table({"de": TEXTS, "en": [f"the {text}" for text in TEXTS]}), "pairs.parquet")
     config = {"experiments": [], "corpora": {"pairs": {"source": {"files": "pairs.parquet", **COLUMNS}}}}
@@ -118,10 +118,10 @@ def test_one_long_text_is_trained_on_without_validation(here):
     assert json.loads(job.manifests["store"].read_text())["documents"] == 1
 
 
-@pytest.mark.parametrize("approach", study.APPROACH_OF.values())
+@pytest.mark.parametrize("approach", source_studies.APPROACH_OF.values())
 @pytest.mark.parametrize("epochs", [1, 2.5])
 def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
-    form, beforehand = next(pair for pair, found in study.APPROACH_OF.items() if found == approach)
+    form, beforehand = next(pair for pair, found in source_studies.APPROACH_OF.items() if found == approach)
     words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else []), "--epochs", str(epochs)]
     job = prepared(
         *["--dataset", "tinystories", "--tokenizer-name", "bpe", "--sequence-length", "32", "--batch-size", "5", *words]
@@ -175,7 +175,7 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
 
 def test_starting_a_run_needs_neither_torch_nor_the_hosts_packages():
     forbidden = ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"]
-    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.cli.train_command"
+    code = f"import sys\nfor n in {forbidden!r}: sys.modules[n] = None\nimport tokenscale.cli.train"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -73,7 +73,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch, words):
-    monkeypatch.setattr("tokenscale.cli.train_command.start", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr("tokenscale.cli.train.start", lambda *_: pytest.fail("it was not refused"))
     (here / "empty.txt").touch()
     (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
     (here / "half.yaml").write_text("distributed: {mixed_precision: fp17}")

@@ -13,7 +13,7 @@ from tests.unit.study_train.conftest import LISTS, PADDED, asked
 from tokenscale.base.errors import UserError
 from tokenscale.cli import train
 from tokenscale.cli.train_request import request
-from tokenscale.settings import study
+from tokenscale.settings import source_studies
 from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
@@ -70,7 +70,7 @@ def test_the_fourth_studys_spellings_are_taken(here):
     assert (source.kind, source.files, source.separator) == ("files", ("stories.txt",), "<|endoftext|>")
 
 
-@pytest.mark.parametrize("pair, approach", study.APPROACH_OF.items())
+@pytest.mark.parametrize("pair, approach", source_studies.APPROACH_OF.items())
 def test_dataset_type_and_pretokenized_name_an_approach(here, pair, approach):
     form, beforehand = pair
     words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else [])]
@@ -189,7 +189,7 @@ def test_dummy_fills_the_models_vocabulary():
 
 @pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
 def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, words, device):
-    from tokenscale.cli import train_command as command
+    from tokenscale.cli import train as command
     from tokenscale.cli import train_torchrun as together
 
     monkeypatch.setenv("RANK", "0")

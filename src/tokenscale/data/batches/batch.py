@@ -64,3 +64,39 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
         raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
     slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
     return {"step": states[0]["step"], **({"slots": slots} if slots else {})}
+
+
+def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Which piece of its row each token belongs to, counted from 0; int32 [n, T], written to `out` where it is given.
+
+    Numbers are those of the row, not of the corpus: tokens see each other where row and number are equal.
+
+    >>> document_ids(np.array([[True, False, True], [True, True, True]])).tolist()
+    [[0, 0, 1], [0, 1, 2]]
+    """
+    _check(starts_bt)
+    ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)
+    ids -= 1
+    return ids
+
+
+def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:
+    """(cumulative lengths of the pieces of the batch flattened to n * T tokens, int32 [pieces + 1]; the longest piece).
+
+    FlashAttention's convention for `flash_attn_varlen_func`: the first is 0, the last n * T, piece i is tokens
+    [cu[i], cu[i + 1]); no piece goes on in the next row.
+
+    >>> bounds, longest = cu_seqlens(np.array([[True, False, True], [True, False, False]]))
+    >>> bounds.tolist(), longest
+    ([0, 2, 3, 6], 3)
+    """
+    _check(starts_bt)
+    if starts_bt.size > np.iinfo(np.int32).max:
+        raise ValueError(f"{starts_bt.size:,} tokens are more than int32 bounds can say")
+    bounds = np.append(np.flatnonzero(starts_bt), starts_bt.size).astype(np.int32)
+    return bounds, int(np.diff(bounds).max(initial=0))
+
+
+def _check(starts_bt: np.ndarray) -> None:
+    if starts_bt.dtype != bool or not starts_bt[:, :1].all():
+        raise ValueError("starts are bool [n, T], and every row begins with one")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.order.shares import share
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.data.batches.batch import Batch
-from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.batch import Batch, document_ids
 from tokenscale.data.batches.rows import RowOrder
 from tokenscale.data.batches.stored import checked_manifest
 from tokenscale.data.stores.packed import PackedStore

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenscale.data.batches.stored import checked_manifest
 from tokenscale.data.batches.streams import StreamBatches
-from tokenscale.data.stores.open import reader_of
+from tokenscale.data.stores.manifest import reader_of
 from tokenscale.settings.run import RunSettings
 
 

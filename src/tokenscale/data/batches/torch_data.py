@@ -15,13 +15,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.document_boundaries import document_ids
+from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.rows import BLOCK_STEPS
 from tokenscale.data.order.permutation import samples_at
 from tokenscale.data.order.shares import share
-from tokenscale.data.stores.manifest import open_store, read_store_manifest
-from tokenscale.data.stores.open import reader_of
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, reader_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings

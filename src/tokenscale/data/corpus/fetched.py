@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
-from tokenscale.data.corpus.pairs import beside
+from tokenscale.data.corpus.columns import beside
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import read
 from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings

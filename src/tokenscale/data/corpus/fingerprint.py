@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
-from tokenscale.data.corpus.paths import expand, named
+from tokenscale.data.corpus.files import expand, named
 from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings
 
 #: beside Snakemake's own records: like them it belongs to this machine, and can be deleted

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.columns import column_of, no_such, tsv, type_of, value_of, wanted
-from tokenscale.data.corpus.pairs import joined, lines
+from tokenscale.data.corpus.columns import column_of, joined, lines, no_such, tsv, type_of, value_of, wanted
 from tokenscale.settings.data import SourceSettings
 
 #: endings → format; `.gz`, `.zst` and `.zstd` may follow those of lines and text

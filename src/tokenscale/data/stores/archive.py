@@ -19,14 +19,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import HashedFile
+from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.stores import ranked
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.flat import FlatPart, dtype_of, ids_in, lengths_in
 from tokenscale.data.stores.manifest import changed, located, open_store, outside, read_store_manifest, restore
 from tokenscale.data.stores.writing import writing
-from tokenscale.data.stores.xxh3 import xxh3_64_intdigest
 from tokenscale.settings.data import StoreSettings
 
 STORE_FILES = ("blocks.bin", "blocks.npy", "ranking.bin", "lengths.bin")

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import xxh3_128
 from tokenscale.data.corpus.raw_text import PAIR
-from tokenscale.data.stores.xxh3 import xxh3_128
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
 
 #: documents whose ids are hashed together

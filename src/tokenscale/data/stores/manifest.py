@@ -4,10 +4,12 @@ A store is a folder that holds `manifest.json` and the files it lists; or, besid
 name of its own and `<name>.manifest.json`. Whatever reads a store takes either the folder or the manifest's path.
 """
 
+import importlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tokenscale.base.errors import UserError
@@ -23,6 +25,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.registry import FORMATS
 
 VERSION = 2
 
@@ -168,3 +171,13 @@ def _mismatch(where: Path, asked_by: str, name: str, asked: Any, found: Any) -> 
         store=f"{has:<{width}}  {found}  ({manifest.name})",
         next=f"{restore(where)}   {next}",
     )
+
+
+def module_of(form: str) -> ModuleType:
+    """The module whose `write` makes stores of this format."""
+    return importlib.import_module(FORMATS[form].module)
+
+
+def reader_of(form: str) -> type:
+    """The class that reads its stores, from (folder or manifest's path, manifest that `open_store` checked)."""
+    return getattr(module_of(form), FORMATS[form].reader)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import HashedFile
+from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.order.packing import concatenate, cut, pack
 from tokenscale.data.order.permutation import permute
@@ -30,7 +30,6 @@ from tokenscale.data.stores.flat import Flat, FlatPart, dtype_of, ids_in, length
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import changed, located, outside, restore
 from tokenscale.data.stores.writing import writing
-from tokenscale.data.stores.xxh3 import xxh3_64_intdigest
 from tokenscale.settings.data import StoreSettings
 
 #: of the order in which rows are stored; runs shuffle on top of it with their own

@@ -12,8 +12,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import Chunk, Origin, check_eos, encode_chunk
+from tokenscale.data.tokenizers.backends import REFERENCE, EngineTokenizer
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.engined import REFERENCE, EngineTokenizer
 
 #: text that an engine gets at a time
 BATCH_BYTES = 4 << 20

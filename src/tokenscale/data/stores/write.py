@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.data.stores.manifest import SingleFile
-from tokenscale.data.stores.open import module_of
+from tokenscale.data.stores.manifest import SingleFile, module_of
 from tokenscale.data.stores.text import EngineDiffers, TextDocuments, refused
-from tokenscale.data.tokenizers.engined import REFERENCE
+from tokenscale.data.tokenizers.backends import REFERENCE
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings
 

@@ -16,10 +16,9 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json
+from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json, xxh3_128
 from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
 from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record, seal
-from tokenscale.data.stores.xxh3 import xxh3_128
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
 from tokenscale.settings.data import StoreSettings
 

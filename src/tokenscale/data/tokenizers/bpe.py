@@ -10,7 +10,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.tokenizers import fast
+from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.engines.tokenizers import library
 from tokenscale.settings.data import TokenizerSettings
 
@@ -52,6 +52,6 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-ENGINES = fast.ENGINES
-load = fast.load
-control_texts = fast.control_texts
+ENGINES = backends.ENGINES
+load = backends.load
+control_texts = backends.control_texts

@@ -10,8 +10,8 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
+from tokenscale.data.tokenizers.backends import compared
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
-from tokenscale.data.tokenizers.engined import compared
 from tokenscale.data.tokenizers.manifest import VERSION
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS

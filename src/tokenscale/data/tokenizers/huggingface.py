@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic
-from tokenscale.data.tokenizers import fast
+from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.engines.tokenizers import library
 from tokenscale.settings.data import TokenizerSettings
 
@@ -59,9 +59,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-ENGINES = fast.ENGINES
-load = fast.load
-control_texts = fast.control_texts
+ENGINES = backends.ENGINES
+load = backends.load
+control_texts = backends.control_texts
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:

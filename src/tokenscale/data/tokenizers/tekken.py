@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
-from tokenscale.data.tokenizers.engined import EngineTokenizer
+from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.data.tokenizers.engines import gigatoken, mistral_common, tiktoken, tokenizers
 from tokenscale.settings.data import TokenizerSettings
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.files import write_json, write_text
-from tokenscale.data.tokenizers import gate
+from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.engines.tokenizers import library
 from tokenscale.data.tokenizers.load import load
@@ -95,7 +95,7 @@ def _begins_with(token: str, number: int) -> dict[str, Any]:
 def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
     written = library(tokenizer.kind).Tokenizer.from_file(str(path))
     written.encode_special_tokens = True
-    texts = gate.fuzz(control)
+    texts = backends.fuzz(control)
     found = [encoded.ids for encoded in written.encode_batch(texts)]
     for text, ids, expected in zip(texts, found, tokenizer.encode_batch(texts), strict=True):
         if not np.array_equal(ids, [tokenizer.bos_id, *expected]):

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.costs.schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble
 from tokenscale.report import captions as words
 from tokenscale.report.style import SCHEDULES, figure, legend_columns, no_data, number, plain, style
 from tokenscale.report.table import Table

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.costs.schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble
 from tokenscale.report import captions as words
 from tokenscale.report import panels
 from tokenscale.report.style import SCHEDULES, figure, no_data, number, plain, style

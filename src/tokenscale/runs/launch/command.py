@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure, processes, ranks
+from tokenscale.runs.launch import failure_hints, processes, ranks
 from tokenscale.runs.launch.job import Job, job_id, this_job
-from tokenscale.settings.geometry import Geometry, geometry
+from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
@@ -103,7 +103,7 @@ class Launch:
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
-            with open(self.outputs(attempt) / failure.SRUN, "w") as said:
+            with open(self.outputs(attempt) / failure_hints.SRUN, "w") as said:
                 return ranks.run([(argv, base | variables)], stderr=said, word=signal.SIGUSR1, keep=keep)
         return ranks.run([(argv, base | variables)], keep=keep)
 

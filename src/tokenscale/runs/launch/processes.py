@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tokenscale.runs.launch.ranks import THREADS
-from tokenscale.settings.geometry import Geometry
+from tokenscale.settings.layout import Geometry
 from tokenscale.settings.machine import Machine
 
 #: ports for the ranks to meet at, by the job number: nodes may be shared, and on a test machine they are all one. They

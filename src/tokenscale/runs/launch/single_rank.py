@@ -9,7 +9,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import processes, ranks
 from tokenscale.runs.launch.command import KEPT
 from tokenscale.runs.launch.job import job_id
-from tokenscale.settings.geometry import geometry
+from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 
 

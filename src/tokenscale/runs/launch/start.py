@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure, lock
+from tokenscale.runs.launch import failure_hints, lock
 from tokenscale.runs.launch import hang_report as standing
 from tokenscale.runs.launch.attempts import AGAIN, Identity, drop_states, finish, identity_of, interrupted, prepare
 from tokenscale.runs.launch.command import Launch, job_of
@@ -84,7 +84,7 @@ def start(
         if stood := standing.told(launched.attempt_directory(attempt), run.layout.world_size):
             print(stood, file=sys.stderr, flush=True)
         if machine.starter == "srun":
-            print(failure.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
+            print(failure_hints.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
         return exit_code or 1
 
 

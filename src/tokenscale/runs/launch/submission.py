@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.runs.launch.submission_checks import without_a_value
-from tokenscale.settings.geometry import Geometry, geometry
+from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 

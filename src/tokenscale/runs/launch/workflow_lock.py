@@ -79,3 +79,14 @@ def _leave(file: IO[str], process: int) -> None:
     """An orderly end: who is the last one leaves no name."""
     if os.getpid() == process and _taken(file):
         file.truncate(0)
+
+
+def use_this_python() -> None:
+    """Put the folder of the running Python first in PATH, for this process and its children.
+
+    A Snakemake that is called by its path then runs its jobs with its own Python, activated or not.
+    """
+    here = str(Path(sys.executable).parent)
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    if folders[0] != here:
+        os.environ["PATH"] = os.pathsep.join([here, *folders])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import aside
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
 #: made once: `json.dumps` with options of its own makes an encoder for each call
@@ -93,3 +94,23 @@ class Writer:
             os.fsync(descriptor)
             os.close(descriptor)
         self._files = {}
+
+
+class Status:
+    """Keeps `<run>/status.json` current, at most once in `every_s` seconds."""
+
+    def __init__(self, path: Path, every_s: float = 2.0):
+        self.path, self.every_s, self._last = path, every_s, 0.0
+
+    def update(self, force: bool = False, **fields: object) -> None:
+        """Write the fields and the time, if it is due. A full disk here must not end a training: errors are ignored."""
+        now = time.monotonic()  # the wall clock may be set back
+        if not force and now - self._last < self.every_s:
+            return
+        self._last = now
+        temporary = aside(self.path)
+        try:
+            temporary.write_text(json.dumps({"t_unix_s": round(time.time(), 3), **fields}))
+            os.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tokenscale.costs.partition import stages_of
-from tokenscale.costs.schedules import in_flight, schedule
+from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.parallel.deferred_weight_grads import Deferred
 from tokenscale.train.parallel.mesh import Mesh

@@ -1,0 +1,233 @@
+"""Before an engine's ids are trusted: the same texts through the reference, and not one id may differ."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import read_json
+from tokenscale.data.tokenizers.base import Texts, Tokenizer
+from tokenscale.data.tokenizers.engines import gigatoken, tokenizers
+from tokenscale.data.tokenizers.engines.engine import Engine, Unavailable
+
+#: hostile texts that every engine is tried on
+FUZZ_TEXTS = 2000
+#: texts of one call, where an engine is asked for a few
+FEW = 32
+#: text of control tokens of well-known tokenizers: inside documents it has to stay text
+CONTROL_TEXTS = (
+    "<s>", "</s>", "<unk>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[TOOL_CALLS]", "<|endoftext|>", "<|im_start|>",
+    "<|begin_of_text|>", "<SPECIAL_20>", "[CLS]", "[SEP]", "[MASK]", "<mask>", "<bos>", "<eos>",
+)  # fmt: skip
+#: where pre-tokenizers' patterns part or join: (first, last) code points of a few letters of many scripts
+_RANGES = (
+    (0x20, 0x7E), (0x09, 0x0D), (0xA0, 0xFF), (0x100, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F),
+    (0x5D0, 0x5EA), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
+    (0x2150, 0x218B), (0x2200, 0x22FF), (0x3000, 0x30FF), (0x4E00, 0x4EFF), (0xAC00, 0xACFF), (0xFE00, 0xFE0F),
+    (0xFF00, 0xFF5E), (0x10330, 0x1034A), (0x1D400, 0x1D44F), (0x1F300, 0x1F64F), (0x1F1E6, 0x1F1FF),
+    (0xE0020, 0xE007F), (0x00, 0x1F),
+)  # fmt: skip
+_PIECES = (
+    " ", "  ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u2028", "\ufeff", "\u200d", "\u0000", "'s", "'LL", "’re",
+    "don't", "I'M", "1", "12", "123", "1234567", "3.14", "٣٤", "²", "½", "Ⅷ", "HTTPServer", "camelCase", "snake_case",
+    "ǅ", "ß", "İ", "ﬁ", "e\u0301", "👩\u200d👩\u200d👧", "🇩🇪", "://", "...", "—", "/*", "*/", "{{", "}}", "</", "\\n",
+    "日本", "한국어", "ไทย", "हिन्दी", "עברית", "العربية", "a" * 40, "=" * 33, " " * 17, "\n" * 9, "0" * 21,
+)  # fmt: skip
+
+
+def fuzz(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
+    """Hostile texts, the same every time: mixed scripts, white space, digits, broken words, control-token text.
+
+    `control` are control tokens of the tokenizer itself, beside the well-known ones.
+    """
+    chance = random.Random(seed)
+    names = [*CONTROL_TEXTS, *control]
+
+    def piece() -> str:
+        kind = chance.random()
+        if kind < 0.45:
+            first, last = _RANGES[min(int(chance.expovariate(0.25)), len(_RANGES) - 1)]
+            return "".join(chr(chance.randint(first, last)) for _ in range(chance.randint(1, 9)))
+        if kind < 0.60:
+            first, last = chance.choice(_RANGES)
+            return "".join(chr(chance.randint(first, last)) for _ in range(chance.randint(1, 4)))
+        if kind < 0.93:
+            return chance.choice(_PIECES)
+        name = chance.choice(names)
+        return name if chance.random() < 0.7 else name[: chance.randint(1, len(name))]
+
+    texts = ["", " ", "\n", *names, *_PIECES]
+    while len(texts) < count:
+        texts.append("".join(piece() for _ in range(chance.randint(1, 24))))
+    return texts[:count]
+
+
+def difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
+    """The first text whose ids differ, and both ids around the place; None where all are equal.
+
+    The engine is asked in both ways that are used: all at once as an Arrow array, as stores are written, and a few at a
+    time as str, as a training asks.
+    """
+    right, right_lengths = reference.encode(texts)
+    few = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
+    at_once = engine.encode(column(texts))
+    for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*few, strict=True))) if few else at_once):
+        if not (np.array_equal(lengths, right_lengths) and np.array_equal(ids, right)):
+            return _first_difference(texts, ids, lengths, right, right_lengths)
+    return None
+
+
+def column(texts: Sequence[str]) -> pa.Array:
+    """Texts as an Arrow array. (`pa.array` makes one, too, and imports pandas to ask if they are a series.)"""
+    encoded = [text.encode("utf-8") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
+def _first_difference(
+    texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray, right: np.ndarray, right_lengths: np.ndarray
+) -> dict[str, str]:
+    ends, right_ends = np.cumsum(lengths), np.cumsum(right_lengths)
+    for i, text in enumerate(texts):
+        found = ids[ends[i] - lengths[i] : ends[i]].tolist()
+        expected = right[right_ends[i] - right_lengths[i] : right_ends[i]].tolist()
+        if found != expected:
+            at = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), 0)
+            first = max(0, at - 2)
+            return {
+                "text": repr(text[:80]),
+                "expected": f"{expected[first : at + 3]} from id {first} on, {len(expected)} ids",
+                "found": f"{found[first : at + 3]}, {len(found)} ids",
+            }
+    raise AssertionError("ids differ, and no text does")  # lengths of both add up to their ids
+
+
+#: the engine whose ids are right by definition
+REFERENCE = "tokenizers"
+
+
+class EngineTokenizer(Tokenizer):
+    """See `tokenizer.base.Tokenizer`. `notes` say which faster engines were passed over, and why."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        engines: dict[str, ModuleType],
+        decode: Callable[[list[int]], str],
+        asked: str = "auto",
+    ):
+        super().__init__(manifest)
+        self.notes: list[str] = []
+        self._folder, self._manifest, self._engines, self._decode = folder, manifest, engines, decode
+        self.engine, self._engine = self._only(asked) if asked != "auto" else self._fastest()
+        self.engine_version = self._engine.version
+
+    def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """See `tokenizer.base.Tokenizer.encode`."""
+        return self._engine.encode(texts)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """See `tokenizer.base.Tokenizer.decode`."""
+        return self._decode(np.asarray(ids).tolist())
+
+    def difference(self, texts: Sequence[str]) -> dict[str, str] | None:
+        """Where this engine's ids are not the reference's (see `gate.difference`); None for the reference itself."""
+        if self.engine == REFERENCE:
+            return None
+        return difference(self._engine, self._open(REFERENCE), texts)
+
+    def _only(self, asked: str) -> tuple[str, Engine]:
+        if asked not in self._engines:
+            raise unknown(f"engine for tokenizers of kind {self.kind}", asked, self._engines, tokenizer=self.name)
+        try:
+            return asked, self._open(asked)
+        except Unavailable as error:
+            raise UserError(
+                f"the engine {asked} cannot be used here.",
+                tokenizer=self.name,
+                reason=error,
+                next="install it, or choose another: " + ", ".join(["auto", *self._engines]),
+            ) from None
+
+    def _fastest(self) -> tuple[str, Engine]:
+        for name in self._engines:
+            try:
+                engine = self._open(name)
+            except Unavailable as error:
+                self.notes.append(f"not {name}: {error}")
+                continue
+            if name == REFERENCE or self._is_exact(name, engine):
+                return name, engine
+            self.notes.append(f"not {name} {engine.version}: its ids differ from those of {REFERENCE}")
+        raise UserError(
+            f"no package here can hold the tokenizer {self.name}.",
+            tried="; ".join(self.notes),
+            next="install tokenizers (environment.yml)",
+        )
+
+    def _is_exact(self, name: str, engine: Engine) -> bool:
+        """As the tokenizer's build found it with this version; tried now where it was built with another."""
+        path = self._folder / "build.json"
+        known = read_json(path, "record of the tokenizer's build").get("engines", {}) if path.is_file() else {}
+        if known.get(name, {}).get("version") == engine.version:
+            return bool(known[name]["exact"])
+        try:
+            reference = self._open(REFERENCE)
+        except Unavailable:
+            return False
+        return difference(engine, reference, fuzz()) is None
+
+    def _open(self, name: str) -> Engine:
+        return self._engines[name].open_engine(self._folder, self._manifest)
+
+
+def compared(
+    folder: Path, manifest: dict[str, Any], engines: dict[str, ModuleType], control: Sequence[str]
+) -> dict[str, Any]:
+    """Every engine that is here, on the hostile texts: {name: {version, exact, texts, and what differs}}.
+
+    `control` are the tokenizer's own control tokens: their text has to stay text. For the build record.
+    """
+    texts = fuzz(control)
+    reference = engines[REFERENCE].open_engine(folder, manifest)
+    found: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
+    for name, module in engines.items():
+        if name == REFERENCE:
+            continue
+        try:
+            engine = module.open_engine(folder, manifest)
+        except Unavailable as error:
+            found[name] = {"unavailable": str(error)}
+            continue
+        differs = difference(engine, reference, texts)
+        found[name] = {"version": engine.version, "exact": differs is None, "texts": len(texts)}
+        if differs:
+            found[name]["first_difference"] = differs
+    return found
+
+
+#: the fastest first
+ENGINES = {"gigatoken": gigatoken, "tokenizers": tokenizers}
+
+
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
+    """The tokenizer of a tokenizer.json, without its template, truncation and padding."""
+
+    def decode(ids: list[int]) -> str:
+        tokenizer = tokenizers.library(manifest["kind"]).Tokenizer.from_file(str(path))
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)
+
+
+def control_texts(path: Path) -> list[str]:
+    """Text of the control tokens of a tokenizer.json."""
+    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+    return [token["content"] for token in added if token.get("special")]

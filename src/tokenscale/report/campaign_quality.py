@@ -1,0 +1,251 @@
+"""How good the measurements of an experiment are: spread inside a run and between runs, and what stands behind them."""
+
+from typing import Any
+
+import duckdb
+import pandas as pd
+
+from tokenscale.analysis.queries import damage_reported
+from tokenscale.report.captions import kinds, spread
+from tokenscale.report.paired_comparisons import in_pairs
+from tokenscale.report.style import number, ordered
+from tokenscale.report.table import Link, Table, count
+from tokenscale.settings.experiments import dotted
+
+
+def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
+    """A row a series and world size: how steps spread inside a run, and throughput between runs."""
+    columns = [("approach", False), ("world size", True), ("runs", True), ("median step (ms)", True)]
+    columns += [("p95 / median", True), ("p99 / median", True), ("slowest / median", True)]
+    columns += [("within a run: IQR (%)", True), ("between runs: range (%)", True)]
+    late = step_times["late_s"].notna().any()
+    columns += [("slowest rank behind (ms)", True)] if late else []
+    rows = []
+    for name in ordered(step_times["series"]):
+        for world, group in step_times[step_times["series"] == name].groupby("world_size"):
+            of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)]["useful_tokens_per_s"]
+            between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
+            rows.append(
+                [name, str(world), str(len(group)), spread(1e3 * group["median_s"])]
+                + [number((group[f"{tail}_s"] / group["median_s"]).median()) for tail in ("p95", "p99", "slowest")]
+                + [number(100 * group["iqr_share"].median(), 2), between]
+                + ([spread(1e3 * group["late_s"].dropna())] if late else [])
+            )
+    return Table(
+        columns,
+        rows,
+        "After warm-up; steps are as long as on the slowest rank. Quantiles are of one run's steps, medians over runs. "
+        "Between runs: highest less lowest throughput over the median.",
+    )
+
+
+def energy(rows: pd.DataFrame) -> str:
+    """What the devices counted, in a sentence; empty where none did."""
+    counted = rows.dropna(subset=["energy_j"])
+    if counted.empty:
+        return ""
+    texts = []
+    for name in ordered(counted["series"]):
+        for world, group in counted[counted["series"] == name].groupby("world_size"):
+            each = spread(1e3 * group["j_per_useful_token"])
+            texts.append(f"{name}, world size {world}: {each} mJ a useful token")
+    return f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
+
+
+def facts(
+    runs: pd.DataFrame, throughput: pd.DataFrame, scaling: pd.DataFrame, energy_of: pd.DataFrame
+) -> dict[str, Any]:
+    """What checklists ask for, as numbers and texts."""
+    used = runs[runs["validity"].isin(["valid", "suspect"])]
+    repeats = used.groupby(["cell", "external"], dropna=False)["run_id"].nunique()
+    seconds = (used["stopped_unix_s"] - used["started_unix_s"]) * used["world_size"]
+    based = scaling[(scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()]
+    return {
+        "runs_used": len(used),
+        "fewest_repeats": int(repeats.min()) if len(repeats) else 0,
+        "most_repeats": int(repeats.max()) if len(repeats) else 0,
+        "committed": int(used["git_commit"].notna().sum()),
+        "timed": int(seconds.notna().sum()),
+        "external": int(used["external"].fillna(False).astype(bool).sum()),
+        "peaks": int(used["peak_flops"].notna().sum()),
+        "metered": int(energy_of["energy_j"].notna().sum()),
+        "sealed": int(used["sealed"].fillna(False).astype(bool).sum()),
+        "dirty": int(used["git_dirty"].fillna(False).astype(bool).sum()),
+        "device_s": float(seconds.fillna(0).sum()),
+        "kinds": kinds([g for _, g in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]]),
+        "bases": [
+            f"{name} at world size {base}: {spread(group['base_useful_tokens_per_s'])} useful tokens/s"
+            for (name, base), group in based.groupby(["series", "base_world_size"], sort=False)
+        ],
+        "energy": energy(energy_of),
+    }
+
+
+RESUMED = "resumed and uninterrupted"
+#: kind of pair → (what the sentence is about, what is true of a proven pair)
+_PROOFS = {
+    "world sizes": ("across world sizes", "the same samples and the same useful tokens at every step"),
+    RESUMED: (
+        "after another run's state was gone on from",
+        "the same samples and the same useful tokens at every step that is left",
+    ),
+    "online and offline": (
+        "online against offline",
+        "the same samples, the same useful tokens, and bit-identical losses at every step",
+    ),
+}
+
+
+def proof(order: pd.DataFrame) -> dict[str, Any]:
+    """Do the runs of a pair train on the same batches? A sentence and a table for each kind of pair.
+
+    The digest names samples, not their content. Across world sizes and after a resumption that is enough, as both read
+    the same store; online against offline the losses must be bit-identical, too.
+    """
+    parts = []
+    for kind, (what, true) in _PROOFS.items():
+        pairs = order[order["kind"] == kind]
+        if kind == RESUMED and pairs.empty:  # few experiments ask
+            continue
+        pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
+        proven = int((pairs["finding"] == "proven").sum())
+        if pairs.empty:
+            state, text = "none", f"Same data {what}: no pair of runs to compare."
+        elif proven == len(pairs):
+            state, text = "proven", f"Same data {what}: proven. {_all(proven)} {true}."
+        else:
+            why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
+            others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
+            state = "broken"
+            text = f"Same data {what}: not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
+        if kind != "online and offline" and len(pairs):
+            text += (
+                " The sums of a step are in another order there; the losses differ by at most "
+                f"{pairs['largest_loss_difference'].max():.2g} nats a useful token."
+            )
+        parts.append({"kind": kind, "state": state, "text": text, "table": _proof_table(pairs)})
+    return {"parts": parts}
+
+
+def _finding(kind: str, pair: Any) -> str:
+    """What a pair shows, in words: `proven`, or what is missing."""
+    if not pair.same_data:
+        return "other samples or another order: not proven"
+    if not pair.same_useful_tokens:
+        return "same order, useful tokens differ: not proven"
+    if kind == "online and offline" and not pair.losses_identical:
+        return "same order, losses differ: not proven"
+    return "proven"
+
+
+def _all(n: int) -> str:
+    return f"All {in_pairs(n)} have" if n > 1 else "The one pair has"
+
+
+def _proof_table(pairs: pd.DataFrame) -> Table:
+    """A row for the pairs of two series and two world sizes."""
+    columns = [
+        ("approach", False),
+        ("against", False),
+        ("world sizes", False),
+        ("pairs", True),
+        ("steps with equal digests", True),
+        ("same useful tokens", False),
+        ("losses bit-identical", False),
+        ("largest loss difference (nats)", True),
+        ("finding", False),
+    ]
+    rows = []
+    for (a, b, w, v), group in pairs.groupby(["series", "other_series", "world_size", "other_world_size"]):
+        rows.append(
+            [
+                a,
+                b,
+                str(w) if w == v else f"{w} and {v}",
+                str(len(group)),
+                f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
+                "yes" if group["same_useful_tokens"].all() else "no",
+                "yes" if group["losses_identical"].all() else "no",
+                f"{group['largest_loss_difference'].max():.2g}",
+                "; ".join(dict.fromkeys(group["finding"])),
+            ]
+        )
+    return Table(
+        columns,
+        rows,
+        "Digests name the samples of a step by their numbers, not their content.",
+    )
+
+
+def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ()) -> Table:
+    """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
+
+    The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.
+    """
+    canary = runs[(runs["repeat"] >= repeats) & ~runs["external"]] if repeats else runs[:0]
+    runs = runs.drop(canary.index)
+    columns = [
+        ("cell", False),
+        *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())),
+        ("done", True),
+    ]
+    rows = []
+    for (cell, external), group in runs.groupby(["cell", "external"], sort=False):
+        by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
+        done = int(group["validity"].isin(["valid", "suspect"]).sum())
+        marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
+        asked = len(group) if external else repeats or len(group)
+        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {asked}"])
+    without = [
+        f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
+        for left in not_run
+    ]
+    said = [f"Not run: {'; '.join(without)}."] if without else []
+    if len(canary):
+        done = int(canary["validity"].isin(["valid", "suspect"]).sum())
+        said.append(f"Canary, between the others: {done} of {len(canary)} runs of {canary['cell'].iloc[0]}.")
+    return Table(columns, rows, " ".join(said))
+
+
+def inventory_table(runs: pd.DataFrame) -> Table:
+    """Every run, also those that count for nothing."""
+    columns = [
+        ("run", False),
+        ("validity", False),
+        ("status", False),
+        ("reasons", False),
+        ("order", True),
+        ("attempts", True),
+    ]
+    columns += [("steps", True), ("repeated rows", True), ("broken lines", True), ("sealed", False)]
+    queued = runs["job_ids"].notna().any()
+    if queued:
+        columns += [("nodes", False), ("queued s", True), ("SLURM log", False)]
+    rows = []
+    for r in runs.itertuples():
+        rows.append(
+            [r.run_id, r.validity, r.status, r.reasons or "", count(r.position), count(r.attempts)]
+            + [f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)]
+            + [f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else "")]
+            + ["yes" if r.sealed else "no"]
+            + ([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else [])
+        )
+    return Table(columns, rows)
+
+
+def _newest_log(run: Any) -> str:
+    """The log of a run's newest job."""
+    if not run.job_ids:
+        return ""
+    jobs, logs = run.job_ids.split(", "), (run.slurm_logs or "").split(", ")
+    return Link.to(f"job {jobs[-1]}", logs[-1]) if logs[-1] else f"job {jobs[-1]}"
+
+
+def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
+    """Broken log lines; the ones that a killed process does not explain come first."""
+    with damage_reported(connection):
+        rows = connection.execute(
+            "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
+        ).fetchall()
+    columns = [("file", False), ("line", True), ("reason", False), ("benign", False), ("text", False)]
+    return Table(columns, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])
