@@ -1,4 +1,5 @@
-# make run: sets up, runs the demo on this machine, opens the way to the report.   make test: the tests.   make faults-test: kills.
+# make run: set up, run the demo on this machine, write the report.   make test: the tests.   make faults-test: kills.
+# make quick: lint, and the tests of files that changed since the last commit (or BASE=main).   make docs: the documentation site.
 # make experiments-test: the longer tests, of whole trainings, reports, commands and benchmarks.
 # make docs-test: every block of the documents, in a checkout.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
@@ -24,7 +25,7 @@ HERE := --ignore tests/faults --ignore tests/slurm --ignore tests/docs
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run test experiments-test docs-test faults-test slurm-test long-test setup lint clean
+.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test long-test setup lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -42,9 +43,17 @@ test: $(READY)
 experiments-test: $(READY)
 	$(PYTEST) -m experiment $(HERE)
 
-# each document is one test, the longest first
-docs-test: $(READY)
+# each group of documents is one test, the longest first
+docs-test: $(READY) docs
 	$(PYTEST) --dist worksteal tests/docs
+
+docs: $(READY)
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo "site: docs/_build/html/index.html"
+
+quick: $(READY)
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m tests.quick $(BASE)
 
 # what happens to runs that are killed, and to checkpoints that are damaged
 faults-test: $(READY)
@@ -81,4 +90,5 @@ $(READY):
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .snakemake results
+	rm -rf $(VENV) .snakemake docs/_build
+	find results -mindepth 1 ! -name README.md -delete 2>/dev/null || true

@@ -13,15 +13,30 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-#: README.md first: its blocks take longest
-DOCUMENTS = [
-    *("README.md", "docs/extend.md", "config/README.md", "profiles/alps/README.md", "config/experiments/README.md"),
-    "docs/concepts.md",
+#: documents whose blocks run in order in one checkout, the longest group first; what needs a demo follows the README
+GROUPS = [
+    [
+        "README.md",
+        *(
+            f"docs/{name}.md"
+            for name in (
+                *("tutorial", "install", "experiments", "data", "source-studies", "training", "evaluation", "report"),
+                *("interoperability", "parallelism", "operations", "results", "index", "api"),
+            )
+        ),
+    ],
+    ["docs/extend.md"],
+    ["docs/settings.md"],
+    ["profiles/alps/README.md"],
+    ["docs/experiment-list.md"],
+    ["docs/concepts.md"],
+    ["docs/development.md"],
 ]
-PATTERNS = ("README.md", "docs/*.md", "config/README.md", "config/experiments/README.md", "profiles/*/README.md")
+DOCUMENTS = [name for group in GROUPS for name in group]
+PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")
 #: languages whose blocks are run, and those of output and of diagrams
 RUN = ("sh", "console", "python", "yaml", "toml", "diff")
-SHOWN = ("text", "mermaid")
+SHOWN = ("text", "mermaid", "directive")
 #: a `text` block that begins with one of these is a command under a false name
 COMMANDS = ("$", "python", "snakemake", "make", "tokenscale ", ".venv/", "torchrun", "git", "srun", "sbatch", "pip")
 SUBSTITUTIONS = ("placeholders", "small", "dry_runs")
@@ -51,6 +66,7 @@ def blocks_of(document: str, text: str) -> list[Block]:
     for token in MarkdownIt().parse(text):
         if token.type in ("fence", "code_block"):
             language, _, path = token.info.strip().partition(" ") if token.type == "fence" else ("indented", "", "")
+            language = "directive" if language.startswith("{") else language  # of Sphinx
             comment = re.match(r"# ([\w./-]+\.(?:yaml|toml))\n", token.content)
             path = path or (comment[1] if comment and language in ("yaml", "toml") else None)
             found.append(Block(document, token.map[0] + 1, language, path, token.content))

@@ -1,7 +1,7 @@
 """Every block of the documents runs, in a checkout of the whole project: `make docs-test`.
 
 `blocks.yaml` holds what stands for placeholders, what is made small or a dry run, and the blocks that cannot run here.
-The blocks of one document run in order, in a checkout of its own.
+The blocks of a group of documents run in order, in one checkout.
 """
 
 import gzip
@@ -24,6 +24,7 @@ from tests import served
 from tests.docs import blocks
 from tests.docs.blocks import (
     DOCUMENTS,
+    GROUPS,
     PATTERNS,
     ROOT,
     RUN,
@@ -107,12 +108,12 @@ def committed(tmp_path_factory) -> Path:
     return once(tmp_path_factory, "checkout", make_checkout) / "tokenscale"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_block_of_the_document_runs(document, committed, tmp_path, record_property):
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0])
+def test_every_block_of_the_documents_runs(group, committed, tmp_path, record_property):
     shutil.copytree(committed, tmp_path / "tokenscale", symlinks=True)
     checkout = Checkout(tmp_path / "tokenscale", served.python(), PLAN)
     counts, failures, began = dict.fromkeys(KINDS, 0), [], time.monotonic()
-    for block in (b for b in all_blocks() if b.document == document and b.language not in SHOWN):
+    for block in (b for name in group for b in all_blocks() if b.document == name and b.language not in SHOWN):
         started = time.monotonic()
         try:
             outcome = checkout.run(block)
@@ -121,7 +122,7 @@ def test_every_block_of_the_document_runs(document, committed, tmp_path, record_
             failures.append(f"{block.place}: {failure}")
         counts[outcome] += 1
         print(f"{block.place}: {outcome}, {time.monotonic() - started:.1f} s", flush=True)
-    record_property("document", document)
+    record_property("documents", group)
     record_property("seconds", time.monotonic() - began)
     record_property("blocks", counts)
     assert not failures, f"{len(failures)} blocks fail\n\n" + "\n\n".join(failures)
@@ -194,8 +195,8 @@ def test_a_substitution_that_no_block_needs_is_found(kind):
         ("console", "$ false", "exit code 1"),
         ("python", "assert __name__ == '__main__'", None),
         ("python", "raise KeyError('here')", "here"),
-        ("diff", "--- a/one\n+++ b/one\ntokenscale. -1 +1,2 tokenscale.\n line\n+more", None),
-        ("diff", "--- a/one\n+++ b/one\ntokenscale. -1 +1,2 tokenscale.\n other\n+more", "patch"),
+        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n line\n+more", None),
+        ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n other\n+more", "patch"),
         ("yaml", "key: 1", None),
     ],
 )

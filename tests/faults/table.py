@@ -1,8 +1,8 @@
-"""The README's table of faults: what is injected, what then happens, and what the tests that inject it said.
+"""The table of faults in docs/operations.md: what is injected, what happens then, and what the tests reported.
 
 python -m tests.faults.table --run      run those tests, and write down what each said: evidence/faults/tests.jsonl
                              --run tests/faults/test_kills.py    the same of some
-python -m tests.faults.table --write    put the table, as evidence has it, into the README
+python -m tests.faults.table --write    put the table, as evidence has it, into docs/operations.md
 """
 
 import argparse
@@ -282,7 +282,7 @@ def main() -> None:
     if asked.run is not None:
         raise SystemExit(run(asked.run))
     if asked.write:
-        (ROOT / "README.md").write_text(written((ROOT / "README.md").read_text()))
+        (ROOT / "docs/operations.md").write_text(written((ROOT / "docs/operations.md").read_text()))
     else:
         print(table(outcomes()))
 

@@ -100,8 +100,8 @@ def test_the_guesses_without_a_model_are_those_of_the_first_and_the_last_fitted_
 
 
 def test_the_readme_says_what_the_model_is_worth():
-    """No target: the figures that people read. Where they change, the README has to."""
-    readme, tested = (ROOT / "README.md").read_text(), backtest()[0]
+    """No target: the figures that people read. Where they change, docs/parallelism.md has to."""
+    readme, tested = (ROOT / "docs/parallelism.md").read_text(), backtest()[0]
     for method, count in (("ddp", 10), ("fsdp", 13)):
         group = [one for one in tested if one.method == method]
         model, perfect, kept = (score(group, by) for by in ("predicted", "perfect", "kept"))

@@ -217,7 +217,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         pq.write_table(table, tmp_path / "made.parquet")
         outside(folder, path, (tmp_path / "made.parquet").read_bytes())
     elif store.format == "packed":
-        from tokenscale.data.stores.writing import xxh3_64_intdigest
+        from tokenscale.base.files import xxh3_64_intdigest
 
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
         rows[3, 5] = np.array(wrong).astype("<u2")

@@ -298,7 +298,7 @@ def test_the_committed_schemas_are_current():
 
 def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
     configs = {s: configuration.load("config/config.yaml", root=ROOT, overrides={"scale": s}) for s in SCALES}
-    text = (ROOT / "config/experiments/README.md").read_text()
+    text = (ROOT / "docs/experiment-list.md").read_text()
     assert text == guide.markdown(configs), "python -m tokenscale check --write"
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")][:-1] == [*configs["demo"].available]
     for name in configs["demo"].available:
@@ -307,7 +307,7 @@ def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
 
 
 def test_the_documentation_of_keys_is_current():
-    assert reference.markdown() in (ROOT / "config/README.md").read_text(), "python -m tokenscale check --write"
+    assert reference.markdown() in (ROOT / "docs/settings.md").read_text(), "python -m tokenscale check --write"
 
 
 def test_changes_of_a_preset_are_validated_values(tmp_path):

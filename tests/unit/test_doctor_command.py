@@ -111,7 +111,7 @@ def test_the_packages_of_a_conclusion_are_enough_for_it():
     report = [p.module for p in packages.PACKAGES if p.group == "report"] + ["numpy", "pyarrow"]
     for allowed, modules in (
         (report, ["analysis.ingest", "report.page", "report.pdf", "report.save", "cli.ingest", "cli.report"]),
-        ([], ["cli.doctor_command", "cli.doctor", "cli.main"]),
+        ([], ["cli.doctor", "cli.main"]),
     ):
         forbidden = [p.module for p in packages.PACKAGES if p.module not in allowed]
         code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"

@@ -231,11 +231,11 @@ def test_logging_needs_no_torch():
 
 
 def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "docs/interoperability.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "ExternalRun" in block)
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "interoperability.md", "exec"), {})
     (row,) = rows(tables(tmp_path / "results"), "runs")
     assert (row["validity"], row["steps_seen"], row["series"]) == ("valid", 20, "my loop (external)"), row["reasons"]
 

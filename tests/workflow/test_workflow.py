@@ -172,7 +172,7 @@ def test_the_snakefile_stays_a_table_of_contents():
 
 def test_the_rule_graph_in_the_readme_is_the_real_one():
     code, text = here("--rulegraph", "mermaid-js")
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "docs/experiments.md").read_text()
     assert code == 0 and edges(text) and edges(text) == edges(readme.split("<!-- rule graph -->")[1])
 
 

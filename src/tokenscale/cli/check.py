@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write workflow/schemas/*.json, the tables of config/README.md, and config/experiments/README.md",
+        help="write workflow/schemas/*.json, the tables of docs/settings.md, and docs/experiment-list.md",
     )
 
 
@@ -42,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         for name, schema in schemas().items():
             write_json(Path("workflow/schemas") / name, schema)
-        reference.update(Path("config/README.md"))
+        reference.update(Path("docs/settings.md"))
         at = {scale: load(overrides={"scale": scale}) for scale in SCALES}
-        guide.update(Path("config/experiments/README.md"), at)
-        findings.update(Path("README.md"), Path("evidence"))
+        guide.update(Path("docs/experiment-list.md"), at)
+        findings.update(Path("docs/results.md"), Path("evidence"))
         return 0
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = configuration.configuration(arguments, overrides)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
     parser.add_argument(
-        "--site", nargs="?", help="file of the machine (config/README.md); by default this one as it is"
+        "--site", nargs="?", help="file of the machine (docs/settings.md); by default this one as it is"
     )
     parser.add_argument("--share", type=int, default=1, help="runs that have this run's nodes at the same time")
 

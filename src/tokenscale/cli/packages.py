@@ -53,6 +53,9 @@ PACKAGES = (
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
+    Package("sphinx", "sphinx", "test", "the documentation site"),
+    Package("myst-parser", "myst_parser", "test", "the documentation site"),
+    Package("furo", "furo", "test", "the documentation site"),
     Package("tensorboard", "tensorboard", "test"),
     Package("accelerate", "accelerate", "test"),
 )

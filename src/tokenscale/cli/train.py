@@ -4,8 +4,7 @@ import argparse
 import importlib
 import os
 
-from tokenscale.analysis.live import summary_lines
-from tokenscale.cli.train_inputs import prepare
+from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import request
 from tokenscale.runs.launch.start import start
 
@@ -19,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
     flags.add(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
-    flags.add(parser.add_argument_group("the settings of a run (config/README.md)"), source_studies.RUN_FLAGS)
+    flags.add(parser.add_argument_group("the settings of a run (docs/settings.md)"), source_studies.RUN_FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,5 +35,5 @@ def train(arguments: argparse.Namespace) -> int:
     job = prepare(request(arguments), lambda line: print(line, flush=True))
     exit_code = start(job.run, job.output, job.manifests)
     if exit_code == 0:
-        print("\n".join(summary_lines(job.output.parent)))
+        print_summary(job.output.parent)
     return exit_code

@@ -253,6 +253,16 @@ def _tokens_of(run: RunSettings, manifests: dict[str, Path]) -> int:
     return tokens
 
 
+def print_summary(directory: Path) -> None:
+    """Print status, loss and throughput of a sealed run; its folder alone where the report's packages are missing."""
+    try:
+        from tokenscale.analysis.live import summary_lines
+    except ImportError as error:
+        print(f"run    {directory}  complete (a summary needs the package {error.name})", flush=True)
+    else:
+        print("\n".join(summary_lines(directory)), flush=True)
+
+
 def _store_directory(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
     return RESULTS / "tokens" / corpus / tokenizer / store.directory
 

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tokenscale.analysis.live import summary_lines
 from tokenscale.base.errors import UserError
-from tokenscale.cli.train_inputs import prepare
+from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import request
 from tokenscale.runs.launch.attempts import AGAIN, finish
 from tokenscale.runs.launch.start import opened
@@ -63,7 +62,7 @@ def train_together(arguments: argparse.Namespace) -> int:
                 plan["exit"] = AGAIN
         part(world)
     if world.rank == 0 and plan["exit"] == 0:
-        print("\n".join(summary_lines(finishing[0])), flush=True)
+        print_summary(finishing[0])
     return plan["exit"]
 
 

@@ -1,4 +1,4 @@
-"""config/experiments/README.md, written from the experiments' files: question, design, original, command."""
+"""docs/experiment-list.md, written from the experiments' files: question, design, original, command."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables of config/README.md, written from the settings themselves: one source for every key's words."""
+"""The tables of docs/settings.md, written from the settings themselves: one source for every key's words."""
 
 import dataclasses
 import types

@@ -144,7 +144,9 @@ STUDY_COMMANDS = {
 
 
 def test_the_table_of_study_commands_has_every_command_and_no_flag_that_is_not_there(monkeypatch):
-    text = (ROOT / "README.md").read_text().split("## The commands of the source studies")[1].split("\n## ")[0]
+    text = (
+        (ROOT / "docs/source-studies.md").read_text().split("# The commands of the source studies")[1].split("\n## ")[0]
+    )
     rows = [line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| ")][1:]
     monkeypatch.chdir(ROOT)
     for command, verb in STUDY_COMMANDS.items():
