@@ -145,10 +145,10 @@ def _opened(folder: Path) -> save.Tables:
 
 
 def _judge(ledger: Path, tables: Path, experiments: list[str], output: Path) -> None:
-    """Judge the claims as the verb `claims` does; only this reads settings, which takes pydantic."""
-    from tokenscale.cli import claims
+    """Judge the claims as the command `claims` does; only this reads settings, which takes pydantic."""
+    from tokenscale.report import claims
 
-    claims.run(ledger, tables, experiments, output, strict=False)
+    claims.judge_and_print(ledger, tables, experiments, output, strict=False)
 
 
 class _Processes:
