@@ -11,8 +11,8 @@ import pytest
 
 from tests.corpora import make_corpus
 from tests.workflow.conftest import make_project
+from tokenscale.cli import advise as advice_estimates
 from tokenscale.cli import advise as command
-from tokenscale.cli import advise_estimates as advice_estimates
 from tokenscale.cli import advise_sample as advice_sample
 from tokenscale.cli.main import main
 from tokenscale.costs import data as costs

@@ -18,7 +18,7 @@ OTHERS = {
     "analysis/sql/pretokenization.sql",
     "analysis/projection.py",
     "analysis/published.py",
-    "cli/advise_estimates.py",
+    "cli/advise.py",
 }
 
 

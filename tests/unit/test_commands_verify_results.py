@@ -9,7 +9,7 @@ import torch
 from tests.corpora import HOSTILE, Lab, make_run
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli import main as cli
-from tokenscale.cli.verify_results import verify_results
+from tokenscale.cli.verify import verify_results
 from tokenscale.runs.records import provenance
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings

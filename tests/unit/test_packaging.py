@@ -15,7 +15,7 @@ from tests.faults import campaign, shared
 from tests.faults import table as faults
 from tests.long import wheels
 from tokenscale.cli import packages
-from tokenscale.cli.main import VERBS, main
+from tokenscale.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 #: conda's names where they differ from pip's
@@ -219,12 +219,24 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_workflow_names_every_verb(capsys):
-    assert set(VERBS) <= {p.stem for p in (ROOT / "src/tokenscale/cli").glob("*.py")}
-    for verb in VERBS:
-        with pytest.raises(SystemExit, match="^0$"):
-            main([verb, "--help"])
-        assert f"usage: python -m tokenscale {verb} " in capsys.readouterr().out
+#: files of the command line that serve several commands
+SHARED = {"__init__", "main", "configuration", "operating_system_errors", "packages"}
+SHARED |= {"snakemake_dry_run", "snakemake_progress"}
+
+
+def test_each_command_is_one_file_and_its_helpers_begin_with_its_name():
+    files = {path.stem for path in (ROOT / "src/tokenscale/cli").glob("*.py")}
+    assert files >= SHARED and files >= set(COMMANDS)
+    owners = {name: name.partition("_")[0] for name in files - SHARED}
+    assert {name for name, owner in owners.items() if owner not in COMMANDS} == set()
+    assert not [name for name in files if name.endswith(("_command", "_settings"))]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_prints_its_help(capsys, command):
+    with pytest.raises(SystemExit, match="^0$"):
+        main([command, "--help"])
+    assert f"usage: python -m tokenscale {command} " in capsys.readouterr().out
 
 
 def test_no_file_names_a_path_of_this_machine():

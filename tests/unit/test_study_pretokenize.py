@@ -71,7 +71,7 @@ def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, 
         built.append(settings)
         shutil.copytree(tekken_folder, folder)
 
-    monkeypatch.setattr("tokenscale.cli.pretokenize_command.build_tokenizer", build)
+    monkeypatch.setattr("tokenscale.cli.pretokenize_file.build_tokenizer", build)
     command = ["--input-path", "train_data.parquet", "--output-dir", "out"]
     command += ["--tokenizer-name", "unsloth/Mistral-Nemo-Base-2407-bnb-4bit"]
     command += ["--max-length", "32", "--batch-size", "100", "--format", "padded", "token-list"]

@@ -353,7 +353,7 @@ def measured(project: Project, *arguments: str) -> set[str]:
 def parsers() -> list[argparse.ArgumentParser]:
     """The parser of every command and sub-command."""
     found = []
-    for verb in cli.VERBS:
+    for verb in cli.COMMANDS:
         parser = cli.Parser(prog=verb)
         importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         inner = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]

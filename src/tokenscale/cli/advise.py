@@ -1,22 +1,24 @@
 """What to do with one's own text: padding, bytes and speed in each format, from a sample; with their uncertainty."""
 
 import argparse
+import math
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.advise_estimates import SEED, Estimator, choice, of_approaches, of_formats, of_length, of_tokenizing
 from tokenscale.cli.advise_sample import FLAGS, AdviceSettings, Measured, measure
-from tokenscale.cli.advise_text import Estimate
-from tokenscale.cli.pretokenize_command import in_flags, unescaped
+from tokenscale.cli.pretokenize_file import in_flags, unescaped
 from tokenscale.costs import data as costs
 from tokenscale.data.corpus.files import expand
 from tokenscale.data.corpus.sample import sample
+from tokenscale.data.order.packing import best_fit_decreasing, cut
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.build import build
 from tokenscale.data.tokenizers.load import load
@@ -25,6 +27,20 @@ from tokenscale.settings import flags
 from tokenscale.settings.data import SourceSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.yaml_files import read_yaml
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no infinity: null."""
+        numbers = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: float(n) if math.isfinite(n) else None for name, n in numbers.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Look, print, and write the facts where asked to."""
     from tokenscale.base.files import write_json
-    from tokenscale.cli.advise_text import render
 
     settings = AdviceSettings(**flags.stated(arguments, FLAGS))
     facts = advise(settings, tuple(arguments.files), print)
@@ -185,3 +200,355 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Estimate):
         return value.to_dict()
     return {key: to_json(v) for key, v in value.items()} if isinstance(value, dict) else value
+
+
+RESAMPLES = 200
+#: of the packing, which is done anew for each
+PACKINGS = 50
+SEED = 0
+#: of fewer long documents in the sample, resamples say too little: how many there could be is bounded by their count
+FEW = 30
+#: below this gain in useful tokens, and with fewer tokens cut, rows of one document are as good as packed ones
+LEAST_GAIN, LEAST_CUT = 0.02, 0.001
+
+
+class Estimator:
+    """Estimates from the documents of a sample and resamples of them."""
+
+    def __init__(self, measured: Measured):
+        found = measured.sample
+        self.measured, self.lengths = measured, measured.lengths
+        self.weights = costs.resampled(found.units, found.unit_count, RESAMPLES, SEED)
+        # finite population: what was seen is certain
+        seen = len(found.texts) / found.documents if found.counted and found.unit_count == len(found.texts) else 0.0
+        self.unseen = math.sqrt(max(0.0, 1 - seen))
+        self.documents = found.documents
+        count = len(measured.batch_s)
+        batches = costs.resampled(np.arange(count), count, RESAMPLES, SEED + 1)
+        #: tokens a second and core, and the same of each resample
+        self.speed = float(costs.ratio(measured.batch_tokens, measured.batch_s))
+        self.speeds = costs.ratio(measured.batch_tokens, measured.batch_s, batches)
+
+    def of(self, function: Callable[[np.ndarray | None], Any]) -> Estimate:
+        """Of a function of weights."""
+        return self.spread(float(function(None)), function(self.weights))
+
+    def total(self, per_document: np.ndarray) -> Estimate:
+        """Of a sum over all documents of the data set."""
+        mean = float(costs.mean(per_document))
+        if self.measured.sample.counted:
+            return self.spread(mean * self.documents, costs.mean(per_document, self.weights) * self.documents)
+        scale = self.documents / len(per_document)  # how many documents there are is estimated, too
+        return self.spread(mean * self.documents, self.weights @ np.asarray(per_document, dtype=float) * scale)
+
+    def spread(self, value: float, values: np.ndarray, certain: bool = True) -> Estimate:
+        """Value and interval; `certain`: known exactly where every document was seen."""
+        low, high = costs.interval(values)
+        if certain:
+            low, high = (value + (bound - value) * self.unseen for bound in (low, high))
+        return Estimate(value, min(low, value), max(high, value))
+
+    def of_speed(self, function: Callable[[Any], Any]) -> Estimate:
+        """Of a function of the tokenizer's tokens a second and core."""
+        return self.spread(float(function(self.speed)), function(self.speeds), certain=False)
+
+    def fill(self, sequence_length: int) -> Estimate:
+        """Share of useful positions in packed rows.
+
+        The more documents, the better they fit: what is left open falls about as one over their number. So what a half
+        of the sample loses against the whole is what all documents gain (and a third of what a quarter loses); the
+        upper end counts it three times more, up to rows without a free place.
+        """
+        lengths = self.lengths
+        value = filled(lengths, sequence_length)
+        if self.unseen == 0:
+            return Estimate(value, value, value)
+        lost = [value - np.mean([filled(lengths[i::k], sequence_length) for i in range(k)]) for k in (2, 4)]
+        more = max(0.0, lost[0], lost[1] / 3) * max(0.0, 1 - len(lengths) / self.documents)
+        drawn = (np.repeat(lengths, weights.astype(int)) for weights in self.weights[:PACKINGS])
+        low, high = costs.interval([filled(some, sequence_length) for some in drawn])
+        most = self.of(lambda w: costs.fill_at_most(lengths, sequence_length, w))
+        row = sequence_length / (self.documents * max(1.0, float(np.mean(lengths - 1))))  # of all, one more or less
+        value = min(most.value, value + more)
+        return Estimate(value, min(value, low) - row, min(most.high, max(value, high) + 3 * more))
+
+
+def filled(lengths: np.ndarray, sequence_length: int) -> float:
+    """Share of useful positions where these documents are packed."""
+    rows = len(best_fit_decreasing(cut(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
+    return costs.fill(lengths, sequence_length, rows)
+
+
+def of_length(estimator: Estimator, t: int) -> dict[str, Any]:
+    lengths = estimator.lengths
+    fill = estimator.fill(t)
+    padding = estimator.of(lambda w: costs.padding_share(lengths, t, w))
+    cut_tokens = estimator.of(lambda w: costs.cut_share(lengths, t, w))
+    cut_documents = estimator.of(lambda w: costs.cut_documents_share(lengths, t, w))
+    seen = int(np.count_nonzero(lengths - 1 > t))
+    if seen == 0:  # resamples of a sample without long documents hold none
+        share, tokens = costs.unseen_cut(lengths)
+        cut_tokens = Estimate(0.0, 0.0, tokens * estimator.unseen)
+        cut_documents = Estimate(0.0, 0.0, share * estimator.unseen)
+    elif seen < FEW:
+        cut_tokens, cut_documents = (
+            Estimate(
+                e.value, e.low, max(e.high, e.value * (1 + (costs.count_at_most(seen) / seen - 1) * estimator.unseen))
+            )
+            for e in (cut_tokens, cut_documents)
+        )
+    gain = estimator.of(lambda w: fill.value / (1 - costs.padding_share(lengths, t, w)))
+    return {
+        "padding": padding,
+        "cut": cut_tokens,
+        "cut_documents": cut_documents,
+        "fill_packed": fill,
+        "gain": Estimate(gain.value, gain.low * fill.low / fill.value, gain.high * fill.high / fill.value),
+    }
+
+
+def of_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, Any]:
+    lengths, measured = estimator.lengths, estimator.measured
+    tokens = float(lengths.sum())
+    useful, kept = lengths - 1, np.minimum(lengths - 1, t)
+    packed = estimator.total(useful)
+    ends = (packed.low / fill.high, packed.high / fill.low)
+    positions = {
+        "padded": estimator.total(np.full(len(lengths), t)),
+        "token-list": estimator.total(lengths),
+        "packed": Estimate(packed.value / fill.value, *ends),
+    }
+    found = {}
+    for name, stored in measured.stored.items():
+        size, write_s, read_s = estimator.total(stored.bytes_each), stored.write_s, stored.read_s
+        size = Estimate(*(n + stored.bytes_once for n in (size.value, size.low, size.high)))
+        found[name] = {
+            "tokens": positions.get(name, positions["token-list"]),
+            "useful_tokens": estimator.total(kept if name == "padded" else useful),
+            "bytes": size,
+            "core_s_to_tokenize_and_write": estimator.spread(
+                estimator.documents * (tokens / estimator.speed + write_s) / len(lengths),
+                estimator.documents * (tokens / estimator.speeds + write_s) / len(lengths),
+                certain=False,
+            ),
+        }
+        if read_s is not None:
+            found[name]["core_s_to_read"] = estimator.documents * read_s / len(lengths)
+            found[name]["break_even_epochs"] = estimator.of_speed(
+                lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
+            )
+    return found
+
+
+def of_tokenizing(estimator: Estimator, rate: float | None) -> dict[str, Any]:
+    measured = estimator.measured
+    text_bytes_per_token = measured.text_bytes.sum() / max(1, (measured.lengths - 1).sum())
+    found: dict[str, Any] = {
+        "tokens_per_core_s": estimator.of_speed(lambda s: s),
+        "text_bytes_per_core_s": estimator.of_speed(lambda s: s * text_bytes_per_token),
+        "rate_at_stall_0.01": estimator.of_speed(lambda s: costs.rate_at_stall(0.01, s)),
+        "rate_at_stall_0.1": estimator.of_speed(lambda s: costs.rate_at_stall(0.1, s)),
+    }
+    if rate:
+        found["core_share"] = estimator.of_speed(lambda s: costs.core_share(rate, s))
+        found["step_share"] = estimator.of_speed(lambda s: costs.stall_share(rate, s))
+    return found
+
+
+def of_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -> dict[str, Any]:
+    """Times of each approach on one rank that does its data work in the training thread."""
+    t, rate, lengths = settings.sequence_length, settings.tokens_per_second, estimator.lengths
+    n, documents = len(lengths), estimator.documents
+    stored = estimator.measured.stored
+    rows = {  # (positions of each document, format that is read, useful tokens of each document)
+        "padded": (np.full(n, t), None, np.minimum(lengths - 1, t)),
+        "padding-free": (lengths, None, lengths - 1),
+        "pretokenized-padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
+        "token-list": (lengths, "token-list", lengths - 1),
+        "packed": ((lengths - 1) / fill, "packed", lengths - 1),
+    }
+    found = {}
+    for approach, (positions, form, useful) in rows.items():
+
+        def times(weights, speed, positions=positions, form=form):
+            count, tokens = costs.mean(positions, weights) * documents, costs.mean(lengths, weights) * documents
+            if form is None:
+                data_s, once_s = tokens / speed, 0.0 * tokens
+            else:
+                data_s, once_s = (
+                    documents * stored[form].read_s / n,
+                    tokens / speed + documents * stored[form].write_s / n,
+                )
+            epoch = costs.epoch_s(count, rate, data_s)
+            return data_s / epoch, epoch, once_s + settings.epochs * epoch
+
+        values, resamples = times(None, estimator.speed), times(estimator.weights, estimator.speeds)
+        stall, epoch, all_s = (
+            estimator.spread(float(v), r, certain=False) for v, r in zip(values, resamples, strict=True)
+        )
+        found[approach] = {
+            "stall": stall,
+            "epoch_s": epoch,
+            "total_s": all_s,
+            "useful_tokens_per_s": estimator.spread(
+                float(costs.mean(useful)) * documents / values[1],
+                costs.mean(useful, estimator.weights) * documents / resamples[1],
+                certain=False,
+            ),
+        }
+    return found
+
+
+def choice(at: dict[str, Estimate]) -> tuple[str, str]:
+    """The format, and why, in a sentence."""
+    if at["gain"].value - 1 < LEAST_GAIN and at["cut"].value < LEAST_CUT:
+        return "padded", (
+            f"documents fill their rows: padding takes {percent(at['padding'])} of the positions and "
+            f"{percent(at['cut'])} of the tokens are cut, so packing would gain less than {LEAST_GAIN:.0%}"
+        )
+    cuts = f", where padded rows also drop {percent(at['cut'])} of them" if at["cut"].value >= LEAST_CUT else ""
+    return "packed", (
+        f"{as_times(at['gain'])} as many useful tokens from the same step as padded rows{cuts}; nothing is dropped"
+    )
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The facts for a terminal, 100 columns wide."""
+    sampled, tokenizing, wanted = facts["sampled"], facts["tokenizing"], facts["sequence_length"]
+    more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
+    lines = [
+        f"{Path(facts['files'][0]).name}{more}",
+        f"holds {_count(facts['documents'])} documents, {_bytes(facts['text_bytes'])} of text, "
+        f"{_count(facts['tokens'])} tokens",
+        f"looked at {sampled['documents']:,} documents ({sampled['text_bytes'] / 1e6:.1f} MB; {sampled['where']}); "
+        "lo–hi: 95 % intervals",
+        f"tokenizer {facts['tokenizer']['name']} by {facts['tokenizer']['engine']}: "
+        f"{_count(tokenizing['tokens_per_core_s'])} tokens, {_bytes(tokenizing['text_bytes_per_core_s'])} a second on "
+        "one core",
+        "",
+        "one document a row, cut or padded:                      packed rows:",
+        f"{'row':>6}  {'padding':>13}  {'tokens cut':>13}  {'documents cut':>14}  {'useful':>15}  "
+        f"{'useful tokens, x padded':>24}",
+    ]
+    for t, of in facts["sequence_lengths"].items():
+        lines.append(
+            f"{t:>6}  {percent(of['padding']):>13}  {percent(of['cut']):>13}  {percent(of['cut_documents']):>14}  "
+            f"{percent(of['fill_packed'], 2):>15}  {as_times(of['gain']):>24}"
+        )
+    lines += [
+        "",
+        f"rows of {wanted}:",
+        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16} {'tokenize and write':>20} "
+        f"{'pays after epochs':>18}",
+    ]
+    for name, of in facts["formats"].items():
+        pays = _number(of["break_even_epochs"], 1) if "break_even_epochs" in of else "unpacked first"
+        lines.append(
+            f"{name:<11} {_count(of['tokens']):>14} {_count(of['useful_tokens']):>16} {_bytes(of['bytes']):>16} "
+            f"{_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
+        )
+    lines += ["", *_stall_lines(facts)]
+    lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}.")]
+    label = "next"
+    for file, values in facts["configuration"].items():
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=80)
+        lines += [f"{label:<6}  save as {file}:", "", *text.splitlines(), ""]
+        label = "then"
+    lines += [f"{label:<6}  {facts['next']}"]
+    return "\n".join(lines)
+
+
+def _stall_lines(facts: dict[str, Any]) -> list[str]:
+    tokenizing, rate = facts["tokenizing"], facts["tokens_per_second"]
+    if not rate:
+        return [
+            "tokenizing while training, in the training thread, takes 1 % of the step at "
+            f"{_count(tokenizing['rate_at_stall_0.01'])} tokens/s,",
+            f"10 % at {_count(tokenizing['rate_at_stall_0.1'])} tokens/s a rank "
+            "(--tokens-per-second N says it for yours)",
+        ]
+    lines = [
+        f"tokenizing while training at {rate:,.0f} tokens/s a rank: {percent(tokenizing['core_share'], 2)} of a core,",
+        f"or {percent(tokenizing['step_share'], 2)} of the step in the training thread. One rank, {facts['epochs']:g} "
+        f"epoch{'s' * (facts['epochs'] != 1)}, data in that thread:",
+        f"{'approach':<20} {'step share of data':>18} {'an epoch':>18} {'all, with preparing':>20} "
+        f"{'useful tokens/s':>18}",
+    ]
+    for approach, of in facts["approaches"].items():
+        lines.append(
+            f"{approach:<20} {percent(of['stall'], 2):>18} {_time(of['epoch_s']):>18} {_time(of['total_s']):>20} "
+            f"{_count(of['useful_tokens_per_s']):>18}"
+        )
+    return lines
+
+
+def _wrapped(label: str, text: str, width: int = 98) -> list[str]:
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) + 8 > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    return [f"{label if i == 0 else '':<6}  {line}" for i, line in enumerate(lines)]
+
+
+def _number(estimate: Estimate, digits: int) -> str:
+    """lo–hi, rounded outwards, so that no more is claimed than holds; one number where both are the same.
+
+    >>> _number(Estimate(1.5, 1.234, 1.567), 1), _number(Estimate(2.0, 2.0, 2.0), 2)
+    ('1.2–1.6', '2.00')
+    """
+    if estimate.low == estimate.high and math.isfinite(estimate.low):
+        return f"{estimate.value:.{digits}f}"
+    low, high = (_outwards(estimate.low, digits, math.floor), _outwards(estimate.high, digits, math.ceil))
+    return low if low == high else f"{low}–{high}"
+
+
+def _outwards(number: float, digits: int, rounding: Callable[[float], int]) -> str:
+    if not math.isfinite(number):
+        return "never"
+    scaled = round(number * 10**digits, 6)  # 0.3 is not 0.30000000000000004
+    return f"{rounding(scaled) / 10**digits:.{digits}f}"
+
+
+def percent(estimate: Estimate, digits: int = 1) -> str:
+    """A share.
+
+    >>> percent(Estimate(0.5, 0.4321, 0.5678))
+    '43.2–56.8 %'
+    """
+    scaled = Estimate(*(100 * n for n in (estimate.value, estimate.low, estimate.high)))
+    return f"{_number(scaled, digits)} %"
+
+
+def as_times(estimate: Estimate) -> str:
+    """A ratio.
+
+    >>> as_times(Estimate(1.5, 1.444, 1.555))
+    '1.44–1.56x'
+    """
+    return f"{_number(estimate, 2)}x"
+
+
+def _scaled(estimate: Estimate, units: list[tuple[float, str]]) -> str:
+    """In the largest unit that the value reaches, with three figures."""
+    size, unit = next((u for u in units if estimate.value >= u[0]), units[-1])
+    scaled = Estimate(*(n / size for n in (estimate.value, estimate.low, estimate.high)))
+    digits = max(0, 2 - int(math.floor(math.log10(max(scaled.value, 1e-9))))) if size != 1 else 0
+    return f"{_number(scaled, min(digits, 2))} {unit}".rstrip()
+
+
+def _count(estimate: Estimate) -> str:
+    if estimate.low == estimate.high and estimate.value < 1e6:
+        return f"{estimate.value:,.0f}"
+    return _scaled(estimate, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")])
+
+
+def _bytes(estimate: Estimate) -> str:
+    return _scaled(estimate, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
+
+
+def _time(estimate: Estimate) -> str:
+    return _scaled(estimate, [(86400, "d"), (3600, "h"), (60, "min"), (1.0000001, "s"), (1e-3, "ms")])

@@ -1,21 +1,105 @@
 """Token stores from and to the formats of others: Megatron-LM's pair, nanoGPT's .bin, Hugging Face data on disk."""
 
 import argparse
+import dataclasses
 import importlib
 import shlex
+import shutil
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import read_json
-from tokenscale.cli.convert_source import FLAGS, HELP, IDS, ConvertSettings, Say, of_foreign, of_store
-from tokenscale.cli.convert_target import Target, make_way, manifest_of
-from tokenscale.cli.convert_writing import write_foreign, write_store
-from tokenscale.data.stores.manifest import SingleFile
+from tokenscale.base.files import locked, read_json, sha256_file
+from tokenscale.base.progress import Progress
+from tokenscale.data.stores.documents import Documents, Origin
+from tokenscale.data.stores.foreign.from_store import StoreDocuments
+from tokenscale.data.stores.foreign.record import compare, read_record, write_record
+from tokenscale.data.stores.foreign.reframe import Counts, Framing, Reframed, Rule, Written
+from tokenscale.data.stores.manifest import SingleFile, located, module_of, open_store, read_store_manifest, reader_of
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.named import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.options import option
 from tokenscale.settings.registry import FOREIGN, FORMATS
+
+Say = Callable[[str], None]
+
+
+IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
+
+
+HELP = "python -m tokenscale convert --help"
+
+
+@dataclass(frozen=True)
+class ConvertSettings:
+    """What to convert into what, and what files cannot say."""
+
+    to: str = option(
+        "",
+        "megatron, nanogpt, hf-datasets; or a store by its name: packed, token-list-dtype=int64, "
+        "packed-sequence_length=2048",
+        metavar="FORMAT",
+    )
+    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets"] | None = option(
+        None, "where the source does not show it"
+    )
+    sequence_length: int | None = option(None, "of the store to write", ge=1)
+    eos: bool | None = option(None, "stores to write: end each document with EOS (default: a store as it is; else no)")
+    tokenizer: str | None = option(
+        None, "that made the source's ids: its folder, or its name below results/tokenizers", metavar="FOLDER"
+    )
+    tokenizer_name: str | None = option(None, "where the tokenizer is not here: its name, for the manifest")
+    vocabulary_size: int | None = option(None, "where the tokenizer is not here: its ids", ge=1)
+    bos_id: int | None = option(None, "the same: the id before each document", ge=0)
+    eos_id: int | None = option(None, "the same: the id that ends one, where there is one", ge=0)
+    pad_id: int | None = option(None, "the same: of padding (default EOS, else BOS; never compared with)", ge=0)
+    document_end: int | None = option(
+        None, "the id that ends documents in the foreign file (default EOS): taken off, or added", ge=0, metavar="ID"
+    )
+    bos: Literal["keep", "drop"] | None = option(
+        None, "foreign formats to write: the BOS of each document (default: keep; of nanogpt: drop)"
+    )
+    dtype: Literal["uint16", "uint32"] | None = option(
+        None, "of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
+    )
+    column: str | None = option(None, "of a hf-datasets source (default input_ids, else tokens)", metavar="NAME")
+    force: bool = option(False, "replace what lies at TARGET, if it is of the same kind")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to write: a store (in a folder, or as one file), or a foreign format."""
+
+    path: Path
+    store: StoreSettings | None = None
+    single: SingleFile | None = None
+    foreign: str | None = None
+    command: str = ""  # what writes it again
+
+    @property
+    def module(self) -> ModuleType:
+        """What writes it."""
+        return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else module_of(self.store.format)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to read, checked."""
+
+    documents: Documents
+    facts: dict[str, Any]  # for the record of what is written
+    framing: Framing | None = None  # of a foreign source
+    counts: Counts | None = None
+
+
+FLAGS = flags.leaves(ConvertSettings, words={"from_format": ("--from",)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,3 +209,342 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
             what = f"from {kind} to {goal.foreign or goal.store.format}"
             known = "the store's manifest says it" if kind == "store" and name in of_foreign else None
             raise UserError(f"{flag} means nothing {what}.", reason=known, next="leave it out")
+
+
+def manifest_of(path: Path) -> Path:
+    """Of a store: by its folder, its manifest, or the one Parquet file that it is."""
+    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else located(path)[1]
+
+
+def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
+    """Refuse to write over what this command would not write itself, and, without --force, over anything."""
+    path = goal.path
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise UserError("the target's folder is a file.", target=path, folder=parent, next="mend the path")
+    ours = goal.module.written(path) if goal.foreign else [path]
+    theirs = _files_of(source, kind)
+    if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
+        raise UserError("the target would replace its own source.", target=path, next="name another target")
+    if goal.single:
+        there = [path] if path.exists() else []
+        known = manifest_of(path).is_file()
+    elif goal.foreign:
+        there = [p for p in ours if p.exists()]
+        known = goal.module.recognises(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
+    else:
+        there = [path] if path.exists() and (path.is_file() or any(_visible(path))) else []
+        known = path.is_dir() and (path / "manifest.json").is_file()
+        if known:  # a store's writer clears away files of tokens that it does not know
+            files = read_json(path / "manifest.json", "manifest").get("files", [])
+            known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
+            strange = sorted(p.name for p in _visible(path) if p.name not in known_names)
+            if strange:
+                raise UserError(
+                    "the target's folder holds more than a store.",
+                    target=path,
+                    found=", ".join(strange[:5]),
+                    next="name another folder",
+                )
+    if there and not known:
+        raise UserError(
+            f"what lies at the target is no {goal.foreign or 'token store'}.",
+            target=there[0],
+            next="name another target; --force replaces only what is of the same kind",
+        )
+    if there and not force:
+        raise UserError("something lies at the target already.", target=there[0], next="--force replaces it")
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.iterdir() if not p.name.startswith("."))
+
+
+def _files_of(source: Path, kind: str) -> list[Path]:
+    """What a source takes on disk, by its path: its folder, or its files."""
+    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).written(source)
+
+
+def of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> Source:
+    """A store of ours, opened. UserError where documents cannot be had back from it."""
+    where = manifest_of(path)
+    manifest = read_store_manifest(where)
+    if manifest["format"] not in FORMATS:
+        raise unknown("format of a store", manifest["format"], FORMATS, store=path)
+    reader = reader_of(manifest["format"])
+    if not hasattr(reader, "chunks"):
+        raise UserError(
+            f"documents cannot be had back from the format {manifest['format']}.",
+            store=path,
+            reason=f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut: "
+            f"{manifest['tokens_cut']:,} tokens are not in it",
+            next="convert a token-list or packed store of the same text",
+        )
+    store = StoreSettings(manifest["format"], **manifest["options"])
+    manifest = open_store(where, store, asked_by="this conversion")
+    eos = _eos(settings, goal, store.eos)
+    _check_eos(eos, manifest["eos_id"])
+    say(
+        f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
+        f"{manifest['tokens_in_documents']:,} ids, BOS {manifest['bos_id']}"
+        + (f", EOS {manifest['eos_id']}" if store.eos else "")
+    )
+    if eos != store.eos:
+        say(f"  EOS {manifest['eos_id']} {'added to' if eos else 'taken off'} each document")
+    facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
+    return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
+
+
+def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, say: Say) -> Source:
+    """What others wrote, read once and counted. UserError where it contradicts what is stated of it."""
+    module = importlib.import_module(FOREIGN[kind])
+    record = read_record(module.record_path(path))
+    tokenizer, ids = _facts(settings, record, path)
+    document_end = settings.document_end
+    if document_end is None:
+        document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
+    if document_end is not None and document_end >= ids["vocabulary_size"]:
+        raise outside("--document-end", document_end, ids["vocabulary_size"])
+    framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end)
+    eos = _eos(settings, goal, bool(record and record["eos"] and goal.store))
+    _check_eos(eos, ids["eos_id"])
+    reader = module.Reader(
+        path,
+        vocabulary_size=framing.vocabulary_size,
+        document_end=document_end,
+        dtype=settings.dtype,
+        column=settings.column,
+    )
+    documents = Reframed(reader, framing, eos)
+    hashes = {file.name: sha256_file(file) for file in reader.files}
+    if record is not None:
+        compare(record, hashes, module.record_path(path))
+    progress = Progress(f"checking {path.name}", total=len(documents))
+    counts = documents.scan(progress)
+    progress.close()
+    for line in _told(path, module.NAME, reader, framing, counts):
+        say(line)
+    if goal.store:
+        say(f"  put on: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+    documents.origin = Origin(
+        tokenizer=tokenizer,
+        **ids,
+        source={
+            "corpus_manifest_sha256": None,
+            "text_sha256": None,
+            "special_token_policy": "as the makers of the source had it",  # ours is not theirs
+            "converted_from": {
+                "format": kind,
+                "files": [
+                    {"name": file.name, "bytes": file.stat().st_size, "sha256": hashes[file.name]}
+                    for file in reader.files
+                ],
+                "dtype": reader.dtype,
+                "document_end_id": document_end,
+                "padding_dropped": reader.padding_dropped,
+                **dataclasses.asdict(counts),
+            },
+        },
+        engine=f"converted from {kind}",
+    )
+    return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
+
+
+def _facts(
+    settings: ConvertSettings, record: dict[str, Any] | None, source: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tokenizer as a manifest names it, `vocabulary_size`, `bos_id`, `eos_id` and `pad_id`) from flags, the folder of
+    a tokenizer, and the record; UserError where two of them differ, and where nothing says it."""
+    tokenizer, stated = None, []
+    if settings.tokenizer is not None:
+        found = read_tokenizer(_tokenizer_folder(settings.tokenizer))
+        tokenizer = {"name": found["name"], "kind": found["kind"], "file_sha256": found["file"]["sha256"]}
+        stated.append((f"--tokenizer {settings.tokenizer}", {name: found[name] for name in IDS}))
+    if record is not None:
+        stated.append(("the source's record", {name: record[name] for name in IDS}))
+        if tokenizer is None:
+            tokenizer = record["tokenizer"]
+        elif record["tokenizer"]["file_sha256"] not in (None, tokenizer["file_sha256"]):
+            raise UserError(
+                "another tokenizer made the source.",
+                source=source,
+                has=f"{record['tokenizer']['name']}, sha256 {record['tokenizer']['file_sha256']}",
+                asked=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
+                next="leave --tokenizer out: the record says all of it",
+            )
+    of_flags = {name: getattr(settings, name) for name in IDS if getattr(settings, name) is not None}
+    ids: dict[str, Any] = {}
+    for facts in (*(facts for _, facts in stated), of_flags):
+        for name, value in facts.items():
+            if ids.setdefault(name, value) != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{flag} contradicts {stated[0][0]}.", stated=f"{ids[name]}", asked=f"{value}", next="leave it out"
+                )
+    missing = [f"--{name.replace('_', '-')} N" for name in ("vocabulary_size", "bos_id") if ids.get(name) is None]
+    if missing:
+        raise UserError(
+            "the source does not say which ids its tokenizer has.",
+            source=source,
+            missing=" ".join(missing),
+            next="--tokenizer FOLDER, where the tokenizer that made it is here\n"
+            "--vocabulary-size N --bos-id N, and --eos-id N where it has one, where it is not",
+        )
+    ids["eos_id"] = ids.get("eos_id")
+    if ids.get("pad_id") is None:
+        ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
+    for name in IDS[1:]:
+        if ids[name] is not None and ids[name] >= ids["vocabulary_size"]:
+            raise outside(f"--{name.replace('_', '-')}", ids[name], ids["vocabulary_size"])
+    if tokenizer is None:
+        tokenizer = {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
+    elif settings.tokenizer_name not in (None, tokenizer["name"]):
+        raise UserError(
+            "--tokenizer-name contradicts what is known of the tokenizer.",
+            stated=tokenizer["name"],
+            asked=settings.tokenizer_name,
+            next="leave it out",
+        )
+    return tokenizer, {name: ids[name] for name in IDS}
+
+
+def _tokenizer_folder(text: str) -> Path:
+    for folder in (Path(text), BUILT / text):
+        if (folder / "manifest.json").is_file() and "kind" in read_json(folder / "manifest.json"):
+            return folder
+    known = sorted(path.parent.name for path in BUILT.glob("*/manifest.json"))
+    facts = {
+        "flag": "--tokenizer",
+        "expected": "a folder with a tokenizer's manifest.json, or a name below " + str(BUILT),
+    }
+    if known:
+        raise unknown("tokenizer", text, known, **facts)
+    what = f"there is no tokenizer {text!r} here."
+    raise UserError(what, **facts, next="name its folder, or say --vocabulary-size, --bos-id and --eos-id")
+
+
+def outside(flag: str, value: int, vocabulary_size: int) -> UserError:
+    """The error of an id that is none."""
+    return UserError(
+        f"{flag} lies outside the vocabulary.",
+        found=value,
+        expected=f"0 … {vocabulary_size - 1}",
+        next="mend it, or --vocabulary-size",
+    )
+
+
+def _eos(settings: ConvertSettings, goal: Target, as_it_is: bool) -> bool:
+    """Whether documents shall end with EOS: by flag, by the name of the store to write, or as the source has it."""
+    return settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
+
+
+def _check_eos(eos: bool, eos_id: int | None) -> None:
+    if eos and eos_id is None:
+        raise UserError(
+            "the tokenizer has no EOS to end documents with.", flag="--eos", next="leave it out, or --eos-id N"
+        )
+
+
+def _told(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
+    yield f"{path} is {name}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}"
+    if reader.note:
+        yield f"  {reader.note}"
+    if reader.padding_dropped:
+        yield f"  padding left out, by its attention mask: {reader.padding_dropped:,} ids"
+    of = f" ({counts.documents:,} documents)"
+    if framing.document_end is not None:
+        yield f"  taken off the ends: {counts.document_ends_stripped:,} of id {framing.document_end}{of}"
+    yield f"  taken off the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}"
+    if counts.empty_documents:
+        yield f"  documents without a token of text: {counts.empty_documents:,}, kept"
+
+
+def write_store(found: Source, goal: Target, say: Say) -> None:
+    """A store with the documents of the source."""
+    store, path = goal.store, goal.path
+    progress = Progress(f"writing {path.name}", total=len(found.documents))
+    found.documents.report = progress
+    found.documents.origin = replace(found.documents.origin, command=goal.command)
+    with _held(goal):
+        if goal.single:
+            manifest = goal.module.write(store, found.documents, path.parent, single=goal.single)
+        else:
+            manifest = goal.module.write(store, found.documents, path)
+    progress.close()
+    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
+    say(
+        f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {manifest['tokens_in_documents']:,} "
+        f"ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}; "
+        f"ids_digest {manifest['ids_digest']['value'][:16]}"
+    )
+
+
+@contextmanager
+def _held(goal: Target) -> Iterator[None]:
+    """The target's folder, locked. What fails leaves no folder behind in which nothing was begun."""
+    path = goal.path
+    place = path.parent / f".{path.stem}.converting" if goal.single else path
+    new = [p for p in (path.parent if goal.single else path, *path.parents) if not p.exists()]
+    try:
+        with locked(place, str(path)):
+            yield
+    except BaseException:
+        if goal.single:
+            shutil.rmtree(place, ignore_errors=True)
+        elif new and not (path / ".building").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    if goal.single:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: Say) -> None:
+    """Files for others, and the record of what they cannot say."""
+    rule, module, documents = _rule(settings, found, goal), goal.module, found.documents
+    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), Written()
+    documents.report = progress
+    hashes = module.write(documents, goal.path, rule, count)
+    origin = documents.origin
+    facts = {
+        "format": goal.foreign,
+        "tokenizer": origin.tokenizer,
+        **{name: getattr(origin, name) for name in IDS},
+        "eos": found.facts["eos"],
+        "documents": count.documents,
+        "tokens": count.tokens,
+        "bos": "keep" if rule.keep_bos else "drop",
+        "document_end": rule.document_end,
+        "source": found.facts,
+    }
+    write_record(module.record_path(goal.path), hashes, facts)  # an old one fits no new files: never believed
+    progress.close()
+    say(progress.line())
+    size = sum(file.stat().st_size for file in hashes)
+    say(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
+    if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
+        say(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
+    if rule.document_end is not None:
+        say(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
+    for note in module.notes(origin, rule.document_end is not None or found.facts["eos"]):
+        say(f"  {note}")
+
+
+def _rule(settings: ConvertSettings, found: Source, goal: Target) -> Rule:
+    """How documents leave. From one foreign format to another they keep what they had, where the format allows it."""
+    origin, end = found.documents.origin, settings.document_end
+    if end is None and goal.foreign == "nanogpt":
+        end = found.framing.document_end if found.framing else origin.eos_id
+        if end is None:
+            raise UserError(
+                "nanoGPT's format needs an id that ends documents, and the tokenizer has none.",
+                tokenizer=origin.tokenizer["name"],
+                next="--document-end ID",
+            )
+    if end is None and found.counts is not None and found.counts.document_ends_stripped:
+        end = found.framing.document_end
+    if end is not None and end >= origin.vocabulary_size:
+        raise outside("--document-end", end, origin.vocabulary_size)
+    keep = goal.module.KEEPS_BOS
+    if keep and found.counts is not None:
+        keep = found.counts.bos_stripped > 0
+    return Rule(keep if settings.bos is None else settings.bos == "keep", end)

@@ -13,7 +13,7 @@ import numpy as np
 from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, understood
-from tokenscale.cli.pretokenize_command import in_flags
+from tokenscale.cli.pretokenize_file import in_flags
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.held_out import as_asked
 from tokenscale.data.corpus.raw_text import RawText

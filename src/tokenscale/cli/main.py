@@ -1,4 +1,4 @@
-"""`python -m tokenscale VERB …`: finds the verb's file, shows users' errors without a stack trace."""
+"""Run one command: `python -m tokenscale COMMAND …`. A user's mistake is reported without a stack trace."""
 
 import argparse
 import importlib
@@ -10,32 +10,32 @@ from collections.abc import Sequence
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, nearest, unknown
 
-#: verb → what it does. Each is a file in `verbs/`, imported only when asked for.
-VERBS = {
-    "download": "files of a corpus that lies elsewhere, held by hash",
+#: command → its purpose. Each is a module of this package, imported when it is called.
+COMMANDS = {
+    "download": "fetch a corpus' files from a URL or the Hugging Face hub, and verify them by hash",
     "corpus": "raw text → raw Parquet with train and validation splits",
-    "tokenizer": "make or fetch a tokenizer, with its manifest",
+    "tokenizer": "train or fetch a tokenizer, and write its manifest",
     "pretokenize": "raw Parquet → one token store",
     "unpack": "an archive → a packed store",
     "convert": "token stores from and to Megatron-LM, nanoGPT and Hugging Face data sets",
-    "advise": "what to do with your own text, from a sample: padding, bytes, speed, and the format to choose",
-    "train": "a training from flags: on a file, a corpus by name, or random numbers; also under torchrun",
-    "launch": "start a run's processes on this machine or in a SLURM job, and seal it",
+    "advise": "advice for your own text from a sample: padding, bytes, speed, and the format to choose",
+    "train": "a training from flags: on a file, a named corpus or random tokens; also under torchrun",
+    "launch": "start a run's processes on this machine or in a SLURM job, and seal its record",
     "rank": "one rank of a run, as a launcher starts it",
-    "evaluate": "a checkpoint's perplexity, bits per byte and accuracy over any text",
-    "generate": "text from a checkpoint",
-    "export": "a checkpoint → a folder that the library transformers loads",
+    "evaluate": "perplexity, bits per byte and accuracy of a checkpoint on any text",
+    "generate": "generate text from a checkpoint",
+    "export": "a checkpoint → a folder that transformers loads",
     "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
     "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
-    "report": "tables → figures, the HTML report and the folder around it",
-    "verify": "is a figure, a page or a report what its data and code draw; are results what was written?",
-    "diff": "two reports, cell by cell, and what may explain the difference",
-    "claims": "sentences of the ledger: do the data carry them; strict where they are relied on",
-    "predict": "step times on more ranks, by a model fitted to few; and its back-test on published points",
+    "report": "tables → figures, the HTML report and its folder",
+    "verify": "check that figures, pages and results are what their data and code produce",
+    "diff": "compare two reports cell by cell, with possible explanations",
+    "claims": "test claims against the data; --strict fails where a required claim does not hold",
+    "predict": "predict step times on more ranks with a fitted model, and back-test it on published points",
     "benchmark": "side-by-side measurements",
-    "plan": "what would run, and on what",
-    "check": "the configuration and the design of experiments; write JSON schemas",
-    "status": "jobs and runs: how far they are, why they wait, what failed; what would rerun",
+    "plan": "list what would run, on what, and what it would cost",
+    "check": "check the configuration and the design of experiments; write JSON schemas",
+    "status": "progress of jobs and runs, why they wait, what failed, and what would rerun",
     "doctor": "what this machine can run, what it cannot, and why",
 }
 
@@ -81,36 +81,36 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb. Returns the exit code: 0, or 2 for a user's error."""
+    """Run one command. Return its exit code: 0, or 2 for a user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    listing = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
+    listing = "\n".join(f"  {command:<12} {text}" for command, text in COMMANDS.items())
     parser = Parser(
         prog="tokenscale",
-        description=__doc__.split(":")[0].replace("`", ""),
-        usage="python -m tokenscale VERB [options]   (VERB --help lists a verb's options)",
-        epilog=f"verbs:\n{listing}",
+        description="Experiments on LLM pretraining systems.",
+        usage="python -m tokenscale COMMAND [options]   (COMMAND --help lists a command's options)",
+        epilog=f"commands:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tokenscale {__version__}")
-    parser.add_argument("verb", nargs="?", metavar="VERB")
+    parser.add_argument("command", nargs="?", metavar="COMMAND")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parsed = parser.parse_args(arguments[:1])
-    if parsed.verb is None:
+    command = parser.parse_args(arguments[:1]).command
+    if command is None:
         parser.print_help()
         return 0
     try:
-        if parsed.verb not in VERBS:
-            raise unknown("verb", parsed.verb, VERBS)
-        module = importlib.import_module(f"tokenscale.cli.{parsed.verb}")
-        verb_parser = Parser(prog=f"python -m tokenscale {parsed.verb}", description=module.__doc__)
-        module.add_arguments(verb_parser)
-        return module.run(verb_parser.parse_args(arguments[1:])) or 0
+        if command not in COMMANDS:
+            raise unknown("command", command, COMMANDS)
+        module = importlib.import_module(f"tokenscale.cli.{command}")
+        command_parser = Parser(prog=f"python -m tokenscale {command}", description=module.__doc__)
+        module.add_arguments(command_parser)
+        return module.run(command_parser.parse_args(arguments[1:])) or 0
     except UserError as error:
         if "next" not in error.facts:
-            error = UserError(error.what, **error.facts, next=f"python -m tokenscale {parsed.verb} --help")
+            error = UserError(error.what, **error.facts, next=f"python -m tokenscale {command} --help")
         print(error.render(), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of our output went away (`| head`)
+    except BrokenPipeError:  # the reader of our output has exited (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from tokenscale.runs.launch.lock import held
 from tokenscale.settings.data import StoreSettings
 
 #: by name, as registries do: what a person's file goes through is no part of a store's code
-FROM_FILE = "tokenscale.cli.pretokenize_command"
+FROM_FILE = "tokenscale.cli.pretokenize_file"
 RULE = ("store", "corpus", "tokenizer", "output")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import locked, read_json, sha256_file
 from tokenscale.base.progress import Progress
-from tokenscale.cli.pretokenize_command import in_flags
+from tokenscale.cli.pretokenize_file import in_flags
 from tokenscale.cli.train_request import Request, check, shortened, too_small
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.raw_text import RawText, read_manifest

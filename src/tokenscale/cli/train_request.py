@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
-from tokenscale.cli.pretokenize_command import in_flags, stem_of, unescaped
+from tokenscale.cli.pretokenize_file import in_flags, stem_of, unescaped
 from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, format_of
 from tokenscale.data.stores.manifest import read_store_manifest

@@ -4,7 +4,22 @@ Of reports it says identical, data changed, code changed or not ours; of results
 """
 
 import argparse
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, sha256_file, understood
+from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.corpus.raw_text import read_manifest as read_corpus
+from tokenscale.data.stores.manifest import open_store, read_store_manifest
+from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.manifest import restore as restore_tokenizer
+from tokenscale.runs.records.provenance import sealed
+from tokenscale.settings.data import StoreSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is found; 0 where everything is as it was, else 1."""
-    from tokenscale.cli import verify_results as results
 
     wrong = False
-    reports = [path for path in arguments.files if not results.is_results(path)]
+    reports = [path for path in arguments.files if not is_results(path)]
     for path in arguments.files:
         if path not in reports:
-            found, counts = results.verify_results(path)
-            print(results.text(path, found, counts))
+            found, counts = verify_results(path)
+            print(summary(path, found, counts))
             wrong |= any(not finding.note for finding in found)
     if reports:
         from tokenscale.report.verification import verify
@@ -42,3 +56,186 @@ def run(arguments: argparse.Namespace) -> int:
         print(text(drawn))
         wrong |= any(finding.verdict != IDENTICAL for finding in drawn)
     return int(wrong)
+
+
+#: files beside what a manifest lists
+BESIDE = {"manifest.json", "build.json", ".lock"}
+#: of a run's folder, beside its attempts
+OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
+LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part", ".arriving")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it was written; a `note` says what is no fault, such as a run that has not ended."""
+
+    what: str
+    note: bool = False
+
+
+def is_results(path: Path) -> bool:
+    """Whether a folder is that of results: it holds some of what is checked here."""
+    return path.is_dir() and any((path / name).is_dir() for name, _, _ in KINDS)
+
+
+def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
+    """(what is found; how many of each kind were read). Raises nothing for damage: all of it is told."""
+    found: list[Finding] = []
+    counts: Counter[str] = Counter()
+    for name, pattern, check in KINDS:
+        for path in sorted((results / name).glob(pattern)):
+            counts[name] += 1
+            try:
+                found += check(path.parent)
+            except UserError as error:
+                found.append(_told(error))
+        found += _strangers(results / name, pattern)
+    return found, counts
+
+
+def summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:
+    """What `verify` prints."""
+    read = ", ".join(f"{name} {n}" for name, n in counts.items()) or "nothing"
+    faults = sum(not finding.note for finding in found)
+    lines = [f"{'note  ' if finding.note else 'fault '} {finding.what}" for finding in found]
+    return "\n".join([*lines, f"{results}: read {read}; {faults or 'no'} fault{'s' * (faults != 1)}"])
+
+
+# --- stations -----------------------------------------------------------------------------------------------------
+
+
+def _corpus(folder: Path) -> Iterator[Finding]:
+    files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
+    yield from _files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}")
+
+
+def _download(folder: Path) -> Iterator[Finding]:
+    next = f"snakemake -f {folder / 'manifest.json'}"
+    manifest = read_json(folder / "manifest.json", "manifest of the download", next)
+    with understood(folder / "manifest.json", "manifest of the download", next):
+        files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
+        found = list(_files(folder, files, "download", next, beside={"hashes.json"}))
+    yield from found
+
+
+def _tokenizer(folder: Path) -> Iterator[Finding]:
+    manifest = read_tokenizer(folder)
+    files = [file | {"bytes": file.get("bytes", -1)} for file in (manifest["file"], *manifest.get("derived", []))]
+    yield from _files(folder, files, "tokenizer", restore_tokenizer(folder))
+
+
+def _store(folder: Path) -> Iterator[Finding]:
+    manifest = read_store_manifest(folder)
+    with understood(folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"):
+        settings = StoreSettings(manifest["format"], **manifest["options"])
+    open_store(folder, settings, verify=False)
+    yield from _files(folder, manifest["files"], "token store", f"snakemake -f {folder / 'manifest.json'}")
+
+
+def _files(
+    folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: set[str] = frozenset()
+) -> Iterator[Finding]:
+    """What a manifest lists, byte by byte, and what lies beside it."""
+    for file in files:
+        try:
+            path = folder / file["name"]
+            size = path.stat().st_size if file["bytes"] < 0 and path.is_file() else file["bytes"]
+            check_file(path, size, file["sha256"], what=what, next=next, content=True)
+        except UserError as error:
+            yield _told(error)
+    known = {file["name"].split("/")[0] for file in files} | BESIDE | beside
+    yield from (_extra(path) for path in sorted(folder.iterdir()) if path.name not in known)
+
+
+def _run(folder: Path) -> Iterator[Finding]:
+    """The seal of a run's record, its logs against the record, and its checkpoints."""
+    record = read_json(folder / "run.json", "run's record", "restore it from a copy, or train the run again")
+    if not isinstance(record, dict) or "seal" not in record:
+        yield Finding(f"{folder}: has not ended; its logs are not sealed", note=True)
+        record = None
+    elif sealed(folder / "run.json") is None:
+        yield Finding(f"{folder / 'run.json'}: edited after it was sealed; restore it from a copy, or train again")
+    else:
+        yield from _sealed(folder, record)
+    yield from _checkpoints(folder / "checkpoints")
+    for path in sorted(folder.iterdir()):
+        if path.name not in OF_RUN and not path.name.startswith("attempt="):
+            yield _extra(path)
+
+
+def _sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
+    with understood(folder / "run.json", "run's record", "train the run again"):
+        logs = dict(record["outcome"].get("logs") or {})
+        digest = (record.get("git") or {}).get("diff_sha256")
+    next = "restore it from a copy, or train the run again"
+    for name, sha256 in sorted(logs.items()):
+        path = folder / name
+        if not path.is_file():
+            yield Finding(f"{path}: missing; {next}")
+        elif sha256_file(path) != sha256:
+            yield Finding(f"{path}: changed after it was sealed; {next}")
+    for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl")):
+        if path.relative_to(folder).as_posix() not in logs:
+            yield Finding(f"{path}: a log that the sealed record does not know")
+    diff = folder / "dirty.diff"
+    if digest and (not diff.is_file() or sha256_file(diff) != digest):
+        yield Finding(f"{diff}: {'changed' if diff.is_file() else 'missing'}; it is what the commit lacks")
+    if (folder / "done.json").is_file():
+        done = read_json(folder / "done.json", "mark of a run's end", f"snakemake --touch {folder / 'done.json'}")
+        if not isinstance(done, dict) or done.get("seal") != record["seal"]:
+            yield Finding(f"{folder / 'done.json'}: is of another record than run.json")
+
+
+def _checkpoints(folder: Path) -> Iterator[Finding]:
+    there = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if there and importlib.util.find_spec("torch") is None:
+        yield Finding(f"{folder}: not read, torch is not installed", note=True)
+        return
+    for path in there:
+        if path.name.endswith(LEFT_OVER):
+            yield _extra(path)
+            continue
+        from tokenscale.train.checkpoint import Checkpoint  # torch
+
+        try:
+            names = set(Checkpoint(path).files) | {"tokenizer"}
+            yield from _tokenizer(path / "tokenizer") if (path / "tokenizer").is_dir() else ()
+            yield from (_extra(file) for file in sorted(path.iterdir()) if file.name not in names)
+        except UserError as error:
+            yield _told(error)
+
+
+# --- what belongs to nothing --------------------------------------------------------------------------------------
+
+
+def _strangers(folder: Path, pattern: str) -> Iterator[Finding]:
+    """Folders without a manifest, and files, where only folders with one should be."""
+    depth = pattern.count("/")
+    for path in sorted(folder.glob("/".join(["*"] * depth))) if folder.is_dir() else ():
+        if path.is_dir() and not (path / pattern.rsplit("/", 1)[1]).is_file():
+            purged = pattern.endswith("manifest.json")
+            yield Finding(f"{path}: holds no {pattern.rsplit('/', 1)[1]}", note=not purged)
+        elif not path.is_dir():
+            yield _extra(path)
+
+
+def _told(error: UserError) -> Finding:
+    """A refusal on one line."""
+    facts = dict(error.facts)
+    where = [facts.pop(name) for name in ("file", "manifest", "path", "checkpoint") if name in facts]
+    return Finding(f"{', '.join(where)}: {error.what} {'; '.join(f'{name} {text}' for name, text in facts.items())}")
+
+
+def _extra(path: Path) -> Finding:
+    begun = path.name.endswith(LEFT_OVER)
+    return Finding(f"{path}: {'left over from a writer that was ended' if begun else 'in no manifest'}", note=begun)
+
+
+#: folder of results, where its records lie, what reads one
+KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
+    ("downloads", "*/manifest.json", _download),
+    ("corpus", "*/manifest.json", _corpus),
+    ("tokenizers", "*/manifest.json", _tokenizer),
+    ("tokens", "*/*/*/manifest.json", _store),
+    ("runs", "*/run.json", _run),
+)

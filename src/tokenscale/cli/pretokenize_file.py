@@ -25,13 +25,7 @@ from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
 from tokenscale.data.tokenizers.named import named
 from tokenscale.settings import flags
-from tokenscale.settings.data import (
-    CleaningSettings,
-    CorpusSettings,
-    SourceSettings,
-    StorageSettings,
-    StoreSettings,
-)
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
 from tokenscale.settings.options import option
 
 Report = Callable[[str, int | None], Progress]
