@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks import analysis
 
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark import analysis
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.corpora import Lab, texts_around
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark import data, data_table
+from tokenscale.benchmark import data
 from tokenscale.cli.main import main
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
@@ -153,7 +153,7 @@ def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
 def test_ratios_are_of_the_same_round():
     seconds = {"packed": (1.0, 4.0, 1.0), "memcpy": (1.0, 2.0, 4.0)}
     records = [{"arm": a, "round": n, "seconds": s, "batches": 1} for a, v in seconds.items() for n, s in enumerate(v)]
-    assert data_table.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
+    assert data.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
 
 
 def test_pairs_count_alike(measured):

@@ -3,10 +3,9 @@
 import json
 
 import pytest
+from benchmarks import pretokenize
 
 from tests.corpora import make_corpus, make_tokenizer
-from tokenscale.benchmark import pretokenize
-from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
 
 
@@ -22,13 +21,13 @@ def place(tmp_path_factory):
 
 def arguments(place, *more):
     paths = ["--corpus", place / "corpus/manifest.json", "--tokenizer", place / "tokenizer/manifest.json"]
-    return ["benchmark", "pretokenize", *map(str, paths), "--output", str(place / "out.json"), *more]
+    return [*map(str, paths), "--output", str(place / "out.json"), *more]
 
 
 def test_every_side_is_timed_and_the_table_says_how_many_times(place, capsys):
     pytest.importorskip("transformers")
     stores = ["packed-sequence_length=64", "token-list"]
-    assert main(arguments(place, "--rounds", "2", "--stores", *stores, "--memory", "1")) == 0
+    assert pretokenize.main(arguments(place, "--rounds", "2", "--stores", *stores, "--memory", "1")) == 0
     result = json.loads((place / "out.json").read_text())
     found = sorted((r["round"], r["side"]) for r in result["records"])
     assert found == sorted((n, side) for n in range(2) for side in [*stores, "plain script"])
@@ -40,7 +39,7 @@ def test_every_side_is_timed_and_the_table_says_how_many_times(place, capsys):
 
 
 def test_more_cores_than_there_are_is_a_users_error(place, capsys):
-    assert main(arguments(place, "--cores", "4096")) == 2
+    assert pretokenize.main(arguments(place, "--cores", "4096")) == 2
     assert "not so many cores" in capsys.readouterr().err
 
 

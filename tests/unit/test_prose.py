@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from benchmarks import prose
 
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark import prose
-from tokenscale.cli.main import main
 
 LICENCE = "This is the text that every package of this machine repeats, word for word. " * 4
 
@@ -134,12 +133,12 @@ def test_too_little_is_said(roots, tmp_path):
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_the_verb_exits_2_where_the_machine_holds_too_little(roots, tmp_path, monkeypatch, capsys):
+def test_it_exits_2_where_the_machine_holds_too_little(roots, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prose, "Roots", lambda: roots)
-    command = ["benchmark", "text", "--megabytes", "5", "--output", str(tmp_path / "out.parquet")]
-    assert main(command) == 2
+    command = ["--megabytes", "5", "--output", str(tmp_path / "out.parquet")]
+    assert prose.main(command) == 2
     assert "less real text" in capsys.readouterr().err
-    assert main([*command, "--at-most"]) == 0
+    assert prose.main([*command, "--at-most"]) == 0
     assert "docstrings" in capsys.readouterr().out
 
 

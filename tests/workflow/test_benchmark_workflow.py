@@ -4,11 +4,10 @@ import os
 import re
 
 import pytest
+from benchmarks import workflow
 
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT
-from tokenscale.benchmark import workflow
-from tokenscale.cli.main import main
 
 pytestmark = pytest.mark.workflow
 
@@ -33,10 +32,7 @@ def test_planning_is_timed_with_real_rules_and_code(monkeypatch, capsys):
     own = workflow._snakemake
     monkeypatch.setattr(workflow, "_snakemake", snakemake)
     monkeypatch.setattr(workflow, "_timed", really_timed)
-    assert (
-        main(["benchmark", "workflow", "--runs", "3", "--rounds", "1", "--states", "checkout", "--profiles", "alps"])
-        == 0
-    )
+    assert workflow.main(["--runs", "3", "--rounds", "1", "--states", "checkout", "--profiles", "alps"]) == 0
     printed = capsys.readouterr().out
     row = re.search(r"^ +10 +(\d+) +([\d.]+)  checkout +alps +([\d.]+) ", printed, re.MULTILINE)
     assert row, printed
@@ -47,8 +43,8 @@ def test_planning_is_timed_with_real_rules_and_code(monkeypatch, capsys):
 
 def test_planning_needs_a_project(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["benchmark", "workflow"]) == 2
+    assert workflow.main([]) == 2
     assert "workflow/Snakefile" in capsys.readouterr().err
     monkeypatch.chdir(ROOT)
-    assert main(["benchmark", "workflow", "--runs", "0"]) == 2
+    assert workflow.main(["--runs", "0"]) == 2
     assert "1 or more" in capsys.readouterr().err

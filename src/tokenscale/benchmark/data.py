@@ -9,9 +9,10 @@ for bit; what a peer gives is compared with the rows. Times and counts are recor
 
 import dataclasses
 import gc
+import importlib
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
-from tokenscale.benchmark import data_arms, machine, studies
+from tokenscale.benchmark import machine, studies
 from tokenscale.benchmark import machine as engines
-from tokenscale.benchmark.data_arms import LIMIT, ONLINE, PACKED, Arm
 from tokenscale.benchmark.machine import timing
 from tokenscale.benchmark.peers import Peers
 from tokenscale.data.batches.batch import Batch, Batches
@@ -40,6 +40,53 @@ from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSet
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import APPROACHES, RunSettings
+
+LIMIT = "memcpy"
+ONLINE = tuple(approach for approach, stored in APPROACHES.items() if stored is None)
+#: other ways to read a packed store
+PACKED = ("packed, first touch", "packed, int32")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way from files to batches. `what` is an approach, another way to read packed rows, an arm of the studies, a
+    peer, or the limit; `engine` is None where tokens come from a store, and where `auto` takes one."""
+
+    what: str
+    engine: str | None = None
+    cold: bool = False
+    workers: int | None = None  # of torch's DataLoader; None: none is between
+
+    @property
+    def name(self) -> str:
+        """How records and figures call it.
+
+        >>> Arm("padded", engine="tiktoken", workers=2).name, Arm("packed", cold=True).name
+        ('padded, tiktoken, DataLoader 2', 'packed, cold')
+        """
+        loader = None if self.workers is None else f"DataLoader {self.workers}"
+        return ", ".join(part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part)
+
+
+def listed(
+    settings: DataBenchmarkSettings, engines: Iterable[str], files: dict[str, list[Path]]
+) -> tuple[list[Arm], dict[str, str]]:
+    """(Arms of ours and of the studies, arm → why it is left out). `files`: what an arm reads, by what it is."""
+    arms, left_out = [Arm(approach) for approach in APPROACHES], {}
+    arms += [Arm(online, engine) for engine in engines for online in ONLINE]
+    if (reason := studies.missing()) is None:
+        arms += [Arm(name) for name in studies.ARMS]
+    else:
+        left_out |= dict.fromkeys(studies.ARMS, reason)
+    for arm in [Arm(arm.what, cold=True) for arm in arms if arm.engine is None]:
+        reason = machine.why_not_cold(machine.forget(files[arm.what]))
+        if reason is None:
+            arms.append(arm)
+        else:
+            left_out[arm.name] = reason
+    arms += [Arm(arm.what, arm.engine, workers=n) for arm in arms if not arm.cold for n in settings.workers]
+    return [*arms, *map(Arm, PACKED), Arm(LIMIT)], left_out
+
 
 VERSION = 3
 PAIRS = tuple((entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin)
@@ -66,7 +113,7 @@ def measure(
     match, and for a pair whose batches differ.
     """
     bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
-    arms, left_out = data_arms.listed(settings, bench.engines, bench.files())
+    arms, left_out = listed(settings, bench.engines, bench.files())
     left_out |= {f"{online}, {engine}": why for engine, why in bench.left_out.items() for online in ONLINE}
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
@@ -300,3 +347,91 @@ def _run(
         sequence_length=settings.sequence_length,
     )
     return replace(run, global_batch=settings.rows, micro_batch=settings.rows)
+
+
+OURS = ("packed", "packed, first touch", "packed, int32", "packed, cold")
+
+
+class Table:
+    """The records of a result by arm: seconds a batch of each round."""
+
+    def __init__(self, result: dict[str, Any]):
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        for record in result["records"]:
+            self.records.setdefault(record["arm"], []).append(record)
+        self.batch_s = {
+            arm: np.array([r["seconds"] / r["batches"] for r in sorted(records, key=lambda r: r["round"])])
+            for arm, records in self.records.items()
+        }
+
+    def ratio(self, arm: str, to: str) -> tuple[float, float, float]:
+        """(median, least, most) over rounds of one arm's time a batch over that of another in the same round."""
+        found = self.batch_s[arm] / self.batch_s[to]
+        return float(np.median(found)), float(found.min()), float(found.max())
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for a terminal: medians over rounds with the range of the rounds; then the ratios that matter."""
+    found = Table(result)
+    width = max(map(len, found.records))
+    lines = [
+        heading(result),
+        f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
+        f"{'x memcpy':>9}",
+    ]
+    for arm in sorted(found.records, key=lambda arm: float(np.median(found.batch_s[arm]))):
+        records, us = found.records[arm], found.batch_s[arm] * 1e6
+        useful = sum(r["useful_tokens"] for r in records) / sum(r["total_tokens"] for r in records)
+        opening, held = (float(np.median([r[key] for r in records])) for key in ("open_s", "memory_bytes"))
+        lines.append(
+            f"{arm:<{width}} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} {us.min():>9,.1f} – "
+            f"{us.max():>9,.1f} {useful:>7.1%} {found.ratio(arm, LIMIT)[0]:>9,.2f}"
+        )
+    lines += ["", "ratios in the same round, median (least – most):"]
+    for name, (mid, low, high) in sorted(ratios(found).items(), key=lambda item: item[1]):
+        lines.append(f"  {name:<{width + 9}} {mid:>9,.2f}  ({low:,.2f} – {high:,.2f})")
+    if {"packed", "packed, first touch"} <= found.records.keys():
+        extra = (found.batch_s["packed, first touch"] - found.batch_s["packed"]) * 1e6
+        spread = f"({extra.min():.2f} – {extra.max():.2f})"
+        lines.append(f"  {'checksums on first touch, us a batch':<{width + 9}} {np.median(extra):>9.2f}  {spread}")
+    lines += [f"left out: {arm}: {reason}" for arm, reason in result["left_out"].items()]
+    return "\n".join(lines)
+
+
+def heading(result: dict[str, Any]) -> str:
+    """What was measured, in a line."""
+    settings = result["settings"]
+    return (
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}"
+    )
+
+
+def ratios(found: Table) -> dict[str, tuple[float, float, float]]:
+    """What ours is against the limit, and everything else against ours."""
+    named = {f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records}
+    others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
+    return named | {f"{arm} / packed": found.ratio(arm, "packed") for arm in others}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Every round of every arm as a dot, on a logarithmic axis; the limit as a line."""
+    # found by name: the appearance of a figure is no part of the code of the rule that measures
+    drawing = importlib.import_module("tokenscale.report.style")
+
+    found = Table(result)
+    arms = sorted(found.records, key=lambda arm: -float(np.median(found.batch_s[arm])))
+    with drawing.style():
+        made, (axes,) = drawing.figure(height=1.4 + 0.3 * len(arms))
+        axes.set_xscale("log")
+        for y, arm in enumerate(arms):
+            us = np.sort(found.batch_s[arm]) * 1e6
+            axes.plot(us, [y + o for o in drawing.jitter(len(us))], **drawing.dots(arm))
+        limit = float(np.median(found.batch_s[LIMIT])) * 1e6
+        axes.axvline(limit, color=drawing.GREY, linestyle=":", linewidth=1.8)
+        axes.set_yticks(range(len(arms)), arms)
+        axes.grid(False, axis="y")
+        axes.set_xlabel("µs a batch (log scale); the dotted line copies ready batches")
+        axes.set_title(heading(result), fontsize=8)
+        drawing.plain(axes.xaxis, log=True)
+        made.savefig(path, bbox_inches="tight", facecolor="white")

@@ -5,7 +5,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, nearest, unknown
@@ -98,16 +98,28 @@ def main(arguments: list[str] | None = None) -> int:
     if command is None:
         parser.print_help()
         return 0
-    try:
+
+    def run() -> int | None:
         if command not in COMMANDS:
             raise unknown("command", command, COMMANDS)
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(prog=f"python -m tokenscale {command}", description=module.__doc__)
         module.add_arguments(command_parser)
-        return module.run(command_parser.parse_args(arguments[1:])) or 0
+        return module.run(command_parser.parse_args(arguments[1:]))
+
+    return exit_code(run, f"python -m tokenscale {command} --help")
+
+
+def exit_code(run: Callable[[], int | None], help_command: str) -> int:
+    """Run a command and return its exit code; print a user's mistake as one message.
+
+    `help_command` is the next step of a mistake that names none.
+    """
+    try:
+        return run() or 0
     except UserError as error:
         if "next" not in error.facts:
-            error = UserError(error.what, **error.facts, next=f"python -m tokenscale {command} --help")
+            error = UserError(error.what, **error.facts, next=help_command)
         print(error.render(), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has exited (`| head`)

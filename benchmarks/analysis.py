@@ -21,6 +21,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.runs.records import hardware, provenance
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
@@ -162,7 +163,7 @@ def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
         command = ["-m", "tokenscale", "report", "all", "--experiments", TABLES.name, "--tables", str(tables.parent)]
         command += ["--figures", str(root / "figures"), "--output", str(root / REPORT), "--threads", str(threads)]
     else:
-        command = ["-m", "tokenscale.benchmark.analysis", arm, str(root)]
+        command = [__file__, "--answer", arm, str(root)]
     text, cost = _process([sys.executable, *command], arm)
     if arm.startswith("ingest") or arm == "report":
         return cost
@@ -305,5 +306,27 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(told)
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, measure, and print the table. Return the exit code."""
+    parser = Parser(prog="python benchmarks/analysis.py", description=__doc__)
+    parser.add_argument("--logs", type=int, default=200, metavar="N", help="logs of one rank each (default 200)")
+    parser.add_argument("--steps", type=int, default=10_000, metavar="N", help="lines of a log (default 10000)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="every arm is timed once in each round")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads for ingest (default 2)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the records as JSON")
+    parser.add_argument(
+        "--answer", nargs=2, metavar=("ARM", "FOLDER"), help="print one arm's answers (used internally)"
+    )
+    parsed = parser.parse_args(arguments)
+
+    def run() -> None:
+        if parsed.answer:
+            print(json.dumps(answer(parsed.answer[0], Path(parsed.answer[1]))))
+        else:
+            print(table(measure(parsed.output, parsed.logs, parsed.steps, parsed.rounds, parsed.threads)))
+
+    return exit_code(run, f"{parser.prog} --help")
+
+
 if __name__ == "__main__":
-    print(json.dumps(answer(sys.argv[1], Path(sys.argv[2]))))
+    raise SystemExit(main())

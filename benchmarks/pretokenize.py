@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
-from tokenscale.benchmark import plain_script
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import read_manifest
 from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
@@ -166,7 +166,7 @@ def _command(side: str, corpus: Path, tokenizer: Path, folder: Path) -> list[str
             raise UserError("the plain script reads one file.", corpus=corpus, found=f"{len(files)} shards")
         return [
             sys.executable,
-            plain_script.__file__,
+            str(Path(__file__).with_name("plain_script.py")),
             *map(str, (files[0], tokenizer / "tokenizer.json", folder / "plain.parquet")),
         ]
     output = folder / "store" / side / "manifest.json"
@@ -225,3 +225,26 @@ def _engines(corpus: Path, tokenizer: Path, core: set[int]) -> dict[str, Any]:
         if done.returncode == 0:
             found[engine] = json.loads(done.stdout)
     return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, measure, and print the table. Return the exit code."""
+    parser = Parser(prog="python benchmarks/pretokenize.py", description=__doc__)
+    manifest = {"required": True, "type": Path, "metavar": "FILE"}
+    parser.add_argument("--corpus", **manifest, help="results/corpus/NAME/manifest.json")
+    parser.add_argument("--tokenizer", **manifest, help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument("--stores", nargs="+", default=["packed-sequence_length=2048", "token-list"], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="every side is timed once in each round")
+    parser.add_argument("--cores", type=int, default=1, metavar="N", help="cores that each side may use")
+    parser.add_argument(
+        "--memory", nargs="*", type=int, default=[], metavar="MB", help="measure peak memory on synthetic text"
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="write the records as JSON")
+    parsed = parser.parse_args(arguments)
+    folders = parsed.corpus.parent, parsed.tokenizer.parent
+    options = {name: getattr(parsed, name) for name in ("stores", "rounds", "cores", "memory")}
+    return exit_code(lambda: print(table(measure(*folders, parsed.output, **options))), f"{parser.prog} --help")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

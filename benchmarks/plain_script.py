@@ -2,7 +2,7 @@
 
     python plain_script.py TEXT.parquet TOKENIZER.json OUTPUT.parquet
 
-The other side of `benchmark pretokenize`. Nothing of ours is imported.
+The baseline of `benchmarks/pretokenize.py`. It imports nothing of tokenscale.
 """
 
 import sys

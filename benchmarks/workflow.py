@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.cli.snakemake_dry_run import need_workflow
 from tokenscale.runs.records import hardware
 from tokenscale.settings.closure import PACKAGE, training_code
@@ -175,3 +176,21 @@ def _snakemake(root: Path, *arguments: str) -> str:
     if done.returncode:
         raise UserError("Snakemake failed.", command=" ".join(arguments), snakemake=done.stdout[-2000:])
     return done.stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, measure, and print the table. Return the exit code."""
+    parser = Parser(prog="python benchmarks/workflow.py", description=__doc__)
+    parser.add_argument("--runs", nargs="+", type=int, default=[500, 2000], metavar="N", help="numbers of runs to plan")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="every case is timed once in each round")
+    parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), help="default: all of them")
+    parser.add_argument("--profiles", nargs="+", default=[NO_PROFILE], metavar="NAME", help="Snakemake profiles")
+    parsed = parser.parse_args(arguments)
+    return exit_code(
+        lambda: print(table(measure(parsed.runs, parsed.rounds, parsed.states, parsed.profiles))),
+        f"{parser.prog} --help",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

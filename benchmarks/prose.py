@@ -7,6 +7,7 @@ paragraphs to log-normal lengths. Files come in an order drawn by a seed, until 
 of the machine's sources, and the same machine gives the same text again.
 """
 
+import functools
 import gzip
 import hashlib
 import html
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic
 from tokenscale.base.progress import Progress
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus import docstrings
 from tokenscale.settings.data import SourceSettings
 
@@ -361,3 +363,21 @@ def _new(text: str, seen: set[bytes]) -> bool:
 
 def _key(seed: int, origin: str) -> bytes:
     return hashlib.sha256(f"{seed}/{origin}".encode()).digest()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, write the text, and print its facts. Return the exit code."""
+    parser = Parser(prog="python benchmarks/prose.py", description=__doc__)
+    parser.add_argument("--megabytes", type=float, default=100.0, metavar="X", help="size of the text (default 100)")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order and lengths (default 0)")
+    parser.add_argument("--at-most", action="store_true", help="accept less text where the machine holds less")
+    parsed = parser.parse_args(arguments)
+    if not 0 < parsed.megabytes < float("inf"):
+        parser.error(f"argument --megabytes: {parsed.megabytes} is not above 0")
+    run = functools.partial(build, parsed.output, parsed.megabytes, seed=parsed.seed, at_most=parsed.at_most)
+    return exit_code(lambda: print(table(run())), f"{parser.prog} --help")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
