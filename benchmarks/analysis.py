@@ -61,10 +61,17 @@ def measure(
     least = {"steps": (steps, WARM_UP_STEPS + 1), "rounds": (rounds, 1), "threads": (threads, 1)}
     for name, (given, fewest) in least.items():
         if given < fewest:
-            raise UserError(f"{name}: fewer than {fewest} leave nothing to measure.", found=given)
+            raise UserError(
+                f"{name}: fewer than {fewest} leave nothing to measure.", found=given, next=f"--{name} {fewest}"
+            )
     a_repeat = len(APPROACHES) * sum(WORLD_SIZES)
     if logs < a_repeat or logs % a_repeat:
-        raise UserError("so many logs make no whole repeats.", found=logs, expected=f"a multiple of {a_repeat}")
+        raise UserError(
+            "so many logs make no whole repeats.",
+            found=logs,
+            expected=f"a multiple of {a_repeat}",
+            next=f"--logs {a_repeat}",
+        )
     with tempfile.TemporaryDirectory(prefix="tokenscale-analysis-") as folder:
         root = Path(folder)
         size = make(root, logs // a_repeat, steps)
@@ -225,7 +232,11 @@ def _compare(root: Path) -> None:
         ours, theirs = (json.loads((root / f"{side}{question}.json").read_text()) for side in ("", "pandas "))
         same = ours.keys() == theirs.keys() and all(np.isclose(ours[k], theirs[k], rtol=1e-9).all() for k in ours)
         if not same:
-            raise UserError("the query and pandas answer differently; no time counts.", question=question)
+            raise UserError(
+                "the query and pandas answer differently; no time counts.",
+                question=question,
+                next="correct the query or the pandas version until their answers agree",
+            )
 
 
 def answer(arm: str, root: Path) -> dict[str, Any]:

@@ -163,7 +163,12 @@ def _command(side: str, corpus: Path, tokenizer: Path, folder: Path) -> list[str
     if side == SCRIPT:
         files = sorted(corpus.glob("train-*.parquet"))
         if len(files) > 1:
-            raise UserError("the plain script reads one file.", corpus=corpus, found=f"{len(files)} shards")
+            raise UserError(
+                "the plain script reads one file.",
+                corpus=corpus,
+                found=f"{len(files)} shards",
+                next="name a corpus with one shard",
+            )
         return [
             sys.executable,
             str(Path(__file__).with_name("plain_script.py")),

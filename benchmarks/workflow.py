@@ -65,7 +65,12 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
     """
     need_workflow()
     if min(*sizes, rounds) < 1:
-        raise UserError("there is nothing to time.", found=f"runs {sizes}, rounds {rounds}", expected="1 or more")
+        raise UserError(
+            "there is nothing to time.",
+            found=f"runs {sizes}, rounds {rounds}",
+            expected="1 or more",
+            next="--runs 10 --rounds 1",
+        )
     machine = hardware.describe()
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         projects = {size: _projects(Path(folder) / str(size), size) for size in dict.fromkeys(sizes)}
@@ -174,7 +179,12 @@ def _snakemake(root: Path, *arguments: str) -> str:
         command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode:
-        raise UserError("Snakemake failed.", command=" ".join(arguments), snakemake=done.stdout[-2000:])
+        raise UserError(
+            "Snakemake failed.",
+            command=" ".join(arguments),
+            snakemake=done.stdout[-2000:],
+            next="run this command in a terminal and correct what it reports",
+        )
     return done.stdout
 
 

@@ -211,7 +211,13 @@ class _Asked:
             reason = f"it takes longer than {LIMIT_S:g} s" if late.is_set() else str(error).splitlines()[0]
         finally:
             timer.cancel()
-        raise UserError("a claim's SQL does not run.", claim=claim, experiment=self.name, reason=reason)
+        raise UserError(
+            "a claim's SQL does not run.",
+            claim=claim,
+            experiment=self.name,
+            reason=reason,
+            next="correct the query of this claim in the claims file",
+        )
 
     def _make(self, asked: Iterable[str]) -> None:
         """Tables of the named queries among those that are asked."""
@@ -273,7 +279,13 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        raise UserError("a claim's SQL gives no number.", claim=name, column=column, found=found) from None
+        raise UserError(
+            "a claim's SQL gives no number.",
+            claim=name,
+            column=column,
+            found=found,
+            next="have the query return one number in this column",
+        ) from None
 
 
 def _check_columns(name: str, claim: Claim, rows: pd.DataFrame) -> None:

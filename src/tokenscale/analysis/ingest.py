@@ -52,7 +52,10 @@ def ingest(
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment} --cores 2")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
         raise UserError(
-            "this is no run table of an experiment.", path=experiment, expected='an object with a list "runs"'
+            "this is no run table of an experiment.",
+            path=experiment,
+            expected='an object with a list "runs"',
+            next="python -m tokenscale plan EXPERIMENT --output FILE",
         )
     with understood(experiment, "experiment's run table", next=f"snakemake -f {experiment} --cores 2"):
         check_types(table, {"experiment": str})
@@ -61,7 +64,12 @@ def ingest(
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
         twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]
-        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(sorted(twice)))
+        raise UserError(
+            "the run table lists a run twice.",
+            path=experiment,
+            run=", ".join(sorted(twice)),
+            next="python -m tokenscale plan EXPERIMENT --output FILE",
+        )
     # refused before anything is written
     others = {
         **benchmark_rows(list(benchmarks)),

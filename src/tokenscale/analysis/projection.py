@@ -183,7 +183,11 @@ def _work(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Work, li
             )
     first = runs.iloc[0]
     if pd.isna(first["parameters"]):
-        raise UserError("how many parameters a model has is not in the records of these runs.", series=name)
+        raise UserError(
+            "how many parameters a model has is not in the records of these runs.",
+            series=name,
+            next="name experiments whose run.json records the model's parameters",
+        )
     model_ranks = int(first["tensor"] * first["pipeline"])
     rows = _global_rows(name, runs, model_ranks)
     sharded = int(runs["shard"].max()) > 1

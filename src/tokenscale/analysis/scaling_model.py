@@ -201,7 +201,12 @@ def fit_link(
     Residuals are predicted over measured - 1. Raises UserError with fewer than two sizes.
     """
     if len(set(sizes)) < 2:
-        raise UserError("one size cannot tell latency from bandwidth.", found=f"{len(set(sizes))} size", expected="two")
+        raise UserError(
+            "one size cannot tell latency from bandwidth.",
+            found=f"{len(set(sizes))} size",
+            expected="two",
+            next="measure a second message size",
+        )
     measured = np.asarray(seconds, dtype=float)
     laws = [[hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes]
     columns = np.asarray(laws) / measured[:, None]
@@ -412,12 +417,14 @@ def _check(points: Sequence[Point], work: Work) -> None:
                 "a run's times make no sense.",
                 run=f"world size {p.world_size}: a step of {p.step_s:g} s, {p.waited_s:g} s of it waiting for data",
                 expected="a step above 0 s, and less waiting than that",
+                next="leave this run out, or measure it again",
             )
         if p.world_size % work.model_ranks:
             raise UserError(
                 "a world size is no multiple of the ranks that share one copy of the model.",
                 found=f"world size {p.world_size}",
                 expected=f"a multiple of {work.model_ranks}",
+                next=f"choose a multiple of {work.model_ranks} ranks",
             )
 
 
@@ -429,12 +436,14 @@ def why_not(fitted: Fit, size: int) -> UserError | None:
             "a world size below the smallest fitted one cannot be predicted: what that exchanges is in its compute.",
             asked=f"world size {size}",
             expected=f"at least {least}",
+            next=f"predict {least} ranks or more",
         )
     if size % work.model_ranks:
         return UserError(
             "a world size is no multiple of the ranks that share one copy of the model.",
             asked=f"world size {size}",
             expected=f"a multiple of {work.model_ranks}",
+            next=f"choose a multiple of {work.model_ranks} ranks",
         )
     crossing = work.legs(size)[1] > 1 and all(work.legs(n)[1] == 1 for n in fitted.world_sizes)
     if crossing and fitted.links.between is None:

@@ -99,7 +99,11 @@ def table(result: dict[str, Any]) -> str:
 def _check(settings: dict[str, Any]) -> None:
     for name, least in (("world_size", 2), ("rounds", 1)):
         if settings[name] < least:
-            raise UserError(f"a sweep needs {name} of at least {least}.", found=settings[name])
+            raise UserError(
+                f"a sweep needs {name} of at least {least}.",
+                found=settings[name],
+                next=f"--{name.replace('_', '-')} {least}",
+            )
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)
@@ -110,6 +114,7 @@ def _check(settings: dict[str, Any]) -> None:
             "a sweep needs at least two sizes, each with a number for every rank.",
             found=", ".join(map(str, settings["sizes"])),
             expected=f"two multiples of {least} bytes; others are rounded down to one",
+            next=f"--sizes {least} {4 * least}",
         )
 
 

@@ -93,7 +93,12 @@ def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_
     cases = [c for c in cases_here() if not names or any(c.name.startswith(name) for name in names)]
     if not cases:
         known = ", ".join(case.name for case in cases_here())
-        raise UserError("no case has such a name.", asked=", ".join(names), allowed=known)
+        raise UserError(
+            "no case has such a name.",
+            asked=", ".join(names),
+            allowed=known,
+            next="choose from the allowed names, or leave --only out",
+        )
     for case in cases:
         path = folder / f"{case.name}.json"
         if path.is_file() and not again:
@@ -122,7 +127,12 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     """Measure one case in this process and write `<folder>/<name>.json`."""
     case = next((c for c in CASES + TOY if c.name == name), None)
     if case is None:
-        raise UserError("there is no such case.", asked=name, allowed=", ".join(c.name for c in cases_here()))
+        raise UserError(
+            "there is no such case.",
+            asked=name,
+            allowed=", ".join(c.name for c in cases_here()),
+            next="choose one of the allowed names",
+        )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if cuda:

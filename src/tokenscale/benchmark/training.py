@@ -77,7 +77,11 @@ def measure(
                 result["left_out"].append(f"{TRAINER}: {error}".splitlines()[0])
             losses = {name: arm.first_loss() for name, arm in arms.items()}
             if max(losses.values()) - min(losses.values()) > 1e-4 * min(losses.values()):
-                raise UserError("the arms do not compute the same loss: their times say nothing.", losses=losses)
+                raise UserError(
+                    "the arms do not compute the same loss: their times say nothing.",
+                    losses=losses,
+                    next="report this as a bug, with the losses",
+                )
             for number in range(rounds):
                 order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
                 for name in order:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = config.chosen(arguments.experiment)
     if arguments.output:
         if len(names) != 1:
-            raise UserError("--output takes one experiment.", found=", ".join(names))
+            raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
         write_json(arguments.output, config.table(names[0]))
         return 0
     for line in plan(config, names):

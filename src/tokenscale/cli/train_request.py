@@ -108,7 +108,13 @@ def check(run: RunSettings, *, steps_known: bool = True) -> None:
     """Raise the first of a run's problems as a UserError that names the flag."""
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
-            raise UserError("the flags do not fit together.", flag=flag_of(key), setting=key, reason=text)
+            raise UserError(
+                "the flags do not fit together.",
+                flag=flag_of(key),
+                setting=key,
+                reason=text,
+                next="change one of these flags, or leave it out",
+            )
 
 
 def shortened(run: RunSettings, stated: Any) -> RunSettings:

@@ -44,9 +44,11 @@ def write(
     experiments = list(experiments)
     shown = {name: _figures_of(tables / name) for name in experiments}
     if threads < 1:
-        raise UserError("no process, no report.", threads=threads, expected="1 or more")
+        raise UserError("no process, no report.", threads=threads, expected="1 or more", next="--threads 1")
     if len(shown) < len(experiments):
-        raise UserError("an experiment is named twice.", experiments=", ".join(experiments))
+        raise UserError(
+            "an experiment is named twice.", experiments=", ".join(experiments), next="name each experiment once"
+        )
     for module in FIGURES.values():
         importlib.import_module(module)  # once, before processes are forked
     claims = [output / f"claims.{kind}" for kind in ("json", "tex") if ledger is not None]

@@ -112,7 +112,12 @@ def read_sums(folder: Path) -> dict[str, str]:
         raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
     lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
     if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
-        raise UserError("the list of checksums cannot be read.", file=path, expected="a SHA-256, two spaces, a name")
+        raise UserError(
+            "the list of checksums cannot be read.",
+            file=path,
+            expected="a SHA-256, two spaces, a name",
+            next="snakemake -f results/report/SHA256SUMS",
+        )
     return {name: sha256 for sha256, name in lines}
 
 
@@ -177,7 +182,12 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
                 "a file of the report is missing.", file=path, next="snakemake report, or python -m tokenscale report"
             )
         if not path.resolve().is_relative_to(output.resolve()):
-            raise UserError("a file of the report lies outside its folder.", file=path, folder=output)
+            raise UserError(
+                "a file of the report lies outside its folder.",
+                file=path,
+                folder=output,
+                next="write the file below the folder of the report",
+            )
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 

@@ -91,7 +91,12 @@ def _cells(path: Path) -> pd.DataFrame:
         rows = pd.read_parquet(path)
         return rows[[*cells.IDENTITY, *cells.NAMES]]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError("the cells of a report cannot be read.", file=path, reason=str(error).split("\n")[0]) from None
+        raise UserError(
+            "the cells of a report cannot be read.",
+            file=path,
+            reason=str(error).split("\n")[0],
+            next="build that report again, or name another one",
+        ) from None
 
 
 def _claims(value: Any) -> dict[str, dict[str, Any]]:

@@ -126,10 +126,15 @@ def read(path: Path) -> Passport | None:
     Raises UserError for a file that is missing or of another kind.
     """
     if not path.is_file():
-        raise UserError("there is no such file.", file=path)
+        raise UserError("there is no such file.", file=path, next="correct the path")
     kinds = {".svg": _of_svg, ".png": _of_png, ".pdf": _of_pdf}
     if path.suffix.lower() not in kinds:
-        raise UserError("this kind of file carries no passport.", file=path, expected=", ".join(kinds))
+        raise UserError(
+            "this kind of file carries no passport.",
+            file=path,
+            expected=", ".join(kinds),
+            next="name a file of one of these kinds",
+        )
     return kinds[path.suffix.lower()](path)
 
 
@@ -154,7 +159,9 @@ def _of_png(path: Path) -> Passport | None:
         with Image.open(path, formats=["PNG"]) as image:
             return parse(image.text.get(PNG_KEY))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
-        raise UserError("the file is no readable PNG.", file=path) from None
+        raise UserError(
+            "the file is no readable PNG.", file=path, next="build the figure again, or name another file"
+        ) from None
 
 
 def _of_pdf(path: Path) -> Passport | None:
@@ -172,7 +179,9 @@ def open_pdf(path: Path) -> Any:
         reader = PdfReader(io.BytesIO(path.read_bytes()))
         len(reader.pages)
     except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError("the file is no readable PDF.", file=path, reason=error) from None
+        raise UserError(
+            "the file is no readable PDF.", file=path, reason=error, next="build the figure again, or name another file"
+        ) from None
     return reader
 
 

@@ -78,7 +78,11 @@ def folder(report: Path, results: Path, ledger: Path) -> list[Finding]:
     record = read_json(report / "provenance.json", "record of the report's origin", next="snakemake report")
     experiments = record.get("order") if isinstance(record, dict) else None
     if not isinstance(experiments, list) or not experiments:
-        raise UserError("the record of the report's origin names no experiments.", file=report / "provenance.json")
+        raise UserError(
+            "the record of the report's origin names no experiments.",
+            file=report / "provenance.json",
+            next="build the report again",
+        )
     for name in experiments:
         verification_figure.tables(name, results)
     finding = Finding(str(report))

@@ -98,7 +98,11 @@ def read(path: Path) -> Ledger:
         key = f"claims.{name}"
         if not re.fullmatch(CLAIM, name):
             raise UserError(
-                "a claim cannot have this name.", file=path, key=key, expected="small letters and digits, with dashes"
+                "a claim cannot have this name.",
+                file=path,
+                key=key,
+                expected="small letters and digits, with dashes",
+                next="rename the claim",
             )
         if claim.document not in ledger.documents:
             raise unknown("document", claim.document, ledger.documents, file=path, key=f"{key}.document")
@@ -110,7 +114,13 @@ def read(path: Path) -> Ledger:
                 "equal within what?", file=path, key=f"{key}.margin", next="state a margin, as a share of the bound"
             )
         if not (math.isfinite(claim.bound) and math.isfinite(claim.margin)):
-            raise UserError("a bound is a number.", file=path, key=key, found=f"{claim.bound} ± {claim.margin}")
+            raise UserError(
+                "a bound is a number.",
+                file=path,
+                key=key,
+                found=f"{claim.bound} ± {claim.margin}",
+                next="write a finite number",
+            )
         if claim.direction == "equal" and not claim.bound:
             raise UserError(
                 "nothing is equal to 0 within a share of 0.", file=path, key=f"{key}.bound", next="claim above or below"

@@ -255,7 +255,10 @@ def _listing(modules: tuple[str, ...], root: Path) -> str:
             if _text(path) != text:  # not even by another Snakemake that found the same
                 reason = error.strerror
                 raise UserError(
-                    "the list of a job's source files cannot be written.", file=path, reason=reason
+                    "the list of a job's source files cannot be written.",
+                    file=path,
+                    reason=reason,
+                    next="make the folder results/code writable",
                 ) from None
     return str(path)
 

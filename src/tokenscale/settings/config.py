@@ -300,7 +300,12 @@ class Config:
         """
         corpus = self.settings.corpus
         if "corpus" in varied(values.get("factors") or {}):
-            raise UserError("it compares corpora.", file=file, key="factors.corpus")
+            raise UserError(
+                "it compares corpora.",
+                file=file,
+                key="factors.corpus",
+                next="leave the factor out, or set `corpus` in another experiment",
+            )
         has_runs = bool(values.get("runs") or values.get("factors"))
         sections = [key for key in ("data_benchmark", "storage_benchmark") if values.get(key)]
         sections += ["runs"] if has_runs or not sections else []
@@ -327,7 +332,10 @@ class Config:
             return name
         if configured.kind == "numbers" and self.corpora[corpus].source.kind != "dummy":
             raise UserError(
-                f"its tokenizer {name} reads numbers, and that corpus is text.", file=file, key=f"{section}.tokenizer"
+                f"its tokenizer {name} reads numbers, and that corpus is text.",
+                file=file,
+                key=f"{section}.tokenizer",
+                next="choose a tokenizer that reads text, or a corpus of numbers",
             )
         if configured.corpus is None:
             return name
@@ -347,7 +355,9 @@ class Config:
         """What the fields of an experiment must be beside their types."""
         if (problem := problem_of(experiment.factors)) is not None:
             factor, what, expected = problem
-            raise UserError(what, file=file, key=f"factors.{factor}", expected=expected)
+            raise UserError(
+                what, file=file, key=f"factors.{factor}", expected=expected, next="change the values of this factor"
+            )
         if "seed" in varied(experiment.factors) and experiment.repeats > 1:
             raise UserError(
                 "seed is a factor and there are repeats: seed 0, repeat 1 would be seed 1, repeat 0 again.",

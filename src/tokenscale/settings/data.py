@@ -394,5 +394,8 @@ def _parse(key: str, text: str, store: str) -> object:
     if key != "eos" and text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     raise UserError(
-        f"{key} has no value {text!r}.", store=store, expected="true or false" if key == "eos" else "a positive integer"
+        f"{key} has no value {text!r}.",
+        store=store,
+        expected="true or false" if key == "eos" else "a positive integer",
+        next="correct the name of the store",
     )

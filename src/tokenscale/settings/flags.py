@@ -139,7 +139,12 @@ def _optional(hint: Any) -> bool:
 
 
 def _refused(flag: Flag, text: str, kind: type) -> UserError:
-    return UserError(f"{flag.name} has no value {text!r}.", flag=flag.name, expected=_expected(flag, kind))
+    return UserError(
+        f"{flag.name} has no value {text!r}.",
+        flag=flag.name,
+        expected=_expected(flag, kind),
+        next=f"give {flag.name} a value as expected",
+    )
 
 
 def _expected(flag: Flag, kind: type) -> str:

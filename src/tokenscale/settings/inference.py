@@ -74,7 +74,13 @@ def check(settings: InferenceBenchmarkSettings, runs: list[RunSettings], file: s
     """Raise UserError for runs whose weights cannot be measured so: none kept, masked, or too few positions."""
     where = {"file": file, "key": KEY}
     for field, text in settings.problems():
-        raise UserError("the settings do not fit together.", file=file, key=f"{KEY}.{field}", reason=text)
+        raise UserError(
+            "the settings do not fit together.",
+            file=file,
+            key=f"{KEY}.{field}",
+            reason=text,
+            next="change this key, or the one that it conflicts with",
+        )
     if not runs:
         raise UserError("there is no model to write: the experiment has no runs.", **where, next="add `runs`")
     longest = max(settings.prompt_tokens) + max(settings.new_tokens)

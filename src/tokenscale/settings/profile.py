@@ -72,7 +72,13 @@ def _files(folder: Path) -> list[Path]:
 def _pair(item: str, file: Path) -> tuple[str, Any]:
     key, sign, value = item.partition("=")
     if not sign:
-        raise UserError("a profile's config is no key=value.", file=file, key="config", found=item)
+        raise UserError(
+            "a profile's config is no key=value.",
+            file=file,
+            key="config",
+            found=item,
+            next="write key=value, such as scale=workstation",
+        )
     return key, yaml.safe_load(value)
 
 

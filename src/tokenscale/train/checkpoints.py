@@ -72,7 +72,12 @@ class Checkpoints:
         if (other := apart(from_dict(RunSettings, found.record["run"]), self._run)) is not None:
             setting, there, here = other
             raise UserError(
-                "the checkpoint is of another run.", checkpoint=where, setting=setting, found=there, expected=here
+                "the checkpoint is of another run.",
+                checkpoint=where,
+                setting=setting,
+                found=there,
+                expected=here,
+                next="name a checkpoint of the same run, or start without one",
             )
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not trained on

@@ -145,6 +145,7 @@ class Engine:
                 tensor=wrong[0],
                 found=theirs.get(wrong[0], "not there"),
                 expected=mine.get(wrong[0], "not there"),
+                next="name a checkpoint of the same model, or start without one",
             )
         moments: dict[str, list[str]] = {}
         for key in checkpoint.names("optimizer."):

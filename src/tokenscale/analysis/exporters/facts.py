@@ -50,7 +50,11 @@ def read(directory: Path) -> Facts:
     """The facts of a run that has started. Raises UserError for a record that is missing or broken."""
     record = read_json(directory / "run.json", "run's record", next="name a folder of a run: results/runs/RUN_ID")
     if not isinstance(record, dict) or "run_id" not in record:
-        raise UserError("this run.json is no record of a run.", path=directory / "run.json")
+        raise UserError(
+            "this run.json is no record of a run.",
+            path=directory / "run.json",
+            next="name the folder of a run, such as results/runs/RUN_ID",
+        )
     rest = {name: value for name, value in record.items() if name not in LEFT_OUT}
     rest |= {"tokenizer": _tokenizer(record)} if _tokenizer(record) else {}
     outcome = record.get("outcome") or {}

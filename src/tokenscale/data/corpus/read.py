@@ -205,6 +205,7 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
                     key=f"source.{option}",
                     found=type(text).__name__,
                     expected="a string, or null",
+                    next="name another key, or correct this line",
                 )
             texts.append(text)
         yield tuple(texts)

@@ -96,7 +96,12 @@ def run(
             try:
                 processes.append(subprocess.Popen(argv, env=variables, stderr=stderr, pass_fds=keep))
             except OSError as error:
-                raise UserError("a process cannot be started.", program=argv[0], reason=error.strerror) from None
+                raise UserError(
+                    "a process cannot be started.",
+                    program=argv[0],
+                    reason=error.strerror,
+                    next="install the program, or correct its path and its permissions",
+                ) from None
         return _wait(processes, told, word, poll_s, grace_s)
     finally:
         for process in processes:
@@ -160,5 +165,9 @@ def free_port() -> int:
         try:
             probe.bind(("127.0.0.1", 0))
         except OSError as error:
-            raise UserError("no free port on the loopback interface.", reason=error) from None
+            raise UserError(
+                "no free port on the loopback interface.",
+                reason=error,
+                next="end other programs that hold ports, then start the run again",
+            ) from None
         return probe.getsockname()[1]

@@ -62,13 +62,28 @@ class ExternalRun:
         self.folder = Path(folder)
         if not self.folder.name.startswith(EXTERNAL) or self.folder.name == EXTERNAL:
             expected = f"results/runs/{EXTERNAL}<name>"
-            raise UserError("a run of another program says so by its name.", folder=folder, expected=expected)
+            raise UserError(
+                "a run of another program says so by its name.",
+                folder=folder,
+                expected=expected,
+                next="rename the folder to the expected form",
+            )
         if unknown := sorted(stated.keys() - set(STATED)):
-            raise UserError("this says nothing to a table.", found=", ".join(unknown), allowed=", ".join(STATED))
+            raise UserError(
+                "this says nothing to a table.",
+                found=", ".join(unknown),
+                allowed=", ".join(STATED),
+                next="use only the allowed names",
+            )
         counts = {"steps": steps, "global_batch": global_batch, "sequence_length": sequence_length}
         _check({"approach": approach, **counts, "world_size": world_size, **stated})
         if not 0 <= rank < world_size:
-            raise UserError("there is no such rank.", found=rank, expected=f"0 to {world_size - 1}")
+            raise UserError(
+                "there is no such rank.",
+                found=rank,
+                expected=f"0 to {world_size - 1}",
+                next="pass a rank in the expected range",
+            )
         self.rank, self.world_size = rank, world_size
         self._record = {
             "run_id": self.folder.name,
@@ -158,8 +173,15 @@ def _check(facts: dict[str, Any]) -> None:
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits:
             words = {str: "a text", int: "a whole number", float: "a number", dict: "a mapping"}[kind]
-            raise UserError(f"{name} is {words}.", found=f"{value!r} ({type(value).__name__})")
+            raise UserError(
+                f"{name} is {words}.",
+                found=f"{value!r} ({type(value).__name__})",
+                next="pass a value of the expected type",
+            )
         if (name in counts and value < 1) or value == "":
             raise UserError(
-                f"{name} says nothing.", found=repr(value), expected="1 or more" if name in counts else "a text"
+                f"{name} says nothing.",
+                found=repr(value),
+                expected="1 or more" if name in counts else "a text",
+                next="pass a value, or leave the fact out",
             )
