@@ -221,7 +221,7 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
 
 #: files of the command line that serve several commands
 SHARED = {"__init__", "main", "configuration", "operating_system_errors", "packages"}
-SHARED |= {"snakemake_dry_run", "snakemake_progress"}
+SHARED |= {"snakemake_dry_run", "snakemake_internals", "snakemake_progress"}
 
 
 def test_each_command_is_one_file_and_its_helpers_begin_with_its_name():

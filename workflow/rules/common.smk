@@ -7,8 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from snakemake.cli import get_argument_parser
-
+from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import canonical_json, sha256_text
@@ -44,41 +43,38 @@ from tokenscale.settings.registry import (
 
 use_this_python()
 # A report of what is there: no rule that trains, or makes what trainings read, is known, and what is missing is no input.
-NOW = "report_now" in sys.argv[1:]
+COMMAND_LINE = internals.command_line()
+WORDS = COMMAND_LINE[1:]
+NOW = "report_now" in WORDS
 # Snakemake's own report is made of the files that are there; `--report-after-run` makes the missing ones first.
-AFTER_RUN = any(word.startswith("--report-after") for word in sys.argv[1:])
-SELF_CONTAINED = not AFTER_RUN and any(
-    word.startswith("--report") for word in sys.argv[1:]
-)
+AFTER_RUN = any(word.startswith("--report-after") for word in WORDS)
+SELF_CONTAINED = not AFTER_RUN and any(word.startswith("--report") for word in WORDS)
 PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
 PARTS += ["analysis", "claims", "report"]
 # What is imported stays: the thousands of runs made below would have Python search it for garbage again and again.
 gc.freeze()
 
 
-def refuse(error):
-    """End here: not a bug, the message says it all, and a stack trace would hide it."""
-    print(error.render(), file=sys.stderr, flush=True)
-    os._exit(2)
+refuse = internals.exit_with
 
 
 def requested(experiment):
     """Whether the command line names an experiment, as a target or in the path of a file below results."""
     path = rf"results/(.*/)?{re.escape(experiment)}/"
-    return any(word == experiment or re.match(path, word) for word in sys.argv[1:])
+    return any(word == experiment or re.match(path, word) for word in WORDS)
 
 
 try:
     call = calls.current(
-        sys.argv,
+        COMMAND_LINE,
         os.environ,
         workflow.config_settings.configfiles,
         workflow.config_settings.config,
     )
-    config.update(left_out(call.config, sys.argv, os.environ))
+    config.update(left_out(call.config, COMMAND_LINE, os.environ))
     settings = Config(config, layers=call.layers)
     # asked for by its name, that target makes the report one of all of them
-    EXPERIMENTS = settings.chosen([ALL] if ALL in sys.argv[1:] else [])
+    EXPERIMENTS = settings.chosen([ALL] if ALL in WORDS else [])
     USABLE = settings.usable([*EXPERIMENTS, *filter(requested, settings.available)])
     RUNS = settings.all_runs(USABLE)
     if workflow.is_main_process and not NOW:
@@ -94,9 +90,9 @@ if workflow.is_main_process and settings.misfits:
     names = ", ".join(settings.misfits)
     hint = "python -m tokenscale plan NAME says why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
-if workflow.is_main_process and workflows.enter(sys.argv[1:]):
+if workflow.is_main_process and workflows.enter(WORDS):
     call.remember()
-if workflow.is_main_process and ALL in sys.argv[1:] and settings.left_out_note:
+if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 
 # More threads than any machine has: a timed rule takes every core of the machine it runs on.
@@ -307,19 +303,12 @@ def report_files():
 
 def report_missing():
     """At the end of a call, list missing files that no job of the call makes; record the report's files for `status`."""
-    if NOW or workflow.scheduler is None:
+    if NOW or not internals.is_planned(workflow):
         say_missing(LEFT_OUT)
         return
-    run = set(workflow.dag.needrun_jobs(exclude_finished=False))
-    jobs = [job for job in workflow.dag.jobs if job.output]
-    left = [list(job.output) for job in jobs if job not in run]
-    done = [
-        list(job.output)
-        for job in jobs
-        if job in run and all(map(os.path.exists, job.output))
-    ]
-    if not (workflow.dryrun and run):
-        missing.write_record(left + done, dry_run.snakemake(call))
+    left, made = internals.outputs_of_jobs(workflow)
+    if not (workflow.dryrun and internals.jobs_to_run(workflow)):
+        missing.write_record(left + made, dry_run.snakemake(call))
     say_missing(missing.missing_of(left))
 
 
@@ -435,14 +424,12 @@ def check_command_line():
     made = {rule.name: rule for rule in workflow.rules}
 
     def is_known(word):
-        producers = (rule for rule in made.values() if rule.is_producer(word))
-        return word in made or os.path.exists(word) or any(producers)
+        return os.path.exists(word) or any(internals.rules_with(workflow, word))
 
-    unknown = {word for word in sys.argv[1:] if word[0:1] != "-" and not is_known(word)}
+    unknown = {word for word in WORDS if word[0:1] != "-" and not is_known(word)}
     if not unknown:
         return
-    # among them are values of options: only Snakemake's own parser tells them from targets
-    for target in get_argument_parser().parse_known_args(sys.argv[1:])[0].targets:
+    for target in internals.requested_targets(WORDS):
         if target in unknown:
             names = [name for name, rule in made.items() if not rule.has_wildcards()]
             near = nearest(target, files_of_all() if "/" in target else names)

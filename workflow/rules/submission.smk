@@ -7,27 +7,14 @@ from tokenscale.settings import profile
 from tokenscale.settings.closure import lacking
 
 
-def to_submit():
-    return [
-        job
-        for job in workflow.dag.needrun_jobs(exclude_finished=False)
-        if job.rule.name not in workflow._localrules and not job.is_norun
-    ]
-
-
 def without_a_value(jobs):
     return before.without_a_value(dict(job.resources.items()) for job in jobs)
 
 
 def taken_away(jobs):
-    used = workflow.resource_settings
-    maps = {
-        "default-resources": used.default_resources or {},
-        "set-resources": used.overwrite_resources,
-        "set-threads": used.overwrite_threads,
-    }
+    maps = internals.given_resources(workflow)
     rules = {job.rule.name for job in jobs}
-    lost = profile.taken_away(maps, rules, sys.argv, os.environ) if jobs else {}
+    lost = profile.taken_away(maps, rules, COMMAND_LINE, os.environ) if jobs else {}
     return before.taken_away(lost)
 
 
@@ -59,8 +46,8 @@ def say(error):
 
 
 onstart:
-    if workflow.non_local_exec and not workflow.remote_exec:
-        jobs = to_submit()
+    if internals.submits_jobs(workflow):
+        jobs = internals.jobs_to_submit(workflow)
         error = (
             taken_away(jobs)
             or without_a_value(jobs)
@@ -75,8 +62,8 @@ onstart:
 
 def warn():
     """A dry run calls no hook and knows no executor: where a machine's ranks come from srun, jobs are submitted."""
-    if workflow.dryrun and workflow.scheduler is not None:
-        jobs = to_submit()
+    if workflow.dryrun and internals.is_planned(workflow):
+        jobs = internals.jobs_to_submit(workflow)
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found += [not_in_the_image(jobs), over_budget(jobs)]
