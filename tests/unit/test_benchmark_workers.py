@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark.workers import Turns, measure
+from tokenscale.benchmark.workers import InterleavedRounds, measure
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
 
 T = 16
@@ -100,7 +100,7 @@ class Counting:
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_any_readers_sequence_is_kept(workers):
-    loader = iter(DataLoader(Turns(Counting), batch_size=None, num_workers=workers))
+    loader = iter(DataLoader(InterleavedRounds(Counting), batch_size=None, num_workers=workers))
     found = [next(loader) for _ in range(10)]
     assert [int(batch["input_ids"][0, 0]) for batch in found] == list(range(10))
     assert all(torch.equal(batch["labels"], batch["input_ids"]) for batch in found)

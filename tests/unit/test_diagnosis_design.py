@@ -1,10 +1,10 @@
-"""Faults of an experiment's design, each with its objection; and designs that nothing is wrong with."""
+"""Faults of an experiment's design, each with its problem; and designs that nothing is wrong with."""
 
 import itertools
 
 import pytest
 
-from tokenscale.cli.check_design import Design, Text, epochs_of, objections
+from tokenscale.cli.check_design import Design, Text, epochs_of, problems
 from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge, order, set_dotted
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import from_dict
@@ -29,13 +29,13 @@ def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?",
 
 
 def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
-    """(level, what) of each objection."""
-    return [(o.level, o.what) for o in objections(design(*arguments, **keywords)) if level in (None, o.level)]
+    """(level, what) of each problem."""
+    return [(o.level, o.what) for o in problems(design(*arguments, **keywords)) if level in (None, o.level)]
 
 
 def one(words, level, *arguments, **keywords):
-    """The objection that says so, which is the only one of its level."""
-    (found,) = [o for o in objections(design(*arguments, **keywords)) if o.level == level]
+    """The problem that says so, which is the only one of its level."""
+    (found,) = [o for o in problems(design(*arguments, **keywords)) if o.level == level]
     assert words in found.what, found.what
     assert found.next and found.key
     return found
@@ -131,7 +131,7 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     together = {"layout.data, global_batch": [[1, 8], [2, 16], [4, 32]], "approach": APPROACHES}
     found = said(together, texts=LARGE, question="weak scaling", figures=["scaling_throughput"])
     assert [what for _, what in found if "unequal tokens" not in what] == []
-    (alone,) = [o for o in objections(design(together, texts=LARGE)) if "grows with the world size" in o.what]
+    (alone,) = [o for o in problems(design(together, texts=LARGE)) if "grows with the world size" in o.what]
     assert alone.key == "factors.layout.data, global_batch"
     rates = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.2]]}
     found = said(rates, texts=LARGE, question="weak", level="warn")
@@ -267,18 +267,18 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
 )
 def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words):
     found = [
-        o for o in objections(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}})) if o.key == "repeats"
+        o for o in problems(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}})) if o.key == "repeats"
     ]
     assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
     enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
-    assert not [o for o in objections(enough) if o.key == "repeats"]
+    assert not [o for o in problems(enough) if o.key == "repeats"]
 
 
 def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
     factors = {"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}
     left_out = [{"approach": "padded", "storage.codec": "snappy"}]
     found = design(factors, repeats=1, left_out=left_out, runs={"budget": {"epochs": 0.1}})
-    (said_so,) = [o.what for o in objections(found) if o.key == "repeats"]
+    (said_so,) = [o.what for o in problems(found) if o.key == "repeats"]
     assert "2 comparisons" in said_so
 
 
@@ -319,7 +319,7 @@ def test_held_out_text_is_held_out(corpus, words):
 )
 def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, words):
     found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
-    found = [(o.level, o.what) for o in objections(found)]
+    found = [(o.level, o.what) for o in problems(found)]
     assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
 
 

@@ -95,14 +95,14 @@ def test_a_check_that_breaks_or_hangs_is_a_line_like_any_other(monkeypatch, tmp_
     def breaks(asked):
         raise RuntimeError("the disk sings")
 
-    monkeypatch.setattr(doctor, "CHECKS", doctor.CHECKS | {"clock": breaks, "locale": lambda asked: time.sleep(60)})
+    monkeypatch.setattr(doctor, "CHECKS", doctor.CHECKS | {"cores": breaks, "memory": lambda asked: time.sleep(60)})
     monkeypatch.setattr(doctor, "LIMIT_S", 0.5)
     monkeypatch.setattr(probe, "try_imports", dict)
     monkeypatch.setattr(probe, "try_ranks", lambda: {"stages": STAGES, "ended": []})
     found = doctor.examine(tmp_path)
-    assert found.findings["clock"].verdict == found.findings["locale"].verdict == "no"
-    assert found.findings["clock"].fact == "the check itself failed: RuntimeError: the disk sings"
-    assert "did not answer within 0.5 s" in found.findings["locale"].fact
+    assert found.findings["cores"].verdict == found.findings["memory"].verdict == "no"
+    assert found.findings["cores"].fact == "the check itself failed: RuntimeError: the disk sings"
+    assert "did not answer within 0.5 s" in found.findings["memory"].fact
     assert "Traceback" not in found.render() and not found.demo.possible
 
 

@@ -38,7 +38,7 @@ ALL = ["demo", "CPU", "GPUs", "bf16", "SLURM", "report", "tests"]
 
 
 def possible(findings):
-    return [name for name, ability in zip(ALL, doctor.abilities(findings), strict=True) if ability.possible]
+    return [name for name, capability in zip(ALL, doctor.capabilities(findings), strict=True) if capability.possible]
 
 
 WITHOUT = ["demo", "CPU", "bf16", "report", "tests"]  # what a machine without GPU and SLURM can
@@ -66,7 +66,7 @@ WITHOUT = ["demo", "CPU", "bf16", "report", "tests"]  # what a machine without G
         ({"bf16": Finding("no", "wrong product")}, ["demo", "CPU", "report", "tests"]),
         ({"tools": Finding("note", "", values={"make": False, "git": False})}, ["demo", "CPU", "bf16", "report"]),
         ({"trainer packages": Finding("no", "the check itself failed")}, []),
-        ({"network": Finding("no", "down"), "locale": Finding("note", ""), "open files": Finding("no", "")}, WITHOUT),
+        ({"network": Finding("no", "down"), "shared memory": Finding("note", "")}, WITHOUT),
     ],
 )
 def test_each_lack_stops_what_needs_it_and_nothing_else(change, left):
@@ -92,16 +92,16 @@ def gpus(number, nccl="ok", verdict="ok"):
 def test_gpus_are_taken_where_there_are_some(change, left, ranks):
     findings = all_well() | change
     assert possible(findings) == left
-    assert doctor.abilities(findings)[ALL.index("GPUs")].reason == ranks
-    assert "`device: cpu`" in doctor.abilities(findings)[ALL.index("CPU")].reason
+    assert doctor.capabilities(findings)[ALL.index("GPUs")].reason == ranks
+    assert "`device: cpu`" in doctor.capabilities(findings)[ALL.index("CPU")].reason
 
 
 def test_one_gpu_cannot_hold_two_ranks_but_the_cpu_can():
     findings = all_well() | gpus(1)
-    demo = doctor.abilities(findings)[0]
+    demo = doctor.capabilities(findings)[0]
     assert not demo.possible and demo.next == "CUDA_VISIBLE_DEVICES= make run"
     findings["configuration"].values["gpu_ranks"] = 0  # every run says `device: cpu`
-    demo = doctor.abilities(findings)[0]
+    demo = doctor.capabilities(findings)[0]
     assert demo.possible and "on the CPU" in demo.reason
 
 
@@ -127,7 +127,7 @@ def test_the_exit_code_and_the_last_line_say_whether_the_demo_can_run():
         ({"results folder": Finding("no", "full", "free 100 MB")}, "make run cannot run here yet. First: free 100 MB"),
     ):
         findings = all_well() | change
-        text = doctor.Examination(findings, doctor.abilities(findings), 1.0).render()
+        text = doctor.Examination(findings, doctor.capabilities(findings), 1.0).render()
         if last:
             assert text.splitlines()[-1] == last
         else:

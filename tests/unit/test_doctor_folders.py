@@ -70,7 +70,6 @@ def test_a_full_disk_is_no(monkeypatch, tmp_path, free, verdict):
     monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**12, 0, free))
     monkeypatch.setattr(machine, "file_system_of", lambda folder: ("ext4", "/"))
     assert doctor_checks.results_folder(asked(tmp_path)).verdict == verdict
-    assert doctor_checks.temporary_folder(asked()).verdict == ("note" if verdict == "no" else "ok")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +106,3 @@ def test_the_mount_of_a_path_is_the_innermost_and_the_last(tmp_path):
     assert machine.file_system_of(folder, mountinfo) == ("lustre", str(tmp_path / "a b"))
     assert machine.file_system_of(Path("/"), mountinfo) == ("ext4", "/")
     assert machine.file_system_of(folder, tmp_path / "none") is None
-
-
-def test_few_open_files_are_a_note(monkeypatch):
-    import resource
-
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
-    assert doctor_checks.open_files(asked()).verdict == "note"
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert doctor_checks.open_files(asked()).verdict == "ok"

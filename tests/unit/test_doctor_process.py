@@ -1,4 +1,4 @@
-"""What `doctor` says of environment variables, encodings and the clock."""
+"""What `doctor` says of environment variables."""
 
 import json
 import os
@@ -37,19 +37,3 @@ def test_runs_of_the_workflow_start_without_what_another_launcher_left(monkeypat
         monkeypatch.setenv(name, "3")
     code = f"import os; assert os.environ.get('WORLD_SIZE', '1') == '{world_size}' and os.environ.get('RANK') != '3'"
     assert run_ranks([sys.executable, "-c", code], world_size) == 0
-
-
-def test_an_output_that_is_not_utf_8_is_a_note(monkeypatch):
-    class Terminal:
-        encoding = "latin-1"
-
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    found = doctor_checks.locale(asked())
-    assert found.verdict == "note" and "PYTHONUTF8" in found.next
-
-
-def test_a_clock_that_runs_backwards_is_no(monkeypatch):
-    assert doctor_checks.clock(asked()).verdict == "ok"
-    ticks = iter(range(2000, 0, -1))
-    monkeypatch.setattr(doctor_checks.time, "perf_counter", lambda: next(ticks))
-    assert doctor_checks.clock(asked()).verdict == "no"

@@ -275,7 +275,7 @@ class _Bench:
 
         def make() -> dict[str, Any]:
             if arm.what in studies.ARMS:
-                return {"dataset": workers.Turns(lambda: self._study(arm.what)), "batch_size": None}
+                return {"dataset": workers.InterleavedRounds(lambda: self._study(arm.what)), "batch_size": None}
             run = self.runs[arm.what]
             run = replace(run, engine=arm.engine) if arm.engine else run
             return {"dataset": BatchStream(run, **self.folders(run)), "batch_size": None}

@@ -74,7 +74,7 @@ def _alone(worker: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-class Turns(IterableDataset[dict[str, torch.Tensor]]):
+class InterleavedRounds(IterableDataset[dict[str, torch.Tensor]]):
     """Any reader through a DataLoader (`batch_size` None), its sequence kept: worker w of W gives batches w, w + W, …
 
     `opened()` is a reader whose `next()` gives (tokens, labels, …), int64 tensors [rows, T] that it does not use again.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenscale.cli import configuration
-from tokenscale.cli.check_design import Design, Objection, Text, objections
+from tokenscale.cli.check_design import Design, Problem, Text, problems
 from tokenscale.runs.launch.submission_checks import some, to_install
 from tokenscale.runs.records.hardware import cores
 from tokenscale.settings.closure import lacking
@@ -73,7 +73,7 @@ _WIDTH = max(map(len, ("refuse", "warn", "note")))
 def check(
     config: Config, names: list[str], *, here: bool, results: Path = Path("results")
 ) -> Iterator[tuple[str, bool]]:
-    """(line, whether it refuses): one for each experiment, and one for each objection to it. No names: all of them.
+    """(line, whether it refuses): one for each experiment, and one for each problem of it. No names: all of them.
 
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """
@@ -92,8 +92,8 @@ def check(
             config.machine,
             *(gpus_and_cores() if here else ()),
         )
-        for objection in objections(design):
-            yield _line(config, name, objection), objection.level == "refuse"
+        for problem in problems(design):
+            yield _line(config, name, problem), problem.level == "refuse"
         yield from packages(config, name)
 
 
@@ -114,12 +114,12 @@ def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
         yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
 
 
-def _line(config: Config, name: str, objection: Objection) -> str:
+def _line(config: Config, name: str, problem: Problem) -> str:
     # what a corpus says stands in the configuration, everything else in the experiment's file
-    of_corpus = objection.key.startswith("corpora.")
-    file = config.file_of(objection.key) if of_corpus else config.available[name]
+    of_corpus = problem.key.startswith("corpora.")
+    file = config.file_of(problem.key) if of_corpus else config.available[name]
     where = f"{name} at {config.settings.scale}"
-    return f"  {objection.level:<{_WIDTH}}  {where}: {objection.what} ({file}: {objection.key}). Next: {objection.next}"
+    return f"  {problem.level:<{_WIDTH}}  {where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
 
 
 def texts(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool], Text]:

@@ -27,7 +27,7 @@ SCALING_FIGURES = ("scaling_throughput", "parallel_methods")
 
 
 @dataclass(frozen=True)
-class Objection:
+class Problem:
     """One finding: refuse, warn or note; what; the key of the experiment's file; and what to do next."""
 
     level: str
@@ -76,13 +76,13 @@ class Design:
         return [name for name, found in levels.items() if len(found) > 1]
 
 
-def objections(design: Design) -> list[Objection]:
+def problems(design: Design) -> list[Problem]:
     """All checks, what is refused first."""
-    found = [objection for check in CHECKS for objection in check(design)]
-    return sorted(found, key=lambda objection: ("refuse", "warn", "note").index(objection.level))
+    found = [problem for check in CHECKS for problem in check(design)]
+    return sorted(found, key=lambda problem: ("refuse", "warn", "note").index(problem.level))
 
 
-def together(design: Design) -> list[Objection]:
+def together(design: Design) -> list[Problem]:
     """Factors of which no two cells differ alone, and cells that differ from every other cell in several factors.
 
     A global batch that grows with the world size is weak scaling and counts as one factor with it; keys that the file
@@ -101,7 +101,7 @@ def together(design: Design) -> list[Objection]:
             others = _and(n for n in names if n in always and n != name)
             what = f"{name} never changes alone: {others} changes with it, and the effect is of both"
             cure = "run cells that differ in one of them only (does left_out leave them out?), or fix one"
-            found.append(Objection("refuse", what, f"factors.{name}", cure))
+            found.append(Problem("refuse", what, f"factors.{name}", cure))
     cure = "run cells that differ in one factor only, or leave out those that differ in several"
     key = "left_out" if design.experiment.left_out else "factors"
     for cell in table if not found else ():
@@ -110,16 +110,16 @@ def together(design: Design) -> list[Objection]:
             said |= set(names)
             level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
             what = f"cell {level} differs from every other in {_and(min(near, key=len))} at once: it compares with none"
-            found.append(Objection("refuse", what, key, cure))
+            found.append(Problem("refuse", what, key, cure))
     found += [
-        Objection("refuse", f"no two cells differ in {name} alone: it compares with nothing", key, cure)
+        Problem("refuse", f"no two cells differ in {name} alone: it compares with nothing", key, cure)
         for name in names
         if name not in said
     ]
     return found
 
 
-def several_at_once(design: Design) -> list[Objection]:
+def several_at_once(design: Design) -> list[Problem]:
     """Levels that are mappings or lists and move several settings."""
     found = []
     for factor in design.experiment.factors:
@@ -132,7 +132,7 @@ def several_at_once(design: Design) -> list[Objection]:
         if len(together) > 1:
             what = f"levels change {_and(together)} together: an effect is of all of them"
             cure = f"add levels that differ in {together[-1]} alone, or say in the note what is compared"
-            found.append(Objection("warn", what, f"factors.{factor}", cure))
+            found.append(Problem("warn", what, f"factors.{factor}", cure))
     for name in design.factors:
         if name.split(".")[0] in ONE_CHOICE or not any(isinstance(c[name], dict) for c in design.cells):
             continue
@@ -140,7 +140,7 @@ def several_at_once(design: Design) -> list[Objection]:
         moved = [key for key in values[0] if len({canonical_json(v[key]) for v in values}) > 1]
         if len(moved) > 1:
             found.append(
-                Objection(
+                Problem(
                     "warn",
                     f"levels of {name} change {_and(moved)} together: an effect is of all of them",
                     f"factors.{name}",
@@ -156,7 +156,7 @@ def weak(design: Design) -> bool:
     return len({batch for _, batch in found}) > 1 and len({batch / world for world, batch in found}) == 1
 
 
-def kind_of_scaling(design: Design) -> list[Objection]:
+def kind_of_scaling(design: Design) -> list[Problem]:
     """World sizes change more than the number of ranks: the global batch, or the rows of a pass."""
     sizes = {s.layout.world_size for _, s in design.settings}
     if len(sizes) < 2:
@@ -167,7 +167,7 @@ def kind_of_scaling(design: Design) -> list[Objection]:
             return []
         what = "the global batch grows with the world size (weak scaling), and neither question nor note says so"
         key = next((f for f in design.experiment.factors if "global_batch" in settings_of(f)), "global_batch")
-        return [Objection("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")]
+        return [Problem("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")]
     passes = {}
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not _of_layout(k)})
@@ -181,15 +181,15 @@ def kind_of_scaling(design: Design) -> list[Objection]:
         f"strong scaling: the global batch is fixed, and a forward pass of a rank has {max(rows)} rows at the smallest "
         f"world size and {min(rows)} at the largest, which are slower a row"
     )
-    return [Objection("note", what, "runs.micro_batch", f"micro_batch: {min(rows)} makes every pass alike")]
+    return [Problem("note", what, "runs.micro_batch", f"micro_batch: {min(rows)} makes every pass alike")]
 
 
-def base(design: Design) -> list[Objection]:
+def base(design: Design) -> list[Problem]:
     """Something to compare with: the smallest world size of every line, the baselines of approaches and schedules."""
     return [*_base_of_scaling(design), *_baselines(design), *_naive(design)]
 
 
-def _base_of_scaling(design: Design) -> list[Objection]:
+def _base_of_scaling(design: Design) -> list[Problem]:
     lines: dict[str, set[int]] = {}
     for cell, s in design.settings:
         rest = {k: v for k, v in cell.items() if not _of_layout(k) and k != "global_batch"}
@@ -200,18 +200,16 @@ def _base_of_scaling(design: Design) -> list[Objection]:
     key = next((f"factors.{name}" for name in design.experiment.factors if _of_layout(name)), "factors")
     if len(smallest) > 1:
         what = f"lines begin at world sizes {_and(map(str, sorted(smallest)))}: their efficiencies have different bases"
-        return [Objection("refuse", what, key, f"run every line at world size {min(smallest)}")]
+        return [Problem("refuse", what, key, f"run every line at world size {min(smallest)}")]
     if min(smallest) > 1:
         what = f"no cell at world size 1: efficiency T(N) / (N × T(1)) has no base, {min(smallest)} is the smallest"
         return [
-            Objection(
-                "warn", what, key, "add world size 1; where the model does not fit one device, say so in the note"
-            )
+            Problem("warn", what, key, "add world size 1; where the model does not fit one device, say so in the note")
         ]
     return []
 
 
-def _baselines(design: Design) -> list[Objection]:
+def _baselines(design: Design) -> list[Problem]:
     if "approach" not in design.factors:
         return []
     there = {cell["approach"] for cell in design.cells}
@@ -220,11 +218,11 @@ def _baselines(design: Design) -> list[Objection]:
         bases = [baseline for of, baseline in COMPARISONS if of == approach]
         if not there & set(bases):
             what = f"{approach} has no baseline: {' or '.join(bases)} is what it is compared with"
-            found.append(Objection("warn", what, "factors.approach", f"add {bases[0]}"))
+            found.append(Problem("warn", what, "factors.approach", f"add {bases[0]}"))
     return found
 
 
-def _naive(design: Design) -> list[Objection]:
+def _naive(design: Design) -> list[Problem]:
     if "pipeline_bubble" not in design.experiment.figures:
         return []
     without = sorted(
@@ -236,16 +234,16 @@ def _naive(design: Design) -> list[Objection]:
     what = (
         f"pipelines of {_and(map(str, without))} ranks have no schedule naive, which the others' speed is relative to"
     )
-    return [Objection("warn", what, "factors.layout", "add {pipeline: N, schedule: naive}")]
+    return [Problem("warn", what, "factors.layout", "add {pipeline: N, schedule: naive}")]
 
 
-def budgets(design: Design) -> list[Objection]:
+def budgets(design: Design) -> list[Problem]:
     """Cells that are compared train on as much, by the measure that counts."""
     every = [(cell, s) for cell, s in design.settings]
     kinds = sorted({s.budget.kind for _, s in every})
     if len(kinds) > 1:
         what = f"cells end by different budgets: {_and(kinds)}"
-        return [Objection("refuse", what, "factors.budget", "give all cells a budget of one kind")]
+        return [Problem("refuse", what, "factors.budget", "give all cells a budget of one kind")]
     found = []
     positions = {}
     if kinds == ["steps"]:
@@ -257,27 +255,27 @@ def budgets(design: Design) -> list[Objection]:
         low, high = min(positions.values()), max(positions.values())
         what = f"equal steps are unequal tokens: {low:,} to {high:,} positions, as {_and(moved)} changes"
         cure = "compare speeds, or losses by tokens; budget: {useful_tokens: …} gives all as many"
-        found.append(Objection("warn", what, "runs.budget.steps", cure))
+        found.append(Problem("warn", what, "runs.budget.steps", cure))
     approaches = {s.approach for _, s in every}
     if kinds == ["steps"] and approaches & set(PADDED) and approaches - set(PADDED):
         what = "equal steps are equal positions, of which padded rows fill fewer: approaches differ in useful tokens"
         cure = "read losses by useful tokens, never by step; budget: {useful_tokens: …} gives all as many"
-        found.append(Objection("note", what, "runs.budget.steps", cure))
+        found.append(Problem("note", what, "runs.budget.steps", cure))
     return found
 
 
-def repeated_data(design: Design) -> list[Objection]:
+def repeated_data(design: Design) -> list[Problem]:
     """Text that is read more than once in some cells and not in others."""
     epochs = [(cell, epochs_of(s, design.texts)) for cell, s in design.settings]
     unknown = [s for _, s in design.settings if epochs_of(s, design.texts) is None]
     found = []
     if built := sorted({f"{s.corpus.name}/{s.tokenizer.name}" for s in unknown if s.budget.kind in COUNTED}):
         what = f"whether data are repeated is not known before the tokens of {_and(built)} are built"
-        found.append(Objection("note", what, "runs.corpus", "snakemake tokens, then check again"))
+        found.append(Problem("note", what, "runs.corpus", "snakemake tokens, then check again"))
     if kinds := sorted({s.budget.kind for s in unknown} - set(COUNTED)):
         what = f"a budget in {_and(kinds)} does not say beforehand whether data are repeated"
         found.append(
-            Objection("note", what, "runs.budget", "read `epochs` of analysis/sql/epochs.sql once runs are there")
+            Problem("note", what, "runs.budget", "read `epochs` of analysis/sql/epochs.sql once runs are there")
         )
     known = {canonical_json(cell): (cell, e) for cell, e in epochs if e is not None}
     again = [(cell, e) for cell, e in known.values() if e > 1]
@@ -289,15 +287,15 @@ def repeated_data(design: Design) -> list[Objection]:
     if not once:
         least = f"{min(e for _, e in again):.2g}"
         what = f"every run reads its text {f'{least} to ' * (least != f'{most:.2g}')}{most:.2g} times"
-        return [*found, Objection("note", what, "runs.budget", cure)]
+        return [*found, Problem("note", what, "runs.budget", cure)]
     across = any(
         all(_of_layout(k) or k == "global_batch" for k in a if a[k] != b[k]) for a, _ in again for b, _ in once
     )
     named = sorted({_line(cell) for cell, _ in again})
     what = f"some cells read their text up to {most:.2g} times and others less than once: {_and(named)} repeat it"
     if across:
-        return [*found, Objection("refuse", f"{what}, at the larger world sizes", "runs.budget", cure)]
-    return [*found, Objection("warn", f"{what}; their training loss is of text seen before", "runs.budget", cure)]
+        return [*found, Problem("refuse", f"{what}, at the larger world sizes", "runs.budget", cure)]
+    return [*found, Problem("warn", f"{what}; their training loss is of text seen before", "runs.budget", cure)]
 
 
 def epochs_of(run: RunSettings, texts: Mapping[tuple[str, str, bool], Text]) -> float | None:
@@ -317,7 +315,7 @@ def epochs_of(run: RunSettings, texts: Mapping[tuple[str, str, bool], Text]) -> 
     return run.budget.steps * run.global_batch / rows if rows else None
 
 
-def repeats(design: Design) -> list[Objection]:
+def repeats(design: Design) -> list[Problem]:
     """Enough of them for any verdict."""
     family = max(1, sum(_pairs(design).values()))
     needed, given = fewest_pairs(family), design.experiment.repeats
@@ -326,7 +324,7 @@ def repeats(design: Design) -> list[Objection]:
     of = f"{family} comparisons, corrected after Holm, need" if family > 1 else "one comparison needs"
     times = f"{given} repeat{'s' * (given > 1)}"
     what = f"{times} of a cell can end in no verdict but “too few runs”: {of} at least {needed}"
-    return [Objection("warn", what, "repeats", f"repeats: {needed}, or claim nothing of small differences")]
+    return [Problem("warn", what, "repeats", f"repeats: {needed}, or claim nothing of small differences")]
 
 
 def _pairs(design: Design) -> dict[tuple[str, str], int]:
@@ -348,7 +346,7 @@ def _pairs(design: Design) -> dict[tuple[str, str], int]:
     }
 
 
-def validation(design: Design) -> list[Objection]:
+def validation(design: Design) -> list[Problem]:
     """Held-out documents are held out.
 
     A split by the text's own hash cannot put one text on both sides. Files of the source's own for validation can: what
@@ -361,21 +359,19 @@ def validation(design: Design) -> list[Objection]:
             what = (
                 f"corpus {corpus.name}: {_and(sorted(set(own) & set(corpus.source.files)))} is trained and validated on"
             )
-            found.append(
-                Objection("refuse", what, f"corpora.{corpus.name}.source.validation_files", "name other files")
-            )
+            found.append(Problem("refuse", what, f"corpora.{corpus.name}.source.validation_files", "name other files"))
         elif own and not corpus.cleaning.deduplicate:
             what = f"corpus {corpus.name}: validation documents that also stand in its training files are trained on"
             cure = f"corpora.{corpus.name}.cleaning.deduplicate: true"
-            found.append(Objection("refuse", what, f"corpora.{corpus.name}.cleaning.deduplicate", cure))
+            found.append(Problem("refuse", what, f"corpora.{corpus.name}.cleaning.deduplicate", cure))
         elif not corpus.source.brings_validation and corpus.validation_share == 0:
             what = f"corpus {corpus.name} holds nothing out, and runs validate on rows of it"
             cure = "validation_share above 0, or runs.validation.rows: 0"
-            found.append(Objection("refuse", what, f"corpora.{corpus.name}.validation_share", cure))
+            found.append(Problem("refuse", what, f"corpora.{corpus.name}.validation_share", cure))
     return found
 
 
-def devices(design: Design) -> list[Objection]:
+def devices(design: Design) -> list[Problem]:
     """World sizes against what is here, and runs that fill a node beside runs that do not."""
     sizes = {s.layout.world_size for _, s in design.settings}
     node = design.machine.gpus_per_node
@@ -388,9 +384,7 @@ def devices(design: Design) -> list[Objection]:
             "memory, power and cores of the node are not shared alike"
         )
         return [
-            Objection(
-                "note", what, "factors.layout", "start them one at a time (share 1), and say so beside efficiency"
-            )
+            Problem("note", what, "factors.layout", "start them one at a time (share 1), and say so beside efficiency")
         ]
     if design.gpus is None:
         return []
@@ -398,22 +392,20 @@ def devices(design: Design) -> list[Objection]:
     found = []
     if design.gpus and auto and max(auto) > design.gpus:
         what = f"{max(auto)} ranks want a GPU each, and {design.gpus} {'is' if design.gpus == 1 else 'are'} here"
-        found.append(
-            Objection("refuse", what, "factors.layout", "fewer ranks, or --machine FILE for the one it runs on")
-        )
+        found.append(Problem("refuse", what, "factors.layout", "fewer ranks, or --machine FILE for the one it runs on"))
     if auto and not design.gpus:
         what = "there is no GPU here: its runs would compute on this machine's CPU"
         found.append(
-            Objection("warn", what, "runs.device", "--machine FILE or --profile NAME for the machine it runs on")
+            Problem("warn", what, "runs.device", "--machine FILE or --profile NAME for the machine it runs on")
         )
     on_cpu = {s.layout.world_size for _, s in design.settings if s.device == "cpu"}
     if design.cores and on_cpu and max(on_cpu) > design.cores:
         what = f"{max(on_cpu)} ranks on {design.cores} cores are oversubscribed: that checks correctness, not speed"
-        found.append(Objection("warn", what, "factors.layout", f"read no scaling from above {design.cores} ranks"))
+        found.append(Problem("warn", what, "factors.layout", f"read no scaling from above {design.cores} ranks"))
     elif len(on_cpu) > 1:
         what = "ranks share the cores that one process has to itself: their speed is no scaling measurement"
         found.append(
-            Objection("note", what, "factors.layout", "--cores 1 gives every rank one thread, the single one too")
+            Problem("note", what, "factors.layout", "--cores 1 gives every rank one thread, the single one too")
         )
     return found
 

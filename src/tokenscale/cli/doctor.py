@@ -51,23 +51,19 @@ CHECKS: dict[str, Callable[[Asked], Finding]] = {
     "gloo": doctor_checks.gloo,
     "nccl": doctor_checks.nccl,
     "results folder": doctor_checks.results_folder,
-    "temporary folder": doctor_checks.temporary_folder,
-    "open files": doctor_checks.open_files,
     "loopback": doctor_checks.loopback,
     "network": doctor_checks.hub,
     "slurm": doctor_checks.slurm,
     "environment": doctor_checks.environment,
-    "locale": doctor_checks.locale,
-    "clock": doctor_checks.clock,
 }
 #: no check waits longer: the slowest reads what the children say
 LIMIT_S = probe.LIMIT_S + 10
-#: the ability that decides the exit code
+#: the capability that decides the exit code
 DEMO = "the demo (make run)"
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capability:
     """Something a user may want to run: whether this machine can, why (not), and what to do first."""
 
     what: str
@@ -81,16 +77,16 @@ class Examination:
     """All findings by name, and what follows from them."""
 
     findings: dict[str, Finding]
-    abilities: list[Ability]
+    capabilities: list[Capability]
     seconds: float
 
     @property
-    def demo(self) -> Ability:
+    def demo(self) -> Capability:
         """Whether `make run` can run here."""
-        return next(a for a in self.abilities if a.what == DEMO)
+        return next(a for a in self.capabilities if a.what == DEMO)
 
     def render(self, width: int = 120) -> str:
-        """For people: a line a check, then a line an ability. ASCII, whatever the terminal's encoding."""
+        """For people: a line a check, then a line an capability. ASCII, whatever the terminal's encoding."""
         lines = [
             f"tokenscale {__version__} on {platform.system()} {platform.machine()}, checked in {self.seconds:.1f} s"
         ]
@@ -100,10 +96,12 @@ class Examination:
             if finding.next:
                 lines += _wrapped(f"{'':<{column}}  {'':<4}  next: ", finding.next, width)
         lines += ["", "What this machine can run"]
-        column = max(len(a.what) for a in self.abilities)
-        for ability in self.abilities:
+        column = max(len(a.what) for a in self.capabilities)
+        for capability in self.capabilities:
             lines += _wrapped(
-                f"  {ability.what:<{column}}  {'yes' if ability.possible else 'no':<3}  ", ability.reason, width
+                f"  {capability.what:<{column}}  {'yes' if capability.possible else 'no':<3}  ",
+                capability.reason,
+                width,
             )
         if not self.demo.possible:
             lines += ["", f"make run cannot run here yet. First: {self.demo.next or 'mend what is named above'}"]
@@ -117,7 +115,7 @@ class Examination:
             "seconds": round(self.seconds, 3),
             "demo": self.demo.possible,
             "findings": [{"name": name, **asdict(finding)} for name, finding in self.findings.items()],
-            "can_run": [asdict(ability) for ability in self.abilities],
+            "can_run": [asdict(capability) for capability in self.capabilities],
         }
         return json.dumps(content, indent=2, default=str)
 
@@ -135,7 +133,7 @@ def examine(results: Path, *, network: bool = False) -> Examination:
             findings[name] = Finding("no", f"did not answer within {LIMIT_S:g} s", "a disk or a service may hang")
         except BaseException as error:  # a check that breaks is a finding too
             findings[name] = Finding("no", f"the check itself failed: {type(error).__name__}: {error}", "report it")
-    return Examination(findings, abilities(findings), time.monotonic() - start)
+    return Examination(findings, capabilities(findings), time.monotonic() - start)
 
 
 def _in_background(work: Callable[[], Any]) -> Future:
@@ -155,24 +153,24 @@ def _in_background(work: Callable[[], Any]) -> Future:
 # -- conclusions
 
 
-def abilities(findings: dict[str, Finding]) -> list[Ability]:
+def capabilities(findings: dict[str, Finding]) -> list[Capability]:
     """What follows from the findings. A check that failed never makes a yes where its subject is needed."""
     devices = len(findings["gpu"].values.get("devices", []))
     cores = findings["cores"].values.get("usable", 1)
     host, trainer, report, _ = ([p.distribution for p in PACKAGES if p.group == g and not p.only] for g in GROUPS)
     every = [p.distribution for p in PACKAGES]
     base = ["python", "memory", "results folder"]
-    alone = [*base, "project", "configuration", "loopback", "clock"]
+    alone = [*base, "project", "configuration", "loopback"]
     on_cpu = f"1 to {cores} ranks, one a core" if cores > 1 else "1 rank, on one core"
     if devices:  # `device: auto` takes them
         on_cpu += "; with `device: cpu`, or the GPUs are taken"
     return [
         _demo(findings, [*host, *trainer, *report], alone, devices),
-        _ability(findings, "training on the CPU (gloo)", on_cpu, trainer, [*base, "loopback", "gloo"]),
+        _capability(findings, "training on the CPU (gloo)", on_cpu, trainer, [*base, "loopback", "gloo"]),
         _on_gpus(findings, trainer, [*base, "gpu"], devices),
-        _ability(findings, "bf16", findings["bf16"].fact, trainer, ["bf16"]),
+        _capability(findings, "bf16", findings["bf16"].fact, trainer, ["bf16"]),
         _slurm(findings, [*host, "snakemake-executor-plugin-slurm"]),
-        _ability(
+        _capability(
             findings,
             "the report from copied logs",
             "without torch, GPU or network",
@@ -183,7 +181,9 @@ def abilities(findings: dict[str, Finding]) -> list[Ability]:
     ]
 
 
-def _ability(findings: dict[str, Finding], what: str, reason: str, packages: list[str], needed: list[str]) -> Ability:
+def _capability(
+    findings: dict[str, Finding], what: str, reason: str, packages: list[str], needed: list[str]
+) -> Capability:
     """Possible with that reason, unless a package or a needed check stands in the way."""
     blockers = []  # name, reason
     for group in GROUPS:
@@ -198,13 +198,13 @@ def _ability(findings: dict[str, Finding], what: str, reason: str, packages: lis
         if findings[name].verdict == "no" and not findings[name].values.get("without"):  # what it lacks is told itself
             blockers.append((name, f"{name}: {findings[name].fact}"))
     if not blockers:
-        return Ability(what, True, reason)
+        return Capability(what, True, reason)
     (first, why), *others = blockers
     why += f"; and {', '.join(name for name, _ in others)}" if others else ""
-    return Ability(what, False, why, findings[first].next)
+    return Capability(what, False, why, findings[first].next)
 
 
-def _demo(findings: dict[str, Finding], packages: list[str], needed: list[str], devices: int) -> Ability:
+def _demo(findings: dict[str, Finding], packages: list[str], needed: list[str], devices: int) -> Capability:
     ranks = findings["configuration"].values.get("ranks", 1)
     wanted = findings["configuration"].values.get("gpu_ranks", ranks)
     devices = devices if wanted else 0  # all its runs say `device: cpu`
@@ -214,38 +214,38 @@ def _demo(findings: dict[str, Finding], packages: list[str], needed: list[str], 
         needed = [*needed, "gpu"]
     where = f"on {devices} GPU{'s' * (devices > 1)}" if devices else "on the CPU"
     by = "" if findings["tools"].values.get("make") else "without make: snakemake --profile profiles/local; "
-    ability = _ability(findings, DEMO, f"{by}{where}, up to {ranks} ranks", packages, needed)
-    if ability.possible and 0 < devices < wanted:
+    capability = _capability(findings, DEMO, f"{by}{where}, up to {ranks} ranks", packages, needed)
+    if capability.possible and 0 < devices < wanted:
         cure = "CUDA_VISIBLE_DEVICES= make run"
         why = f"it has runs of {wanted} ranks, one a GPU, and torch sees {devices}; on the CPU it can: {cure}"
-        return Ability(DEMO, False, why, cure)
-    return ability
+        return Capability(DEMO, False, why, cure)
+    return capability
 
 
-def _on_gpus(findings: dict[str, Finding], packages: list[str], needed: list[str], devices: int) -> Ability:
+def _on_gpus(findings: dict[str, Finding], packages: list[str], needed: list[str], devices: int) -> Capability:
     what, talk = "training on GPUs (NCCL)", findings["nccl"]
     if not devices:
-        return Ability(what, False, findings["gpu"].fact, findings["gpu"].next)
+        return Capability(what, False, findings["gpu"].fact, findings["gpu"].next)
     if devices > 1 and talk.verdict == "no":
-        return _ability(findings, what, f"1 rank only: {talk.fact}", packages, needed)
-    return _ability(findings, what, f"1 to {devices} ranks" if devices > 1 else "1 rank", packages, needed)
+        return _capability(findings, what, f"1 rank only: {talk.fact}", packages, needed)
+    return _capability(findings, what, f"1 to {devices} ranks" if devices > 1 else "1 rank", packages, needed)
 
 
-def _slurm(findings: dict[str, Finding], packages: list[str]) -> Ability:
+def _slurm(findings: dict[str, Finding], packages: list[str]) -> Capability:
     what, here = "SLURM (--profile alps)", findings["slurm"]
-    ability = _ability(findings, what, here.fact, packages, ["python", "project", "configuration", "slurm"])
-    if ability.possible and findings["project"].verdict == "note":
-        return Ability(what, False, findings["project"].fact, findings["project"].next)
-    if ability.possible and not here.values.get("account"):
-        return Ability(what, False, "ALPS_ACCOUNT is not set", "export ALPS_ACCOUNT=<project>")
-    return ability
+    capability = _capability(findings, what, here.fact, packages, ["python", "project", "configuration", "slurm"])
+    if capability.possible and findings["project"].verdict == "note":
+        return Capability(what, False, findings["project"].fact, findings["project"].next)
+    if capability.possible and not here.values.get("account"):
+        return Capability(what, False, "ALPS_ACCOUNT is not set", "export ALPS_ACCOUNT=<project>")
+    return capability
 
 
-def _tests(findings: dict[str, Finding], packages: list[str], needed: list[str]) -> Ability:
-    ability = _ability(findings, "the tests (make test)", "those of GPUs and SLURM aside", packages, needed)
-    if ability.possible and not findings["tools"].values.get("git"):
-        return Ability(ability.what, False, "git is not found", "install git")
-    return ability
+def _tests(findings: dict[str, Finding], packages: list[str], needed: list[str]) -> Capability:
+    capability = _capability(findings, "the tests (make test)", "those of GPUs and SLURM aside", packages, needed)
+    if capability.possible and not findings["tools"].values.get("git"):
+        return Capability(capability.what, False, "git is not found", "install git")
+    return capability
 
 
 def _wrapped(start: str, text: str, width: int) -> list[str]:

@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -261,36 +260,11 @@ def results_folder(asked: Asked) -> Finding:
     return noted(fact, notes, values)
 
 
-def temporary_folder(asked: Asked) -> Finding:
-    """The folder for temporary files."""
-    try:
-        folder = Path(tempfile.gettempdir())
-    except OSError as error:
-        return Finding("no", error.strerror or str(error), "set TMPDIR to a folder that can be written")
-    room, fact = _room(folder)
-    fact = f"{folder}, {fact}"
-    if room["free_bytes"] < DEMO_DISK:
-        return Finding("note", fact, "set TMPDIR to a folder with room", room)
-    return Finding("ok", fact, values=room)
-
-
 def _room(folder: Path) -> tuple[dict[str, Any], str]:
     free = shutil.disk_usage(folder).free
     status = os.statvfs(folder)
     files = status.f_favail if status.f_files else None  # file systems without a fixed number say 0
     return {"free_bytes": free, "free_files": files}, f"{free / GIB:.1f} GiB free"
-
-
-def open_files(asked: Asked) -> Finding:
-    """How many files a process may hold open."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
-    fact = "no limit" if unlimited else f"{soft} a process"
-    if not unlimited and soft < 1024:
-        return Finding("note", fact, "ulimit -n 1024, before many shards or ranks", {"soft": soft, "hard": hard})
-    return Finding("ok", fact, values={"soft": soft, "hard": hard})
 
 
 def environment(asked: Asked) -> Finding:
@@ -306,33 +280,6 @@ def environment(asked: Asked) -> Finding:
         return Finding("note", fact, hint, values)
     if "PYTHONOPTIMIZE" in others:
         return Finding("note", fact, "unset PYTHONOPTIMIZE: tests without assert prove nothing", values)
-    return Finding("ok", fact, values=values)
-
-
-def locale(asked: Asked) -> Finding:
-    """Encodings of files and of the terminal."""
-    names = sys.getfilesystemencoding(), getattr(sys.stdout, "encoding", None) or "unknown"
-    fact = f"file names in {names[0]}, output in {names[1]}"
-    values = {"file_names": names[0], "output": names[1]}
-    if all(name.lower().replace("-", "") == "utf8" for name in names):
-        return Finding("ok", fact, values=values)
-    return Finding("note", fact, "export PYTHONUTF8=1: texts of this project are UTF-8", values)
-
-
-def clock(asked: Asked) -> Finding:
-    """The clock that steps are timed with, and the one that dates files."""
-    info = time.get_clock_info("perf_counter")
-    ticks = [time.perf_counter() for _ in range(1000)]
-    back = any(later < earlier for earlier, later in zip(ticks, ticks[1:], strict=False))
-    values = {"resolution_s": info.resolution, "monotonic": info.monotonic and not back}
-    if back or not info.monotonic:
-        return Finding("no", "the clock that times steps runs backwards", "trust no timing of this machine", values)
-    fact = f"monotonic, resolution {info.resolution:.0e} s"
-    if info.resolution > 1e-4:
-        return Finding("note", f"{fact}: too coarse for short steps", "measure longer steps", values)
-    if (year := time.gmtime().tm_year) < 2025:
-        fact += f"; the date says {year}, and certificates and times of files depend on it"
-        return Finding("note", fact, "set the date", values)
     return Finding("ok", fact, values=values)
 
 
