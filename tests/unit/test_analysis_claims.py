@@ -14,7 +14,8 @@ from tokenscale.analysis.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, S
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import claims as words
-from tokenscale.settings.claims import Claim, Document, Ledger, read
+from tokenscale.settings.claims import Claim, Document, Ledger
+from tokenscale.settings.claims_file import read
 
 ROOT = Path(__file__).parents[2]
 SPEED = "SELECT useful_tokens_per_s AS value, run_id FROM throughput WHERE approach = 'packed'"

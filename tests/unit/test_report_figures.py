@@ -67,7 +67,7 @@ def test_all_figures_are_listed_and_matplotlib_waits():
 
 def test_the_example_of_the_readme_runs(tables, monkeypatch):
     (example,) = re.findall(
-        r"```python\n(from tokenscale\.analysis\.queries.*?)```", (ROOT / "README.md").read_text(), re.S
+        r"```python\n(from tokenscale\.analysis\.queries.*?)```", (ROOT / "docs/report.md").read_text(), re.S
     )
     folder = tables.parents[1]
     (folder / "results").mkdir()
@@ -80,7 +80,7 @@ def test_the_example_of_the_readme_runs(tables, monkeypatch):
 
 
 def test_the_readme_names_every_figure():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/report.md").read_text()
     listed = text[text.index("**In a notebook**") : text.index("names those of its page")]
     named = set(re.findall(r"`([a-z_]+)`", listed)) - {"figures"}
     assert named == set(registry.FIGURES)

@@ -17,7 +17,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.cli.main import main
 from tokenscale.report import checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
-from tokenscale.settings.claims import read
+from tokenscale.settings.claims_file import read
 from tokenscale.settings.registry import FIGURES
 
 EVIL = "<script>alert('x')</script> & \"co\""
@@ -245,7 +245,7 @@ def test_steadiness_and_energy_are_of_the_steps_and_counters(site):
 
 
 def test_the_findings_of_the_readme_are_those_of_the_evidence(tmp_path):
-    between = (ROOT / "README.md").read_text().split(findings.BEGIN)[1].split(findings.END)[0]
+    between = (ROOT / "docs/results.md").read_text().split(findings.BEGIN)[1].split(findings.END)[0]
     assert between == f"\n{findings.text(ROOT / 'evidence')}", "python -m tokenscale check --write"
     shutil.copytree(
         ROOT / "evidence",

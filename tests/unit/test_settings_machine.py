@@ -140,7 +140,7 @@ def shown(readme, folder):
 
 @pytest.mark.parametrize(
     "readme, folder",
-    [("README.md", "mine"), ("profiles/alps/README.md", "mine"), ("profiles/alps/README.md", "alps-debug")],
+    [("docs/operations.md", "mine"), ("profiles/alps/README.md", "mine"), ("profiles/alps/README.md", "alps-debug")],
 )
 def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path):
     files = shown(readme, folder)

@@ -13,7 +13,7 @@ from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.base.files import write_json
 from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import ddp_verification_loss
-from tokenscale.settings.claims import read
+from tokenscale.settings.claims_file import read
 from tokenscale.settings.continuation import state
 from tokenscale.settings.options import to_dict
 

@@ -20,7 +20,7 @@ from tokenscale.settings.config import ALL, Config, benchmark_stores
 from tokenscale.settings.continuation import writer_of
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.claims import read as read_ledger
+from tokenscale.settings.claims_file import read as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
     done,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from tokenscale.cli import configuration
-from tokenscale.report.claims import judge_and_print
+from tokenscale.report.judge_claims import judge_and_print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -148,9 +148,9 @@ def _opened(folder: Path) -> save.Tables:
 
 def _judge(ledger: Path, tables: Path, experiments: list[str], output: Path) -> None:
     """Judge the claims as the command `claims` does; only this reads settings, which takes pydantic."""
-    from tokenscale.report import claims
+    from tokenscale.report.judge_claims import judge_and_print
 
-    claims.judge_and_print(ledger, tables, experiments, output, strict=False)
+    judge_and_print(ledger, tables, experiments, output, strict=False)
 
 
 class _Processes:

@@ -1,12 +1,10 @@
 """The judged claims as the report shows them: a table, LaTeX macros, and words for a terminal."""
 
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import claims as judging
 from tokenscale.analysis.claims import VERDICTS, written
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
@@ -141,43 +139,3 @@ def lines(claims: Iterable[dict[str, Any]]) -> list[str]:
         f"{c['verdict']:<{width}}  {c['id']:<{names}}  {' '.join(filter(None, [c['sentence'], _because(c)]))}"
         for c in claims
     ]
-
-
-def judge_and_print(
-    ledger: Path, tables: Path, experiments: Sequence[str] | None, output: Path | None, strict: bool, **_: object
-) -> int:
-    """Judge the claims of a file, print a line for each, and write `claims.json` and `claims.tex` into `output`.
-
-    Returns the exit code: 1 where `strict` is set and a claim that `holds_at` the scale does not hold, else 0.
-    """
-    from tokenscale.settings.claims import read as read_ledger  # takes pydantic
-
-    known = read_ledger(ledger)
-    if experiments is None:
-        experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))
-    elif missing := [name for name in experiments if not (tables / name / "experiment.json").is_file()]:
-        raise UserError(
-            "there are no tables of this experiment.",
-            experiment=", ".join(missing),
-            folder=tables,
-            next=f"snakemake results/tables/{missing[0]}/runs.parquet",
-        )
-    judged = judging.judge(known, tables, experiments)
-    rows = judging.as_rows(known, judged)
-    for line in lines(rows):
-        print(line)
-    print(", ".join(f"{n} {verdict}" for verdict, n in counts(rows).items()))
-    if output is not None:
-        write(rows, output)
-    scales = {
-        read_json(tables / name / "experiment.json", "experiment's description").get("scale") for name in experiments
-    }
-    lost = judging.lost(known, judged, scales)
-    for one in lost if strict else ():
-        print(f"tokenscale: a sentence no longer holds: {one.id}.", file=sys.stderr)
-        print(f"  verdict  {one.verdict}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
-        print(f"  says     {one.sentence}", file=sys.stderr)
-        print(
-            f"  next     look at its runs in the report, or take the scale out of holds_at in {ledger}", file=sys.stderr
-        )
-    return 1 if strict and lost else 0

@@ -19,7 +19,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
     Raises UserError where there is no ledger: without one a forged verdict could not be told.
     """
-    from tokenscale.settings.claims import read  # takes pydantic
+    from tokenscale.settings.claims_file import read  # takes pydantic
 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")

@@ -1,14 +1,10 @@
 """The ledger of claims: sentences, and what data must say for them to hold. Read by `settings/claims.py`."""
 
-import math
-import re
 import string
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from tokenscale.base.errors import UserError, unknown
-from tokenscale.settings.experiments import SCALES
+from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
 #: what every sentence may name, beside columns of its SQL
@@ -86,44 +82,3 @@ def named_in(sentence: str, **where: object) -> list[str]:
 
 #: names of claims; the LaTeX macros are made of them
 CLAIM = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
-
-
-def read(path: Path) -> Ledger:
-    """Return the claims of a file. Raises UserError: file, key, and what is wrong there. Host only (pydantic, YAML)."""
-    from tokenscale.settings import validate
-    from tokenscale.settings.yaml_files import read_yaml
-
-    ledger: Ledger = validate.build(Ledger, read_yaml(path), file=str(path))
-    for name, claim in ledger.claims.items():
-        key = f"claims.{name}"
-        if not re.fullmatch(CLAIM, name):
-            raise UserError(
-                "a claim cannot have this name.",
-                file=path,
-                key=key,
-                expected="small letters and digits, with dashes",
-                next="rename the claim",
-            )
-        if claim.document not in ledger.documents:
-            raise unknown("document", claim.document, ledger.documents, file=path, key=f"{key}.document")
-        for scale in claim.holds_at:
-            if scale not in SCALES:
-                raise unknown("scale", scale, SCALES, file=path, key=f"{key}.holds_at")
-        if claim.direction == "equal" and not claim.margin:
-            raise UserError(
-                "equal within what?", file=path, key=f"{key}.margin", next="state a margin, as a share of the bound"
-            )
-        if not (math.isfinite(claim.bound) and math.isfinite(claim.margin)):
-            raise UserError(
-                "a bound is a number.",
-                file=path,
-                key=key,
-                found=f"{claim.bound} ± {claim.margin}",
-                next="write a finite number",
-            )
-        if claim.direction == "equal" and not claim.bound:
-            raise UserError(
-                "nothing is equal to 0 within a share of 0.", file=path, key=f"{key}.bound", next="claim above or below"
-            )
-        named_in(claim.sentence, file=path, key=f"{key}.sentence")
-    return ledger
