@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenscale.report.table import Table
-from tokenscale.settings.source_studies import STUDIES
+from tokenscale.settings.experiments import STUDIES
 
 #: key of an experiment's `original` → what its page calls it
 HEADINGS = {

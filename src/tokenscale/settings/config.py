@@ -28,6 +28,7 @@ from tokenscale.settings.experiments import (
     BASE,
     EXTERNAL,
     SCALES,
+    STUDIES,
     Experiment,
     Run,
     cells,
@@ -44,7 +45,6 @@ from tokenscale.settings.options import NAME, NAME_IN_WORDS, STRICT, option, to_
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.source_studies import STUDIES
 from tokenscale.settings.yaml_files import read_yaml
 
 #: what Snakemake and every command read; files of `--configfile` are merged over it

@@ -15,6 +15,15 @@ from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import STRICT, option, to_dict
 from tokenscale.settings.run import RunSettings
 
+STUDIES = {
+    "000": "Pretokenization and DDP on Alps (ETH Zürich, 2025)",
+    "001": "the same project at an earlier date",
+    "002": "Distributed Training Pipeline for Language Models, an overview without results",
+    "003": "Distributed training and parallelism for GPT-2 (LLM Systems, 2025)",
+    "004": "Distributed LLM Trainer, a learning project",
+}
+
+
 #: what is compared, offline over online and ours over both: (approach, baseline)
 COMPARISONS = (
     ("pretokenized-padded", "padded"),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.files import canonical_json, write_text
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import Experiment, Original, dotted
-from tokenscale.settings.source_studies import STUDIES
+from tokenscale.settings.experiments import STUDIES, Experiment, Original, dotted
 
 HEAD = """# Experiments
 

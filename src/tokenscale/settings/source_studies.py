@@ -308,12 +308,3 @@ def preset(name: str, flag: str) -> ModelSettings:
     if name not in PRESETS:
         raise unknown("model preset", name, PRESETS, flag=flag)
     return PRESETS[name]
-
-
-STUDIES = {
-    "000": "Pretokenization and DDP on Alps (ETH Zürich, 2025)",
-    "001": "the same project at an earlier date",
-    "002": "Distributed Training Pipeline for Language Models, an overview without results",
-    "003": "Distributed training and parallelism for GPT-2 (LLM Systems, 2025)",
-    "004": "Distributed LLM Trainer, a learning project",
-}
