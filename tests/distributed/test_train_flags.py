@@ -237,7 +237,7 @@ def train(place, monkeypatch, capsys):
 
     monkeypatch.chdir(place)
     monkeypatch.setattr("tokenscale.cli.train.start", start)
-    monkeypatch.setattr("tokenscale.cli.train.told", lambda folder: [])
+    monkeypatch.setattr("tokenscale.cli.train.print_summary", lambda folder: None)
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:
         code = main(["train", *arguments])

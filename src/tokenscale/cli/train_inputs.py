@@ -254,11 +254,13 @@ def _tokens_of(run: RunSettings, manifests: dict[str, Path]) -> int:
 
 
 def print_summary(directory: Path) -> None:
-    """Print status, loss and throughput of a sealed run; its folder alone where the report's packages are missing."""
+    """Print status, loss and throughput of a sealed run; only its status where the report's packages are missing."""
     try:
         from tokenscale.analysis.live import summary_lines
     except ImportError as error:
-        print(f"run    {directory}  complete (a summary needs the package {error.name})", flush=True)
+        outcome = read_json(directory / "run.json", "record of the run")["outcome"]
+        print(f"run    {directory}  {outcome['status']} after {outcome['steps']} steps")
+        print(f"       loss and speed are left out: the package {error.name} is not installed", flush=True)
     else:
         print("\n".join(summary_lines(directory)), flush=True)
 
