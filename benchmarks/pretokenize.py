@@ -49,7 +49,7 @@ def measure(
     available = sorted(os.sched_getaffinity(0))
     if cores > len(available):
         raise UserError(
-            "there are not so many cores.", flag="--cores", asked=cores, found=len(available), next="--cores 1"
+            "there are not so many cores.", flag="--cores", requested=cores, found=len(available), next="--cores 1"
         )
     held = set(available[:cores])
     fast = tokenizer / "tokenizer.json"

@@ -71,19 +71,19 @@ def build(
     Returns documents, bytes, and both of each source. Raises UserError where the machine holds less, unless `at_most`.
     """
     roots = roots or Roots()
-    asked = round(megabytes * 1e6)
-    progress = Progress("text", total_bytes=asked)
+    requested = round(megabytes * 1e6)
+    progress = Progress("text", total_bytes=requested)
     taken: list[tuple[str, str]] = []
     found = 0
     for text, origin in documents(roots, seed):
-        if found >= asked:
+        if found >= requested:
             break
         size = len(text.encode())
         found += size
         taken.append((text, origin))
         progress(1, size)
     progress.close()
-    if found < asked and not at_most or not taken:
+    if found < requested and not at_most or not taken:
         raise UserError(
             f"this machine holds less real text than {megabytes:g} MB.",
             found=f"{found / 1e6:.1f} MB in {len(taken):,} documents, repeats left out",

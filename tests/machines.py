@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from pathlib import Path
 
-from tokenscale.cli.doctor_checks import Asked
+from tokenscale.cli.doctor_checks import DoctorContext
 
 ROOT = Path(__file__).parents[1]
 #: what the ranks say on a machine without GPU where all is well
@@ -27,7 +27,7 @@ def ready(value):
 def asked(results=Path("results"), *, network=False, imports=None, stages=None, ended=()):
     """What a check is given: all is well, except for what is said."""
     ranks = {"stages": STAGES if stages is None else stages, "ended": list(ended)}
-    return Asked(Path(results), network, ready(imports or {}), ready(ranks))
+    return DoctorContext(Path(results), network, ready(imports or {}), ready(ranks))
 
 
 def program(folder, name, text):

@@ -11,9 +11,9 @@ from tokenscale.runs.launch.ranks import run_ranks
 pytestmark = pytest.mark.distributed
 RANK = """
 import torch, torch.distributed as dist
-from tokenscale.train.parallel.world import heard_last, join
+from tokenscale.train.parallel.world import wait_for_root_cause, join
 world = join(3)
-with heard_last(world):
+with wait_for_root_cause(world):
     dist.all_reduce(torch.ones(1))
     if world.rank == 1:
         raise ValueError("what really happened")
@@ -24,10 +24,10 @@ with heard_last(world):
 ABORTED = """
 import atexit, os, torch
 from tokenscale.base.errors import UserError
-from tokenscale.train.parallel.world import World, heard_last
+from tokenscale.train.parallel.world import World, wait_for_root_cause
 atexit.register(os.abort)  # as threads of a process group that nobody parted from do now and then
 print("a line before", end="")
-with heard_last(World(0, {size}, 0, torch.device("cpu"))):
+with wait_for_root_cause(World(0, {size}, 0, torch.device("cpu"))):
     raise {error}("what really happened")
 """
 

@@ -60,7 +60,7 @@ def one_rank(world, run, inputs, directory):
 def slice_of(lab, run):
     """[useful labels, rows] of the held-out slice, read as one process."""
     directory = lab.store(run.validation_store)
-    store = PackedStore(directory, open_store(directory, run.validation_store, asked_by="test"))
+    store = PackedStore(directory, open_store(directory, run.validation_store, requested_by="test"))
     labels = store.rows(np.arange(run.validation.rows))[1]
     return [int((labels >= 0).sum()), run.validation.rows]
 

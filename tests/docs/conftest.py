@@ -8,7 +8,7 @@ def pytest_terminal_summary(terminalreporter):
         return
     terminalreporter.section("blocks of the documents")
     kinds = [*counted[0]["blocks"]]
-    rows = [(found["document"], found["seconds"], found["blocks"]) for found in counted]
+    rows = [(found["documents"][0], found["seconds"], found["blocks"]) for found in counted]
     together = {kind: sum(counts[kind] for _, _, counts in rows) for kind in kinds}
     for name, seconds, counts in [*sorted(rows), ("together", sum(row[1] for row in rows), together)]:
         numbers = ", ".join(f"{counts[kind]:3} {kind}" for kind in kinds)

@@ -32,7 +32,7 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(l
     run = run_of(world_size=2)
     with pytest.raises(AssertionError, match=f"exit code {CODE}"):
         run_ranks(one_rank, 2, run, lab.inputs(run), tmp_path)
-    said = standing.told(tmp_path / "attempt=00", 2)
+    said = standing.describe(tmp_path / "attempt=00", 2)
     assert "  rank 1  is here\n    | File" in said and "in reading_for_ever" in said
     assert "  waiting for it: rank 0\n" in said
 

@@ -125,7 +125,7 @@ def told(place, tmp_path_factory):
 def test_the_whole_store_is_as_large_as_said(place, told, tmp_path, form):
     facts, corpus = told
     store = StoreSettings(form, sequence_length=T)
-    manifest = write(store, corpus, place / "tokenizer", tmp_path / "store", say=lambda _: None)
+    manifest = write(store, corpus, place / "tokenizer", tmp_path / "store", log=lambda _: None)
     of = facts["formats"][form]
     size = sum(file["bytes"] for file in manifest["files"])
     assert 0.99 * of["bytes"]["low"] <= size <= 1.01 * of["bytes"]["high"]  # more text compresses a bit otherwise

@@ -71,7 +71,7 @@ def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
     stop, heard = free[1][3], []
     assert free[0][19] != stop
     found = generate_rows(
-        model, prompts, stop_id=stop, sampling=Sampling(temperature, seed=4), say=heard.append, **options
+        model, prompts, stop_id=stop, sampling=Sampling(temperature, seed=4), on_token=heard.append, **options
     )
     for n, prompt in enumerate(prompts):
         assert free[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached)
@@ -162,7 +162,7 @@ def test_it_ends_with_the_stop_and_where_positions_end():
     free = made(model)
     heard = []
     stop = free[7]
-    stopped = made(model, stop_id=stop, say=heard.append)
+    stopped = made(model, stop_id=stop, on_token=heard.append)
     assert stopped == heard == free[: free.index(stop) + 1]
     assert len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT)
     assert made(model, list(range(LENGTH))) == []
@@ -201,7 +201,7 @@ def test_the_verb_streams_what_it_generates(checkpoint, capsys):
     assert main(argv) == 0
     greedy = capsys.readouterr().out
     pieces = []
-    texts = texts_of(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, say=pieces.append)
+    texts = texts_of(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
     assert greedy == "".join(pieces) == "Once upon a time," + texts[0] + "\n"
     assert len(pieces) > 5
     drawn = []

@@ -87,7 +87,7 @@ def loaded(folder, **options):
 def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
     shape = replace(SHAPES[name], vocabulary_size=320)
     model = checkpoint_of(tmp_path / "final", shape, tokenizer=bpe)
-    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     library, tokens = loaded(tmp_path / "out"), tokens_below(320)
     with torch.no_grad():
         torch.testing.assert_close(library(input_ids=tokens).logits, model(tokens), **TOLERANCE)
@@ -114,7 +114,7 @@ def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective)
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
     model = checkpoint_of(tmp_path / "final", library_shape(kind), tokenizer=bpe, objective=objective)
-    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     auto = AutoModelForMaskedLM if objective == "masked" else AutoModelForCausalLM
     found, tokens = auto.from_pretrained(tmp_path / "out").eval(), tokens_below(321)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_the_exported_tokenizer_has_our_ids(tmp_path, kind, request):
     tokenizer = load(folder)
     shape = replace(SHAPES["llama-tied"], vocabulary_size=tokenizer.vocabulary_size)
     checkpoint_of(tmp_path / "final", shape, tokenizer=folder)
-    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     found = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
     assert len(found) == tokenizer.vocabulary_size and found.model_max_length == LENGTH
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (
@@ -162,7 +162,7 @@ def test_the_exported_tokenizer_has_our_ids(tmp_path, kind, request):
 
 def test_weights_in_bf16_stay_so(tmp_path):
     model = checkpoint_of(tmp_path / "final", SHAPES["gpt2"], dtype=torch.bfloat16)
-    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)
+    export(tmp_path / "final", tmp_path / "out", log=lambda line: None)
     library = loaded(tmp_path / "out", dtype="auto")
     assert library.dtype == torch.bfloat16
     assert torch.equal(library.transformer.wte.weight, model.embedding.weight)
@@ -179,7 +179,7 @@ def test_the_verb_exports_and_says_what(tmp_path, capsys):
 def test_a_tokenizer_can_be_named(tmp_path, bpe, huggingface):
     shape = replace(SHAPES["llama"], vocabulary_size=320)
     checkpoint_of(tmp_path / "final", shape)
-    export(tmp_path / "final", tmp_path / "out", bpe, say=lambda line: None)
+    export(tmp_path / "final", tmp_path / "out", bpe, log=lambda line: None)
     assert (tmp_path / "out/tokenizer.json").is_file()
     with pytest.raises(UserError, match="more entries"):
         export(tmp_path / "final", tmp_path / "other", huggingface)
@@ -193,7 +193,7 @@ def test_ids_that_are_no_text_have_no_tokenizer(tmp_path):
     build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=96), tmp_path / "numbers")
     checkpoint_of(tmp_path / "final", SHAPES["llama"], tokenizer=tmp_path / "numbers")
     said = []
-    export(tmp_path / "final", tmp_path / "out", say=said.append)
+    export(tmp_path / "final", tmp_path / "out", log=said.append)
     assert "numbers, not text" in said[-1] and not (tmp_path / "out/tokenizer.json").exists()
 
 
@@ -216,7 +216,7 @@ def test_what_the_library_has_not_is_refused(tmp_path, shape, objective, words):
 def test_a_folder_that_holds_anything_is_left_alone(tmp_path, capsys):
     checkpoint_of(tmp_path / "final", SHAPES["llama"])
     (tmp_path / "out").mkdir()
-    export(tmp_path / "final", tmp_path / "out", say=lambda line: None)  # an empty one is taken
+    export(tmp_path / "final", tmp_path / "out", log=lambda line: None)  # an empty one is taken
     assert main(["export", "--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")]) == 2
     assert "not empty" in capsys.readouterr().err
     assert main(["export", "--checkpoint", str(tmp_path), "--output", str(tmp_path / "other")]) == 2

@@ -338,7 +338,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_a_store_that_does_not_match_is_refused(lab, name):
     with pytest.raises(UserError) as error:
-        open_store(lab.store(PADDED), asked_by="the-run-1", **MISMATCHES[name])
+        open_store(lab.store(PADDED), requested_by="the-run-1", **MISMATCHES[name])
     message = error.value.render()
     assert "the token store does not match this run." in message
     assert f"the-run-1 wants {name}" in message and f"snakemake -f {lab.store(PADDED)}/manifest.json" in message

@@ -143,7 +143,7 @@ def test_an_engine_that_is_wrong_on_this_text_costs_time_and_no_id(tmp_path, wro
     write(STORES[2], corpus, folder, tmp_path / "right", engine="tokenizers")
     wrong("hello")
     said = []
-    write(STORES[2], corpus, folder, tmp_path / "auto", say=said.append)
+    write(STORES[2], corpus, folder, tmp_path / "auto", log=said.append)
     assert files_of(tmp_path / "auto") == files_of(tmp_path / "right")
     assert "gigatoken gives other ids" in said[0] and "beginning anew with tokenizers" in said[0]
     assert json.loads((tmp_path / "auto/build.json").read_text())["engine"].startswith("tokenizers ")

@@ -77,7 +77,7 @@ def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):
         "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
         "srun: error: nid1: tasks 0-3: Killed\n"
     )
-    text = failure_hints.told(tmp_path)
+    text = failure_hints.describe(tmp_path)
     assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
     assert "a GPU's memory was full" in text and "closed by peer" not in text
 
@@ -86,9 +86,9 @@ def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
     (tmp_path / failure_hints.SRUN).write_text(
         "srun: error: Unable to create step for job 45: More processors requested\n"
     )
-    assert "did not run to their end" in failure_hints.told(tmp_path) and "More processors" in failure_hints.told(
+    assert "did not run to their end" in failure_hints.describe(
         tmp_path
-    )
+    ) and "More processors" in failure_hints.describe(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_table_of_positions_is_as_long_as_the_sequence_unless_stated():
     assert Decoder(replace(GPT2, maximum_positions=40), 16).positions.weight.shape == (40, 32)
     with pytest.raises(UserError, match="fewer positions") as error:
         Decoder(replace(GPT2, maximum_positions=8), 16)
-    assert {"model", "asked", "next"} <= set(error.value.facts)
+    assert {"model", "requested", "next"} <= set(error.value.facts)
 
 
 @pytest.mark.parametrize("shape", [MICRO, GPT2], ids=["llama", "gpt2"])

@@ -54,8 +54,8 @@ def test_a_rank_on_a_cpu_goes_by_its_process_and_its_node_by_what_slurm_says():
 def test_what_nccl_says_of_its_network(tmp_path, line, network):
     (tmp_path / f"nccl.nid1.{os.getpid()}.log").write_text(f"before\n{line}\nafter\n")
     (tmp_path / "nccl.nid1.1.log").write_text("nid1:1:1 [0] NCCL INFO Using network of another rank\n")
-    assert places.network_said({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p.log")}) == network
-    assert places.network_said({}) is None
+    assert places.reported_network({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p.log")}) == network
+    assert places.reported_network({}) is None
 
 
 def test_another_network_than_the_machines_is_refused():

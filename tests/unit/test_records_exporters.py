@@ -230,7 +230,7 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
 
     def follow():
         try:
-            track([folder], "tensorboard", tmp_path / "live", follow=True, say=said, every_s=0.01)
+            track([folder], "tensorboard", tmp_path / "live", follow=True, log=said, every_s=0.01)
         except BaseException as error:
             failed.append(error)
 
@@ -255,7 +255,7 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
             record(folder, run)  # ends it
             thread.join(60)
     assert not failed
-    track([folder], "tensorboard", tmp_path / "after", follow=False, say=said)
+    track([folder], "tensorboard", tmp_path / "after", follow=False, log=said)
     live, after = (tensorboard(tmp_path / name / run.identity) for name in ("live", "after"))
     for found in (live, after):
         assert len(found["train/loss"]) == STEPS
@@ -395,7 +395,7 @@ def test_wandb_offline_holds_every_value(folder, run, tmp_path, monkeypatch):
 def test_a_missing_package_is_named_with_its_command(folder, tmp_path, monkeypatch, tracker):
     monkeypatch.setitem(sys.modules, tracker, None)
     with pytest.raises(UserError, match=rf"{tracker} is not installed[\s\S]*python -m pip install {tracker}"):
-        track([folder], tracker, tmp_path / "out", follow=False, say=said)
+        track([folder], tracker, tmp_path / "out", follow=False, log=said)
     assert not (tmp_path / "out").exists()
 
 
@@ -410,7 +410,7 @@ def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run,
 
     def refused(why: str, *folders: Path, follow=False) -> None:
         with pytest.raises(UserError, match=why):
-            track(list(folders), "tensorboard", out, follow=follow, say=said)
+            track(list(folders), "tensorboard", out, follow=follow, log=said)
         assert not out.exists()
 
     refused("no run in this folder", folder, folder.parent)
@@ -433,7 +433,7 @@ def test_the_run_s_own_folder_is_no_output(folder):
     pytest.importorskip("tensorboard")
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError, match="folder of the run itself"):
-        track([folder], "tensorboard", folder.parent, follow=False, say=said)
+        track([folder], "tensorboard", folder.parent, follow=False, log=said)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -442,4 +442,4 @@ def test_logs_of_a_newer_version_are_refused(folder, tmp_path):
     with open(folder / "attempt=01/rank=00000/steps.jsonl", "a") as file:
         file.write('{"schema":999,"step":12}\n')
     with pytest.raises(UserError, match="newer tokenscale"):
-        track([folder], "tensorboard", tmp_path / "out", follow=False, say=said)
+        track([folder], "tensorboard", tmp_path / "out", follow=False, log=said)

@@ -282,11 +282,14 @@ def answer(number, verdict="too few runs"):
 
 def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
     few = [answer(n) for n in range(3)]
-    assert pairs.told(few, 3) == (few, "")
-    assert pairs.told([*few, answer(3)], 3) == ([], "4 comparisons, all of too few runs for a verdict")
+    assert pairs.select_answers(few, 3) == (few, "")
+    assert pairs.select_answers([*few, answer(3)], 3) == ([], "4 comparisons, all of too few runs for a verdict")
     decided = [answer(n, "faster") for n in range(5)]
-    assert pairs.told([*few, *decided[:2]], 3) == (decided[:2], "3 more comparisons: too few runs for a verdict")
-    assert pairs.told([*few, *decided], 3) == (decided[:3], "5 more comparisons")
+    assert pairs.select_answers([*few, *decided[:2]], 3) == (
+        decided[:2],
+        "3 more comparisons: too few runs for a verdict",
+    )
+    assert pairs.select_answers([*few, *decided], 3) == (decided[:3], "5 more comparisons")
 
 
 def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):

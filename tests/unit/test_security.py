@@ -17,7 +17,7 @@ from tokenscale.analysis import claims, queries
 from tokenscale.base.errors import UserError, without_password
 from tokenscale.cli import doctor_checks
 from tokenscale.cli import main as cli
-from tokenscale.cli.doctor_checks import Asked
+from tokenscale.cli.doctor_checks import DoctorContext
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.runs.records import provenance
 from tokenscale.settings import yaml_files as reading
@@ -205,7 +205,7 @@ def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatc
         raise OSError(f"no way to {request.full_url}")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    asked = Asked(results=Path(), network=True, imports=None, ranks=None)
+    asked = DoctorContext(results=Path(), network=True, imports=None, ranks=None)
     said = [repr(check(asked)) for check in (doctor_checks.environment, doctor_checks.hub)]
     assert planted not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
 

@@ -79,7 +79,7 @@ def test_a_second_interrupt_of_a_terminal_ends_at_once():
     try:
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
-            assert signals.told == "SIGINT"
+            assert signals.stop_requested == "SIGINT"
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
@@ -91,7 +91,7 @@ def test_what_nohup_ignores_stays_ignored():
     try:
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.told is None
+        assert signals.stop_requested is None
     finally:
         signal.signal(signal.SIGHUP, before)
 

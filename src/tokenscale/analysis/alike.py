@@ -64,14 +64,14 @@ def _bounds(content: np.ndarray, fields: list[bytes]) -> np.ndarray | None:
     if not first_is_at_0 or not (ends > begins).all():
         return None
     for place, text in enumerate(before):
-        if not _all_say(content, begins[:, place] - len(text), text):
+        if not _all_equal(content, begins[:, place] - len(text), text):
             return None
-    if not _all_say(content, ends[:, -1], b"}\n"):
+    if not _all_equal(content, ends[:, -1], b"}\n"):
         return None
     return np.stack([begins, ends], axis=-1)
 
 
-def _all_say(content: np.ndarray, places: np.ndarray, text: bytes) -> bool:
+def _all_equal(content: np.ndarray, places: np.ndarray, text: bytes) -> bool:
     """Does this text stand at all of these places?"""
     size = len(text)
     windows = np.ndarray((len(content) - size + 1,), f"V{size}", content, strides=(1,))

@@ -119,10 +119,10 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
                 quarantine += [{**file, **broken} for broken in lines.broken]
             attempt.steps[rank] = read["steps"].table
             place = {"run_id": run_id, "attempt": attempt.number, "rank": rank}
-            told = [{**place, **row} for row in read["events"].rows]
-            attempt.times += [event["t_unix_s"] for event in told if event["t_unix_s"] is not None]
+            event_rows = [{**place, **row} for row in read["events"].rows]
+            attempt.times += [event["t_unix_s"] for event in event_rows if event["t_unix_s"] is not None]
             if not attempt.superseded:
-                events += told
+                events += event_rows
                 spans.append(_placed("spans", read["spans"].table, place))
     steps = [
         _placed("steps", rows, {"run_id": run_id, "attempt": a.number, "rank": rank} | NOT_YET)

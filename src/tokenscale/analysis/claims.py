@@ -75,22 +75,22 @@ def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judg
 
     Raises UserError for SQL that DuckDB refuses, that lacks the columns it needs, or takes longer than `LIMIT_S`.
     """
-    found = {name: _Asked(name, tables / name) for name in experiments if _asks(ledger, name)}
+    found = {name: _ClaimTables(name, tables / name) for name in experiments if _queries_of(ledger, name)}
     points = {name: _points(name, claim, found) for name, claim in ledger.claims.items()}
     tested = {name: _cells(ledger.claims[name], rows) for name, (_, rows, _) in points.items() if rows is not None}
     corrected = _corrected(ledger, tested)
     judged = []
     for name, claim in ledger.claims.items():
-        asked, rows, refused = points[name]
+        experiment_tables, rows, refused = points[name]
         if rows is None:
             reason = "" if refused or claim.needs else "no experiment of this report has the runs that it needs"
             needs = f"Needs {claim.needs}." if claim.needs else ""
             judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
             continue
         cells = tuple(_with_verdict(claim, cell) for cell in corrected[name])
-        judged.append(_judged(name, claim, asked, rows, cells, refused))
-    for asked in found.values():
-        asked.close()
+        judged.append(_judged(name, claim, experiment_tables, rows, cells, refused))
+    for experiment_tables in found.values():
+        experiment_tables.close()
     return judged
 
 
@@ -178,7 +178,7 @@ def digits_of(claim: Claim) -> int:
 # ---------------------------------------------------------------------------------------------------------- asking
 
 
-class _Asked:
+class _ClaimTables:
     """The tables of one experiment, with the named queries as tables made when they are first asked for."""
 
     def __init__(self, name: str, folder: Path):
@@ -219,9 +219,9 @@ class _Asked:
             next="correct the query of this claim in the claims file",
         )
 
-    def _make(self, asked: Iterable[str]) -> None:
+    def _make(self, experiment_tables: Iterable[str]) -> None:
         """Tables of the named queries among those that are asked."""
-        wanted = {name.lower() for name in asked} & set(QUERIES)
+        wanted = {name.lower() for name in experiment_tables} & set(QUERIES)
         for query in sorted(wanted - set(queries.VIEWS) - self._made):
             text, parameters = queries.sql(query), queries.PARAMETERS[query]
             self.connection.execute(f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None)
@@ -231,28 +231,30 @@ class _Asked:
         self.connection.close()
 
 
-def _asks(ledger: Ledger, experiment: str) -> bool:
+def _queries_of(ledger: Ledger, experiment: str) -> bool:
     return any(experiment in claim.experiments for claim in ledger.claims.values())
 
 
-def _points(name: str, claim: Claim, found: dict[str, _Asked]) -> tuple[_Asked | None, pd.DataFrame | None, str]:
+def _points(
+    name: str, claim: Claim, found: dict[str, _ClaimTables]
+) -> tuple[_ClaimTables | None, pd.DataFrame | None, str]:
     """(the experiment that answers, its rows with a column `number`, who was left out); None where nobody has any."""
     refused = ""
     for experiment in claim.experiments:
         if experiment not in found:
             continue
-        asked = found[experiment]
-        rows = asked.rows(name, claim.sql)
+        experiment_tables = found[experiment]
+        rows = experiment_tables.rows(name, claim.sql)
         _check_columns(name, claim, rows)
         rows = rows[rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)]
-        rows, found_refused = _comparable(claim, rows, asked.inventory)
+        rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
         over = _numbers(name, rows, "baseline") if "baseline" in rows else 1.0
         cells = rows["cell"].fillna("").astype(str) if "cell" in rows else ""
         rows = rows.assign(number=_numbers(name, rows, "value") / over, cell=cells)
         rows = rows[rows["number"].notna()]  # infinity over infinity: neither run got there
         if len(rows):
-            return asked, rows, refused
+            return experiment_tables, rows, refused
     return None, None, refused
 
 
@@ -399,7 +401,7 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
 
 
 def _judged(
-    name: str, claim: Claim, asked: _Asked, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
+    name: str, claim: Claim, experiment_tables: _ClaimTables, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
 ) -> Judged:
     verdicts = [cell.verdict for cell in cells]
     if all(v == SUPPORTED for v in verdicts):
@@ -417,13 +419,13 @@ def _judged(
         verdict,
         "; ".join(_of_cells(reason, names, len(cells)) for reason, names in reasons.items()),
         _sentence(claim, shown, cells),
-        asked.name,
-        asked.scale,
+        experiment_tables.name,
+        experiment_tables.scale,
         cells,
         tuple(sorted(set().union(*ids))),
         refused,
         # an experiment that was not made for the claim may have its rows without its figure
-        claim.shown_in if not asked.figures or claim.shown_in in asked.figures else None,
+        claim.shown_in if not experiment_tables.figures or claim.shown_in in experiment_tables.figures else None,
     )
 
 
@@ -434,12 +436,12 @@ def _of_cells(reason: str, names: list[str], cells: int) -> str:
 
 def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     _, low, high, n = summed_up(cells)
-    said = functools.partial(written, unit=claim.unit, digits=digits_of(claim))
+    format_value = functools.partial(written, unit=claim.unit, digits=digits_of(claim))
     # what does not vary from run to run is shown from end to end, not by a median of unlike things
     ends = (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
     values: dict[str, str] = {
-        "number": " to ".join(dict.fromkeys(map(said, ends))),
-        "spread": f"{said(low)} to {said(high)}, {_kinds(cells)}",
+        "number": " to ".join(dict.fromkeys(map(format_value, ends))),
+        "spread": f"{format_value(low)} to {format_value(high)}, {_kinds(cells)}",
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }

@@ -45,7 +45,7 @@ FOLLOWING = {
     "seed": ("base_seed",),
 }
 #: all that is asked of a run: a fourth of the columns, and each takes its time
-ASKED = (
+COMPARED = (
     *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "versions", "steps_asked"),
     *SETTINGS,
     *PLACES,
@@ -67,9 +67,9 @@ class Refusal:
         return f"Not compared: {self.where} ({'; '.join(self.differs)})."
 
 
-def asked(runs: pd.DataFrame) -> pd.DataFrame:
+def compared_columns(runs: pd.DataFrame) -> pd.DataFrame:
     """The columns of `runs` that `refusals` looks at."""
-    return runs[[column for column in dict.fromkeys(ASKED) if column in runs]]
+    return runs[[column for column in dict.fromkeys(COMPARED) if column in runs]]
 
 
 def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
@@ -83,7 +83,7 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
     """
-    runs = asked(runs)
+    runs = compared_columns(runs)
     counted = runs[runs["validity"].isin(["valid", "suspect"])].assign(
         external=lambda r: r["external"].fillna(False).astype(bool) if "external" in r else False,
         base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),
@@ -199,7 +199,7 @@ def _each(alike: dict[Any, Any], levels: pd.Series) -> tuple[str, ...]:
         for name, value in facts:
             values.setdefault(name, {}).setdefault(_text(value), {})[levels[i]] = None
     sides = {name: [f"{value} ({', '.join(of)})" for value, of in found.items()] for name, found in values.items()}
-    return tuple(f"{name} {' vs '.join(said)}" for name, said in sides.items())
+    return tuple(f"{name} {' vs '.join(differing)}" for name, differing in sides.items())
 
 
 def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:

@@ -90,8 +90,8 @@ def ingest(
         with closing(_ahead(rows_of, list(listed), threads)) as made:
             counts, groups = _write(output, made, others, experiment)
         before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
-    said = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "target_loss")
-    write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in (*said, "figures")}})
+    fields = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "target_loss")
+    write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in (*fields, "figures")}})
     return counts
 
 

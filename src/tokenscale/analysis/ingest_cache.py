@@ -33,10 +33,10 @@ def code() -> str:
     return digest.hexdigest()
 
 
-def made_of(folder: Path, said: Any) -> str:
+def made_of(folder: Path, metadata: Any) -> str:
     """Digest of what is `said` of a run and of the names, sizes and times of its files. None is opened."""
     files = sorted((str(path.relative_to(folder)), *_stamp(path)) for path in _files(folder))
-    return sha256_text(canonical_json([said, files]))
+    return sha256_text(canonical_json([metadata, files]))
 
 
 def stamps(paths: list[Path]) -> str:

@@ -129,8 +129,8 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
             return None
     count = len(found[REQUIRED[kind]])
     if kind == "steps":
-        said = found.get("nonfinite")
-        found["nonfinite"] = pa.repeat(False, count) if said is None else said.fill_null(False)
+        flags = found.get("nonfinite")
+        found["nonfinite"] = pa.repeat(False, count) if flags is None else flags.fill_null(False)
     columns = [found[c.name] if c.name in found else pa.nulls(count, c.type) for c in SCHEMAS[kind]]
     return pa.Table.from_arrays(columns, schema=SCHEMAS[kind])
 

@@ -98,10 +98,10 @@ def project_line(
     `runs` are rows as `lines_of` gives them, one a run: mean seconds of a step and of waiting, useful tokens a step.
     """
     runs, notes = _own(name, runs)
-    runs, said = _with_cores(name, runs)
-    notes += said
-    work, said = _work(name, runs, per_node)
-    notes += said
+    runs, added = _with_cores(name, runs)
+    notes += added
+    work, added = _work(name, runs, per_node)
+    notes += added
     points = [
         Point(int(r.world_size), float(r.step_s), float(r.waited_s)) for r in runs.itertuples(index=False)
     ]  # fmt: skip
@@ -198,9 +198,9 @@ def _work(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Work, li
         notes.append("one link for all ranks, as if each were a node: what lies between nodes may be slower")
     threads = _threads(runs)
     if len(set(threads.values())) > 1:
-        said = ", ".join(f"{count} at {n}" for n, count in threads.items())
+        by_size = ", ".join(f"{count} at {n}" for n, count in threads.items())
         notes.append(
-            f"threads of a rank: {said}; computing is taken to be as much slower, and more ranks to have the last"
+            f"threads of a rank: {by_size}; computing is taken to be as much slower, and more ranks to have the last"
         )
     exchanged = float(first["parameters"]) / model_ranks * (2 if first["precision"] == "bf16-true" else 4)
     if sharded and first["sharding"] == "zero3":
@@ -314,7 +314,11 @@ def words(projection: Projection) -> str:
         f"  fitted to {len(found.points)} runs at world sizes {sizes}; noise of a run {found.noise_from}",
         f"  constants: {constants(found)}",
         *(f"  left out: {term}: {why}" for term, why in found.left_out.items()),
-        *(f"  link {leg} nodes, from a sweep: {_said(link)}" for leg, link in vars(found.links).items() if link),
+        *(
+            f"  link {leg} nodes, from a sweep: {_describe_link(link)}"
+            for leg, link in vars(found.links).items()
+            if link
+        ),
         *(f"  note: {note}" for note in projection.notes),
         f"  band: {100 * COVERAGE:g} % of further runs, over {1 + len(found.others)} sets of terms that fit",
         f"  {'ranks':>6} {'step s':>10} {'band':>21} {'useful tokens/s':>16} {'band':>23} {'efficiency':>10}",
@@ -329,7 +333,7 @@ def words(projection: Projection) -> str:
     return "\n".join(lines)
 
 
-def _said(link: Link) -> str:
+def _describe_link(link: Link) -> str:
     return f"{link.alpha_s * 1e6:.1f} us a hop ({link.latency}), {link.beta_s_per_byte * 1e9:.3g} ns a byte"
 
 

@@ -64,7 +64,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
-        row["steps_asked"] = _steps_asked(row["steps_asked"], record)
+        row["steps_asked"] = _steps_requested(row["steps_asked"], record)
         row["oversubscribed"] = oversubscribed(row)
     return row
 
@@ -92,7 +92,7 @@ def _world_size(cell: Row) -> int | None:
     return math.prod(degrees) if degrees else None
 
 
-def _steps_asked(stated: int, record: Row) -> int:
+def _steps_requested(stated: int, record: Row) -> int:
     """Steps that the run's own logs must hold. Of a budget in tokens or seconds, those that it came to; what another
     run did before it, whose checkpoint it began from, is in that run's logs."""
     outcome = record.get("outcome") or {}

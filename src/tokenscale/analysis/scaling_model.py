@@ -434,14 +434,14 @@ def why_not(fitted: Fit, size: int) -> UserError | None:
     if size < least:
         return UserError(
             "a world size below the smallest fitted one cannot be predicted: what that exchanges is in its compute.",
-            asked=f"world size {size}",
+            requested=f"world size {size}",
             expected=f"at least {least}",
             next=f"predict {least} ranks or more",
         )
     if size % work.model_ranks:
         return UserError(
             "a world size is no multiple of the ranks that share one copy of the model.",
-            asked=f"world size {size}",
+            requested=f"world size {size}",
             expected=f"a multiple of {work.model_ranks}",
             next=f"choose a multiple of {work.model_ranks} ranks",
         )
@@ -449,14 +449,14 @@ def why_not(fitted: Fit, size: int) -> UserError | None:
     if crossing and fitted.links.between is None:
         return UserError(
             "no fitted run goes beyond one node, and no sweep does: what lies between nodes is unknown.",
-            asked=f"world size {size} on nodes of {work.ranks_per_node}",
+            requested=f"world size {size} on nodes of {work.ranks_per_node}",
             fitted=", ".join(map(str, fitted.world_sizes)),
             next="a run on two nodes, or `benchmark collectives` over two nodes and --collectives",
         )
     if work.global_rows is not None and work.replicas(size) > work.global_rows:
         return UserError(
             "there are more replicas than rows in a global batch: some would have nothing to do.",
-            asked=f"world size {size}, {work.replicas(size)} replicas",
+            requested=f"world size {size}, {work.replicas(size)} replicas",
             rows=work.global_rows,
             next="a larger global batch, or smaller world sizes",
         )

@@ -95,7 +95,7 @@ def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_
         known = ", ".join(case.name for case in cases_here())
         raise UserError(
             "no case has such a name.",
-            asked=", ".join(names),
+            requested=", ".join(names),
             allowed=known,
             next="choose from the allowed names, or leave --only out",
         )
@@ -129,7 +129,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     if case is None:
         raise UserError(
             "there is no such case.",
-            asked=name,
+            requested=name,
             allowed=", ".join(c.name for c in cases_here()),
             next="choose one of the allowed names",
         )

@@ -65,7 +65,7 @@ class Writer:
         starts = [n * len(self.ids) // batch for n in range(batch)]
         return [[self.engine.bos_id, *(self.ids[(s + i) % len(self.ids)] for i in range(length - 1))] for s in starts]
 
-    def write(self, cell: Cell, cached: bool, say=None) -> list[list[int]]:
+    def write(self, cell: Cell, cached: bool, on_token=None) -> list[list[int]]:
         """The new tokens of each row: exactly so many."""
         return generate_rows(
             self.opened.model,
@@ -77,7 +77,7 @@ class Writer:
             sampling=GREEDY,
             device=self.opened.device,
             cached=cached,
-            say=say,
+            on_token=on_token,
         )
 
     def cache_bytes(self, cell: Cell) -> int:
@@ -156,8 +156,8 @@ def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[d
     for way in settings.sampling:
         for number, prompt in enumerate(settings.prompts):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
-            asked = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
-            text, tokens = behind(*asked)
+            arguments = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
+            text, tokens = behind(*arguments)
             yield {
                 "of_run": writer.run_id,
                 "number": number,
@@ -166,7 +166,7 @@ def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[d
                 **asdict(sampling),
                 "text": text,
                 "tokens": len(tokens),
-                "same_uncached": behind(*asked, cached=False)[1] == tokens if writer.offers_cache else None,
+                "same_uncached": behind(*arguments, cached=False)[1] == tokens if writer.offers_cache else None,
             }
 
 
@@ -185,7 +185,7 @@ def _record(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]])
     device = writer.opened.device
     before = _settled(device)
     times = [time.perf_counter()]
-    found = writer.write(cell, cached, say=lambda _: times.append(time.perf_counter()))
+    found = writer.write(cell, cached, on_token=lambda _: times.append(time.perf_counter()))
     return {
         "of_run": writer.run_id,
         "batch": cell[0],

@@ -122,11 +122,11 @@ def timing(open_s: float, batch_s: Sequence[float], useful_tokens: int, total_to
 NAMES = get_args(Engine)
 
 
-def listed(asked: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
+def listed(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
     """(Those of the engines asked for that can be used, the others → why not): one that is not here, whose ids are not
     the reference's on the hostile texts, or that `auto` takes anyway."""
     found, left_out = [], {}
-    for engine in asked:
+    for engine in requested:
         if (reason := _why_not(engine, tokenizer, auto)) is None:
             found.append(engine)
         else:

@@ -67,8 +67,9 @@ def run(arguments: argparse.Namespace) -> None:
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
-def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Every fact, as `--json` writes it; `advice_words.render` makes text of it. `say` hears what takes long.
+def advise(settings: AdviceSettings, files: tuple[str, ...], log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Every fact, as `--json` writes it; `advice_words.render` makes text of it. `log` receives a line before
+    each long step.
 
     Raises UserError for files and tokenizers that cannot be had, and for a data set of fewer than two documents.
     """
@@ -84,7 +85,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], say: Callable[[str]
     except UserError as error:
         raise _in_flags(error) from None
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
-        tokenizer = _tokenizer(settings.tokenizer, Path(folder), say)
+        tokenizer = _tokenizer(settings.tokenizer, Path(folder), log)
         measured = measure(found, tokenizer, settings.sequence_length, Path(folder))
     size = sum(path.stat().st_size for path in paths)
     return _facts(settings, files, [str(path) for path in paths], size, measured)
@@ -97,22 +98,22 @@ def _in_flags(error: UserError) -> UserError:
     return UserError(what.replace("a source file", "a file"), **facts)
 
 
-def _tokenizer(name: str, folder: Path, say: Callable[[str], None]) -> Tokenizer:
+def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer:
     try:
-        asked = named(name)
+        requested = named(name)
     except UserError as error:
         facts = {label: text.replace("--tokenizer-name", "--tokenizer") for label, text in error.facts.items()}
         raise UserError(error.what, **facts) from None
-    if asked.note:
-        say(asked.note)
-    directory = asked.directory
+    if requested.note:
+        log(requested.note)
+    directory = requested.directory
     if directory is None or not (directory / "manifest.json").is_file():
-        directory = folder / asked.settings.name
-        say(f"making the tokenizer {asked.settings.name}: there is none in {BUILT}")
-        build(asked.settings, directory)
+        directory = folder / requested.settings.name
+        log(f"making the tokenizer {requested.settings.name}: there is none in {BUILT}")
+        build(requested.settings, directory)
     tokenizer = load(directory)
     for note in getattr(tokenizer, "notes", ()):  # which faster engines were passed over, and why
-        say(note)
+        log(note)
     return tokenizer
 
 

@@ -93,11 +93,11 @@ def together(design: Design) -> list[Problem]:
     table = [{name: canonical_json(level_of(cell, name)) for name in names} for cell in design.cells]
     apart = [(a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
-    found, said = [], set(alone)
+    found, reported = [], set(alone)
     for name in names:
         always = set.intersection(*(set(different) for _, _, different in apart if name in different))
-        if len(always) > 1 and name not in said:
-            said |= always
+        if len(always) > 1 and name not in reported:
+            reported |= always
             others = _and(n for n in names if n in always and n != name)
             what = f"{name} never changes alone: {others} changes with it, and the effect is of both"
             cure = "run cells that differ in one of them only (does left_out leave them out?), or fix one"
@@ -107,14 +107,14 @@ def together(design: Design) -> list[Problem]:
     for cell in table if not found else ():
         near = [different for a, b, different in apart if cell in (a, b)]
         if near and min(map(len, near)) > 1:
-            said |= set(names)
+            reported |= set(names)
             level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
             what = f"cell {level} differs from every other in {_and(min(near, key=len))} at once: it compares with none"
             found.append(Problem("refuse", what, key, cure))
     found += [
         Problem("refuse", f"no two cells differ in {name} alone: it compares with nothing", key, cure)
         for name in names
-        if name not in said
+        if name not in reported
     ]
     return found
 

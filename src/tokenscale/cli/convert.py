@@ -28,7 +28,7 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option
 from tokenscale.settings.registry import FOREIGN, FORMATS
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
@@ -124,8 +124,8 @@ def run(arguments: argparse.Namespace) -> None:
     convert(settings, arguments.source, arguments.target, print, words)
 
 
-def convert(settings: ConvertSettings, source: Path, target: Path, say: Say = print, command: str = "") -> None:
-    """Write TARGET from SOURCE; `say` hears a line for each thing found and done, `command` goes into build records.
+def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = print, command: str = "") -> None:
+    """Write TARGET from SOURCE; `log` receives a line for each thing found and done, `command` goes into build records.
 
     Raises UserError for a source that is none of the known formats, does not hold together or contradicts what is
     stated of it; for flags that mean nothing here; and for anything in the way at TARGET.
@@ -135,15 +135,15 @@ def convert(settings: ConvertSettings, source: Path, target: Path, say: Say = pr
     _check_flags(settings, kind, goal)
     make_way(goal, source, kind, settings.force)
     if kind == "store":
-        found = of_store(settings, source, goal, say)
+        found = of_store(settings, source, goal, log)
     else:
-        found = of_foreign(settings, source, kind, goal, say)
+        found = of_foreign(settings, source, kind, goal, log)
     if not len(found.documents):
         raise UserError("the source holds no documents.", source=source, next="name another")
     if goal.foreign:
-        write_foreign(settings, found, goal, say)
+        write_foreign(settings, found, goal, log)
     else:
-        write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), say)
+        write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log)
 
 
 def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
@@ -265,7 +265,7 @@ def _files_of(source: Path, kind: str) -> list[Path]:
     return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).written(source)
 
 
-def of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> Source:
+def of_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
     """A store of ours, opened. UserError where documents cannot be had back from it."""
     where = manifest_of(path)
     manifest = read_store_manifest(where)
@@ -281,21 +281,21 @@ def of_store(settings: ConvertSettings, path: Path, goal: Target, say: Say) -> S
             next="convert a token-list or packed store of the same text",
         )
     store = StoreSettings(manifest["format"], **manifest["options"])
-    manifest = open_store(where, store, asked_by="this conversion")
+    manifest = open_store(where, store, requested_by="this conversion")
     eos = _eos(settings, goal, store.eos)
     _check_eos(eos, manifest["eos_id"])
-    say(
+    log(
         f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
         f"{manifest['tokens_in_documents']:,} ids, BOS {manifest['bos_id']}"
         + (f", EOS {manifest['eos_id']}" if store.eos else "")
     )
     if eos != store.eos:
-        say(f"  EOS {manifest['eos_id']} {'added to' if eos else 'taken off'} each document")
+        log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'taken off'} each document")
     facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
     return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
 
 
-def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, say: Say) -> Source:
+def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
     """What others wrote, read once and counted. UserError where it contradicts what is stated of it."""
     module = importlib.import_module(FOREIGN[kind])
     record = read_record(module.record_path(path))
@@ -322,10 +322,10 @@ def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, s
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
-    for line in _told(path, module.NAME, reader, framing, counts):
-        say(line)
+    for line in _describe(path, module.NAME, reader, framing, counts):
+        log(line)
     if goal.store:
-        say(f"  put on: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+        log(f"  put on: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
     documents.origin = Origin(
         tokenizer=tokenizer,
         **ids,
@@ -369,7 +369,7 @@ def _facts(
                 "another tokenizer made the source.",
                 source=source,
                 has=f"{record['tokenizer']['name']}, sha256 {record['tokenizer']['file_sha256']}",
-                asked=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
+                requested=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
                 next="leave --tokenizer out: the record says all of it",
             )
     of_flags = {name: getattr(settings, name) for name in IDS if getattr(settings, name) is not None}
@@ -379,7 +379,10 @@ def _facts(
             if ids.setdefault(name, value) != value:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"{flag} contradicts {stated[0][0]}.", stated=f"{ids[name]}", asked=f"{value}", next="leave it out"
+                    f"{flag} contradicts {stated[0][0]}.",
+                    stated=f"{ids[name]}",
+                    requested=f"{value}",
+                    next="leave it out",
                 )
     missing = [f"--{name.replace('_', '-')} N" for name in ("vocabulary_size", "bos_id") if ids.get(name) is None]
     if missing:
@@ -402,7 +405,7 @@ def _facts(
         raise UserError(
             "--tokenizer-name contradicts what is known of the tokenizer.",
             stated=tokenizer["name"],
-            asked=settings.tokenizer_name,
+            requested=settings.tokenizer_name,
             next="leave it out",
         )
     return tokenizer, {name: ids[name] for name in IDS}
@@ -445,7 +448,7 @@ def _check_eos(eos: bool, eos_id: int | None) -> None:
         )
 
 
-def _told(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
+def _describe(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
     yield f"{path} is {name}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}"
     if reader.note:
         yield f"  {reader.note}"
@@ -459,7 +462,7 @@ def _told(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) 
         yield f"  documents without a token of text: {counts.empty_documents:,}, kept"
 
 
-def write_store(found: Source, goal: Target, say: Say) -> None:
+def write_store(found: Source, goal: Target, log: Log) -> None:
     """A store with the documents of the source."""
     store, path = goal.store, goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
@@ -472,7 +475,7 @@ def write_store(found: Source, goal: Target, say: Say) -> None:
             manifest = goal.module.write(store, found.documents, path)
     progress.close()
     cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
-    say(
+    log(
         f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {manifest['tokens_in_documents']:,} "
         f"ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}; "
         f"ids_digest {manifest['ids_digest']['value'][:16]}"
@@ -498,7 +501,7 @@ def _held(goal: Target) -> Iterator[None]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: Say) -> None:
+def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Files for others, and the record of what they cannot say."""
     rule, module, documents = _rule(settings, found, goal), goal.module, found.documents
     progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), Written()
@@ -518,15 +521,15 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, say: S
     }
     write_record(module.record_path(goal.path), hashes, facts)  # an old one fits no new files: never believed
     progress.close()
-    say(progress.line())
+    log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
-    say(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
+    log(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
     if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
-        say(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
+        log(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
-        say(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
+        log(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
     for note in module.notes(origin, rule.document_end is not None or found.facts["eos"]):
-        say(f"  {note}")
+        log(f"  {note}")
 
 
 def _rule(settings: ConvertSettings, found: Source, goal: Target) -> Rule:

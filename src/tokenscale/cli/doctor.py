@@ -17,8 +17,8 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_probe as probe
-from tokenscale.cli.doctor_checks import Asked, Finding
-from tokenscale.cli.packages import GROUPS, PACKAGES, told
+from tokenscale.cli.doctor_checks import DoctorContext, Finding
+from tokenscale.cli.packages import GROUPS, PACKAGES, describe_problems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 #: name → check, in the order of the output
-CHECKS: dict[str, Callable[[Asked], Finding]] = {
+CHECKS: dict[str, Callable[[DoctorContext], Finding]] = {
     "python": doctor_checks.python,
     **{f"{group} packages": partial(doctor_checks.packages, group) for group in GROUPS},
     "project": doctor_checks.folder,
@@ -123,8 +123,8 @@ class Examination:
 def examine(results: Path, *, network: bool = False) -> Examination:
     """Run every check at once, each by itself."""
     start = time.monotonic()
-    asked = Asked(results, network, _in_background(probe.try_imports), _in_background(probe.try_ranks))
-    running = {name: _in_background(partial(check, asked)) for name, check in CHECKS.items()}
+    context = DoctorContext(results, network, _in_background(probe.try_imports), _in_background(probe.try_ranks))
+    running = {name: _in_background(partial(check, context)) for name, check in CHECKS.items()}
     findings = {}
     for name, future in running.items():
         try:
@@ -192,7 +192,7 @@ def _capability(
         states = findings[name].values.get("packages")
         if mine and states is None:
             blockers.append((name, findings[name].fact))
-        elif wrong := told({m: states[m] | {"only": ""} for m in mine}):
+        elif wrong := describe_problems({m: states[m] | {"only": ""} for m in mine}):
             blockers.append((name, wrong))
     for name in needed:
         if findings[name].verdict == "no" and not findings[name].values.get("without"):  # what it lacks is told itself

@@ -21,7 +21,7 @@ from tokenscale.base.errors import without_password
 from tokenscale.cli import doctor_machine as machine
 from tokenscale.cli.doctor_machine import output_of
 from tokenscale.cli.doctor_probe import WITH_TORCH
-from tokenscale.cli.packages import GROUPS, PACKAGES, importable, requirements, satisfies, told, version_of
+from tokenscale.cli.packages import GROUPS, PACKAGES, describe_problems, importable, requirements, satisfies, version_of
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.hardware import affinity
 from tokenscale.runs.records.provenance import SECRET
@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoctorContext:
     """What the user asked for, and what `probe` tries meanwhile: several checks read it."""
 
     results: Path
@@ -55,9 +55,9 @@ def noted(fact: str, notes: list[tuple[str, str]], values: dict[str, Any]) -> Fi
     return Finding("note" if notes else "ok", fact, "; ".join(cure for _, cure in notes), values)
 
 
-def stage_of(asked: Asked, name: str) -> tuple[dict[str, Any] | None, Finding | None]:
+def stage_of(context: DoctorContext, name: str) -> tuple[dict[str, Any] | None, Finding | None]:
     """What the ranks say of a stage, or why they say nothing."""
-    ranks = asked.ranks.result()
+    ranks = context.ranks.result()
     if "version" not in ranks["stages"].get("torch", {}):
         return None, Finding("no", "not known without torch", "see trainer packages", {"without": "torch"})
     if name not in ranks["stages"]:
@@ -75,7 +75,7 @@ def endings(ranks: dict[str, Any]) -> str:
 DEMO_MEMORY = 1_700_000_000
 
 
-def cpu(asked: Asked) -> Finding:
+def cpu(context: DoctorContext) -> Finding:
     """Cores that may work at once: of the affinity mask and of control groups, not those that are built in."""
     visible, quota = affinity(), hardware.cgroup_limits()[0]
     usable = hardware.usable_cores(visible, quota)
@@ -91,7 +91,7 @@ def cpu(asked: Asked) -> Finding:
     return Finding("ok", fact, values=values)
 
 
-def main_memory(asked: Asked) -> Finding:
+def main_memory(context: DoctorContext) -> Finding:
     """Main memory: of the machine, available now, and what control groups leave."""
     total, available = machine.memory()
     limit = hardware.cgroup_limits()[1]
@@ -110,7 +110,7 @@ def main_memory(asked: Asked) -> Finding:
     return Finding("ok", fact, values=values)
 
 
-def shared_memory(asked: Asked) -> Finding:
+def shared_memory(context: DoctorContext) -> Finding:
     """/dev/shm, through which ranks on one machine may talk (NCCL)."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
@@ -127,7 +127,7 @@ def shared_memory(asked: Asked) -> Finding:
 CONTAINER = Path("profiles/alps/train.toml")
 
 
-def slurm(asked: Asked) -> Finding:
+def slurm(context: DoctorContext) -> Finding:
     """SLURM's programs, whether its controller and its accounting answer, and the account of the profile `alps`."""
     found = {name: shutil.which(name) is not None for name in ("sbatch", "srun", "sacct", "squeue", "sinfo")}
     job, account = os.environ.get("SLURM_JOB_ID"), os.environ.get("ALPS_ACCOUNT")
@@ -170,7 +170,7 @@ def missing_image() -> str | None:
     return path if path and not set("$#") & set(path) and not Path(path).exists() else None
 
 
-def loopback(asked: Asked) -> Finding:
+def loopback(context: DoctorContext) -> Finding:
     """Ports on the loopback interface, where the ranks of one machine meet."""
     errors = {}
     for name, family, address in (("IPv4", socket.AF_INET, "127.0.0.1"), ("IPv6", socket.AF_INET6, "::1")):
@@ -191,9 +191,9 @@ def loopback(asked: Asked) -> Finding:
     return Finding("ok", f"a free port at 127.0.0.1 takes a connection; IPv6 {ipv6}", values=values)
 
 
-def hub(asked: Asked) -> Finding:
+def hub(context: DoctorContext) -> Finding:
     """The hub of tokenizers and texts, and only when asked: after the install nothing of the demo needs a network."""
-    if not asked.network:
+    if not context.network:
         return Finding("ok", "not tried (--network tries the hub); after the install the demo needs none")
     import urllib.error
     import urllib.request
@@ -220,15 +220,15 @@ def hub(asked: Asked) -> Finding:
 DEMO_DISK = 100_000_000
 
 
-def results_folder(asked: Asked) -> Finding:
+def results_folder(context: DoctorContext) -> Finding:
     """The file system that results go to: room, and whether what the project relies on works there."""
-    folder = machine.existing(asked.results)
+    folder = machine.existing(context.results)
     trial = machine.try_folder(folder)
     found = machine.file_system_of(folder)
     kind = found[0] if found else "unknown"
     room, fact = _room(folder)
     values = {"folder": str(folder), "file_system": kind, **room, **trial}
-    where = str(asked.results) if folder == asked.results.absolute() else f"{asked.results} (not there yet)"
+    where = str(context.results) if folder == context.results.absolute() else f"{context.results} (not there yet)"
     fact = f"{where}, file system {kind}, {fact}"
     if trial["failed"]:
         failed = "; ".join(f"{step} fails: {why}" for step, why in trial["failed"].items())
@@ -267,7 +267,7 @@ def _room(folder: Path) -> tuple[dict[str, Any], str]:
     return {"free_bytes": free, "free_files": files}, f"{free / GIB:.1f} GiB free"
 
 
-def environment(asked: Asked) -> Finding:
+def environment(context: DoctorContext) -> Finding:
     """Variables of the environment that change what processes do."""
     ranks = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
     names = "CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|MASTER_(ADDR|PORT)|PYTHON(PATH|OPTIMIZE)"
@@ -283,7 +283,7 @@ def environment(asked: Asked) -> Finding:
     return Finding("ok", fact, values=values)
 
 
-def folder(asked: Asked) -> Finding:
+def folder(context: DoctorContext) -> Finding:
     """Whether this folder is the project's: the workflow lies in the repository, not in the package."""
     needed = ("workflow/Snakefile", "config/config.yaml", "profiles/local/config.yaml", "pyproject.toml")
     missing = [name for name in needed if not Path(name).is_file()]
@@ -294,7 +294,7 @@ def folder(asked: Asked) -> Finding:
     return Finding("ok", "workflow, configuration and profiles are here")
 
 
-def configuration(asked: Asked) -> Finding:
+def configuration(context: DoctorContext) -> Finding:
     """What the configuration asks for, as the workflow would read it."""
     if not importable("pydantic") or not importable("yaml"):
         return Finding("no", "not known without pydantic and pyyaml", "see host packages", {"without": "pydantic"})
@@ -319,7 +319,7 @@ def configuration(asked: Asked) -> Finding:
     )
 
 
-def python(asked: Asked) -> Finding:
+def python(context: DoctorContext) -> Finding:
     """The version of Python that runs this."""
     version, wanted = platform.python_version(), requirements().get("python", "")
     values = {"version": version, "wanted": wanted, "executable": sys.executable}
@@ -345,12 +345,12 @@ def _supported_python(wanted: str) -> str:
     return "python3.13, once it is installed (`uv python install 3.13` or https://www.python.org/downloads)"
 
 
-def packages(group: str, asked: Asked) -> Finding:
+def packages(group: str, context: DoctorContext) -> Finding:
     """The packages of one import group: found, within bounds, and importable."""
-    wanted, broken = requirements(), dict(asked.imports.result())
+    wanted, broken = requirements(), dict(context.imports.result())
     tried_by_ranks = {p.module for p in PACKAGES if p.group == group} & {"torch", *WITH_TORCH}
     for module in sorted(filter(importable, tried_by_ranks)):
-        ranks = asked.ranks.result()
+        ranks = context.ranks.result()
         if module == "torch" or "version" in ranks["stages"].get("torch", {}):  # without torch nothing else was tried
             stage = ranks["stages"].get(module, {"error": f"importing it ends Python: {endings(ranks)}"})
             broken |= {module: stage["error"]} if "error" in stage else {}
@@ -371,7 +371,7 @@ def packages(group: str, asked: Asked) -> Finding:
     if not wrong:
         return Finding("ok", f"{fact}: " + ", ".join(p["text"] for p in found.values()), values={"packages": found})
     fine = [name for name in found if name not in wrong]
-    fact += f", {told(wrong)}" + (f"; fine: {', '.join(fine)}" if fine else "")
+    fact += f", {describe_problems(wrong)}" + (f"; fine: {', '.join(fine)}" if fine else "")
     cure = " ".join(f"'{name}{p['wanted']}'" for name, p in wrong.items())
     if any(p["state"] == "broken" for p in wrong.values()):
         cure = f"--force-reinstall {cure}"
@@ -381,7 +381,7 @@ def packages(group: str, asked: Asked) -> Finding:
     return Finding("note" if only else "no", fact, f"{this_python()} -m pip install {cure}", {"packages": found})
 
 
-def tools(asked: Asked) -> Finding:
+def tools(context: DoctorContext) -> Finding:
     """Programs that the commands of the README call."""
     found = {name: shutil.which(name) is not None for name in ("make", "git")}
     parts = []
@@ -399,15 +399,15 @@ def this_python() -> str:
     return str(executable.relative_to(Path.cwd())) if executable.is_relative_to(Path.cwd()) else str(executable)
 
 
-def gpu(asked: Asked) -> Finding:
+def gpu(context: DoctorContext) -> Finding:
     """GPUs as torch sees them, and as the driver does."""
     driver = driver_gpus()
     there = len(driver["names"])
     seen = f"the driver sees {there} ({', '.join(dict.fromkeys(driver['names']))})" if there else driver["text"]
-    stage, problem = stage_of(asked, "devices")
+    stage, problem = stage_of(context, "devices")
     if problem:
         return Finding("no", f"{seen}; what torch sees is {problem.fact}", problem.next, {"driver": driver})
-    torch, devices = asked.ranks.result()["stages"]["torch"], stage.get("devices", [])
+    torch, devices = context.ranks.result()["stages"]["torch"], stage.get("devices", [])
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else None
     values = {"devices": devices, "driver": driver}
     if devices:
@@ -448,12 +448,12 @@ def driver_gpus() -> dict[str, Any]:
     return {"names": [], "version": "", "text": "no driver of a GPU is found (nvidia-smi)"}
 
 
-def bf16(asked: Asked) -> Finding:
+def bf16(context: DoctorContext) -> Finding:
     """Whether the device that training would use computes in bf16 by itself."""
-    stage, problem = stage_of(asked, "bf16 on the CPU")
+    stage, problem = stage_of(context, "bf16 on the CPU")
     if problem:
         return problem
-    devices = asked.ranks.result()["stages"].get("devices", {}).get("devices", [])
+    devices = context.ranks.result()["stages"].get("devices", {}).get("devices", [])
     if without := [d["name"] for d in devices if not d.get("bf16")]:
         return Finding("note", f"{without[0]} has no bf16 units: slow", "use precision: fp32", {"native": False})
     if devices:
@@ -467,27 +467,27 @@ def bf16(asked: Asked) -> Finding:
     return Finding("note", fact, "use precision: fp32", {"native": False})
 
 
-def gloo(asked: Asked) -> Finding:
+def gloo(context: DoctorContext) -> Finding:
     """A sum over two processes on the loopback interface, as ranks on CPUs make it."""
-    return _collective(asked, "gloo", "set up the loopback interface; see loopback")
+    return _collective(context, "gloo", "set up the loopback interface; see loopback")
 
 
-def nccl(asked: Asked) -> Finding:
+def nccl(context: DoctorContext) -> Finding:
     """A sum on the first GPU, or over the first two."""
-    stage, problem = stage_of(asked, "torch")
+    stage, problem = stage_of(context, "torch")
     if problem:
         return problem
     if not stage["nccl"]:
         return Finding("no", f"not in this build of torch ({stage['version']}); needed only for GPUs")
-    if not asked.ranks.result()["stages"].get("devices", {}).get("devices"):
+    if not context.ranks.result()["stages"].get("devices", {}).get("devices"):
         return Finding("no", "in this build of torch, but torch sees no GPU")
     return _collective(
-        asked, "nccl", "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 often helps where GPUs cannot reach each other"
+        context, "nccl", "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 often helps where GPUs cannot reach each other"
     )
 
 
-def _collective(asked: Asked, backend: str, cure: str) -> Finding:
-    stage, problem = stage_of(asked, backend)
+def _collective(context: DoctorContext, backend: str, cure: str) -> Finding:
+    stage, problem = stage_of(context, backend)
     if problem:
         return problem
     if "error" in stage:

@@ -121,7 +121,7 @@ def _ending(code: int | None) -> str:
 # -- in the child
 
 
-def say(**facts: Any) -> None:
+def send(**facts: Any) -> None:
     """One line of JSON on the real standard output."""
     print(json.dumps(facts), flush=True)
 
@@ -131,9 +131,9 @@ def imports(names: list[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-            say(module=name)
+            send(module=name)
         except BaseException as error:  # a package may even call exit
-            say(module=name, error=_text(error))
+            send(module=name, error=_text(error))
 
 
 def rank() -> None:
@@ -144,10 +144,10 @@ def rank() -> None:
         import torch
         import torch.distributed as dist
     except BaseException as error:
-        say(stage="torch", error=_text(error))
+        send(stage="torch", error=_text(error))
         return
     available = dist.is_available()
-    say(
+    send(
         stage="torch",
         version=torch.__version__,
         cuda=torch.version.cuda,
@@ -171,9 +171,9 @@ def rank() -> None:
 
 def _stage(name: str, action: Callable[[], dict[str, Any]]) -> None:
     try:
-        say(stage=name, **action())
+        send(stage=name, **action())
     except BaseException as error:
-        say(stage=name, error=_text(error))
+        send(stage=name, error=_text(error))
 
 
 def _sum_over_ranks(backend: str, ranks: int, store: str, device: Any) -> dict[str, Any]:

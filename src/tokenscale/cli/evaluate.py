@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, understood
 from tokenscale.cli.pretokenize_file import in_flags
 from tokenscale.data.batches.batch import document_ids
-from tokenscale.data.batches.held_out import as_asked
+from tokenscale.data.batches.held_out import as_requested
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read
 from tokenscale.data.stores.documents import encode_documents
@@ -217,7 +217,7 @@ def evaluate_store(
     manifest = open_store(
         store,
         StoreSettings("packed", **manifest["options"]),
-        asked_by="the checkpoint",
+        requested_by="the checkpoint",
         tokenizer_sha256=read_manifest(opened.tokenizer)["file"]["sha256"],
         vocabulary_size=opened.model.settings.vocabulary_size,
     )
@@ -228,7 +228,7 @@ def evaluate_store(
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
-            yield _asked(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
+            yield _requested(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
 
     found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
     return opened, _counted(found, store)
@@ -258,8 +258,8 @@ def evaluate_text(
     facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
     # padding is behind what causal attention sees; attention both ways would see it
     made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
-    asked = (_asked(batch, opened, facts) for batch in made)
-    found = scores(opened.model, asked, opened.device, autocast_of(run.precision, opened.device), report)
+    requested = (_requested(batch, opened, facts) for batch in made)
+    found = scores(opened.model, requested, opened.device, autocast_of(run.precision, opened.device), report)
     if causal and not pairs:
         found.text_bytes = documents.text_bytes
     return opened, _counted(found, where)
@@ -302,9 +302,9 @@ def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
-def _asked(rows: Rows, opened: Opened, manifest: dict[str, Any]) -> Rows:
+def _requested(rows: Rows, opened: Opened, manifest: dict[str, Any]) -> Rows:
     """The rows with the labels, and the masks, that the run was trained for."""
-    tokens, labels = as_asked(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
+    tokens, labels = as_requested(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
     return replace(rows, tokens_bt=tokens, labels_bt=labels)
 
 

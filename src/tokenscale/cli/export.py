@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     export(arguments.checkpoint, arguments.output, arguments.tokenizer)
 
 
-def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: Callable[[str], None] = print) -> None:
+def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: Callable[[str], None] = print) -> None:
     """Write config.json, model.safetensors, generation_config.json and the tokenizer's files to a new folder.
 
     `tokenizer` is the folder of the one that the model was trained with, for a checkpoint that holds none; a model
@@ -77,10 +77,10 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, say: C
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    say(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
+    log(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")
     if folder is None:
         why = "its ids are numbers, not text" if (checkpoint / "tokenizer").is_dir() else "the checkpoint holds none"
-        say(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
+        log(f"  no tokenizer: {why}; --tokenizer FOLDER names one")
 
 
 def _write_decoder(

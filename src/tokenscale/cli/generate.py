@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed),
         device=arguments.device,
         tokenizer=arguments.tokenizer,
-        say=lambda text: print(text, end="", flush=True),
+        on_text=lambda text: print(text, end="", flush=True),
     )
 
 
@@ -69,10 +69,11 @@ def texts_of(
     sampling: Sampling,
     device: str = "auto",
     tokenizer: Path | None = None,
-    say: Callable[[str], None] | None = None,
+    on_text: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """What the model writes behind each prompt; prompt n draws with seed + n. `say` gets the texts piece by piece as
-    they come, each with its prompt before it.
+    """Return the model's continuation of each prompt; prompt n draws with seed + n.
+
+    `on_text` receives the texts piece by piece as they are generated, each with its prompt before it.
 
     Raises UserError for a masked model, and for a prompt that fills all positions.
     """
@@ -80,9 +81,11 @@ def texts_of(
     if max_new_tokens < 1:
         raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
     engine = load(opened.tokenizer)
-    say = say or (lambda text: None)
+    on_text = on_text or (lambda text: None)
     return [
-        behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), say=say)[0]
+        behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), on_text=on_text)[
+            0
+        ]
         for number, prompt in enumerate(prompts)
     ]
 
@@ -107,7 +110,7 @@ def behind(
     sampling: Sampling,
     *,
     cached: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    on_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[int]]:
     """(text, tokens) that a model writes behind one prompt. Raises UserError where the prompt fills all positions."""
     ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
@@ -125,15 +128,15 @@ def behind(
         ended = new[-1:] == [engine.eos_id]
         return engine.decode(ids + (new[:-1] if ended else new))[before:]
 
-    def heard(token: int) -> None:
+    def on_token(token: int) -> None:
         nonlocal shown
         new.append(token)
         text = text_behind()
         if not text.endswith(BROKEN):
-            say(text[shown:])
+            on_text(text[shown:])
             shown = len(text)
 
-    say(prompt)
+    on_text(prompt)
     generate(
         opened.model,
         ids,
@@ -144,8 +147,8 @@ def behind(
         sampling=sampling,
         device=opened.device,
         cached=cached,
-        say=heard,
+        on_token=on_token,
     )
     text = text_behind()
-    say(text[shown:] + "\n")
+    on_text(text[shown:] + "\n")
     return text, new

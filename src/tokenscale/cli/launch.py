@@ -118,7 +118,7 @@ def named(
                 scale=settings.settings.scale,
                 next=f"did you mean {near}?" if near else lists,
             )
-    says = profiles.read(profile)[1] if profile else {}
+    profile_values = profiles.read(profile)[1] if profile else {}
     return [
         Request(
             runs[run_id].settings,
@@ -126,7 +126,7 @@ def named(
             {role: Path(path) for role, path in manifests_of(runs[run_id].settings).items()},
             settings.machine,
             settings.settings.machine,
-            says,
+            profile_values,
             profile,
             minutes(runs[run_id]),
         )

@@ -39,21 +39,21 @@ def error_of(error: Exception) -> UserError | None:
 
 
 def _of_memory(error: Exception) -> UserError | None:
-    said = f"{type(error).__name__}: {error}"
-    reason = said.strip().splitlines()[0]
+    message = f"{type(error).__name__}: {error}"
+    reason = message.strip().splitlines()[0]
     if isinstance(error, BrokenProcessPool):
         return UserError(
             "one of this command's processes was killed, most often because main memory was full.",
             reason=reason,
             next="`dmesg`, if you may, says so; give the same command again with fewer threads, or more memory",
         )
-    if "CUDA out of memory" in said or "HIP out of memory" in said:
+    if "CUDA out of memory" in message or "HIP out of memory" in message:
         return UserError(
             "a GPU's memory was full.",
             reason=reason,
             next="a smaller micro_batch, activation_checkpointing, or a layout that shards the model",
         )
-    if isinstance(error, MemoryError) or any(word in said for word in NO_MEMORY) or _errno(error) == errno.ENOMEM:
+    if isinstance(error, MemoryError) or any(word in message for word in NO_MEMORY) or _errno(error) == errno.ENOMEM:
         return UserError(
             "main memory was full, or this job's share of it.",
             reason=reason,

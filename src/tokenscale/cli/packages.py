@@ -141,11 +141,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def told(states: dict[str, dict[str, Any]]) -> str:
+def describe_problems(states: dict[str, dict[str, Any]]) -> str:
     """What is wrong with packages, in words: the missing ones together, each other one by its own text.
 
     >>> old = {"state": "outside", "only": "", "text": "b 1 is outside >2"}
-    >>> told({"a": {"state": "missing", "only": "SLURM"}, "b": old})
+    >>> describe_problems({"a": {"state": "missing", "only": "SLURM"}, "b": old})
     'missing: a (only for SLURM); b 1 is outside >2'
     """
     missing, others = [], []

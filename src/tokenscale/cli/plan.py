@@ -77,7 +77,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
                 f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
             )
         if experiment.inference_benchmark is not None:
-            yield f"  {experiment.inference_benchmark.said(len(runs))}"
+            yield f"  {experiment.inference_benchmark.describe(len(runs))}"
         yield from memory([run.settings for run in runs])
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
@@ -134,16 +134,16 @@ def _row(name: str, done: int, of: Total) -> tuple[str, ...]:
 def _stores(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
     """A line on the token stores that the runs read."""
     stores = priced.stores(names)
-    said = []
+    pieces = []
     if stores.there:
-        said.append(f"{stores.there} here with {stores.there_files:,} files, {_size(stores.there_bytes)}")
+        pieces.append(f"{stores.there} here with {stores.there_files:,} files, {_size(stores.there_bytes)}")
     if stores.foreseen:
-        said.append(f"{stores.foreseen} to be made, about {_size(stores.foreseen_bytes)} before compression")
+        pieces.append(f"{stores.foreseen} to be made, about {_size(stores.foreseen_bytes)} before compression")
     if stores.unknown:
         texts = sorted({name.rpartition("/")[0] for name in stores.unknown})
-        said.append(f"{len(stores.unknown)} to be made, of a size nobody knows yet ({', '.join(texts)})")
-    if said:
-        yield f"  token stores beside them: {'; '.join(said)}"
+        pieces.append(f"{len(stores.unknown)} to be made, of a size nobody knows yet ({', '.join(texts)})")
+    if pieces:
+        yield f"  token stores beside them: {'; '.join(pieces)}"
 
 
 def _assumed(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
@@ -151,10 +151,10 @@ def _assumed(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
     formats = {number_format(run.settings) for run in runs} if machine.device else set()
     peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
     if peaks:
-        said = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
+        pieces = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
         yield (
             f"  estimated, not measured: {STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%} of the "
-            f"peak of {machine.device} ({said})"
+            f"peak of {machine.device} ({pieces})"
         )
     if machine.gpus_per_node:
         share = of_all.gpu_hours / (of_all.node_hours * machine.gpus_per_node)
@@ -168,10 +168,10 @@ def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
     totals = priced.totals(left)
     needed, allowed = sum(of.node_hours for of in totals.values()), config.settings.budget.node_hours
     kept = needed <= allowed
-    said = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
+    pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
     if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
-        said += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
-    yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {said}"
+        pieces += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
+    yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {pieces}"
     if not kept:
         yield "  submitting them is refused; Snakemake is told of a larger budget by"
         yield f"    --config '{larger(needed)}'"
@@ -202,9 +202,9 @@ def memory(runs: list[RunSettings]) -> Iterator[str]:
     yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
     lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for *said, held, parts in lines:
+    for *pieces, held, parts in lines:
         *wide, room, _ = widths
-        columns = [text.ljust(width) for text, width in zip(said, wide, strict=True) if width]
+        columns = [text.ljust(width) for text, width in zip(pieces, wide, strict=True) if width]
         yield f"    {'  '.join(columns)}  {held.rjust(room)} = {parts}"
     yield from unknown
 
@@ -232,7 +232,7 @@ def _options(run: RunSettings) -> str:
         "compile": run.compile,
         "float8": run.float8,
     }
-    return ", ".join(name for name, said in named.items() if said)
+    return ", ".join(name for name, pieces in named.items() if pieces)
 
 
 def _held(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:

@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    asked = "backtest" if arguments.backtest else "tables"
+    requested = "backtest" if arguments.backtest else "tables"
     for question, options in ONLY.items():
         for option in options:
-            if question != asked and getattr(arguments, option):
+            if question != requested and getattr(arguments, option):
                 from tokenscale.base.errors import UserError
 
                 name = option.replace("_", "-")
-                raise UserError(f"--{name} goes with --{question}.", found=f"--{asked}", next=f"leave out --{name}")
+                raise UserError(f"--{name} goes with --{question}.", found=f"--{requested}", next=f"leave out --{name}")
 
 
 def _one(text: str) -> int:

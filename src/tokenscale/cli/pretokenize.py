@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Write, and say what came of it."""
     from_file = importlib.import_module(FROM_FILE)
-    of_file, of_rule = from_file.asked(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
+    of_file, of_rule = from_file.requested(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
         raise UserError(
             "the flags belong to two ways of this verb.",

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add(parser.add_argument_group("a file of text → one Parquet file for each format"), FLAGS)
 
 
-def asked(arguments: argparse.Namespace) -> list[str]:
+def requested(arguments: argparse.Namespace) -> list[str]:
     """Those of its flags that were given."""
     return [flag.name for flag in FLAGS if getattr(arguments, flag.key) is not None]
 
@@ -95,12 +95,12 @@ def settings_of(arguments: argparse.Namespace) -> FileSettings:
     return settings
 
 
-def write(settings: FileSettings, say: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
+def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
     """Write the files, each with its manifest beside it, and return path → manifest.
 
-    The tokenizer goes to `<output_dir>/tokenizers/<name>/`, from where `train` keeps it with the weights. `say` hears a
-    line for each thing done. Raises UserError for an input that cannot be read or is empty, for a file in the way that
-    this command did not write with these settings, and while another process writes there.
+    The tokenizer goes to `<output_dir>/tokenizers/<name>/`, from where `train` copies it to the weights. `log` receives
+    a line for each step. Raises UserError for an input that cannot be read or is empty, for a file in the way that this
+    command did not write with these settings, and while another process writes there.
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = named(settings.tokenizer_name)
@@ -111,7 +111,7 @@ def write(settings: FileSettings, say: Callable[[str], None] = print) -> dict[Pa
     try:
         with locked(aside, f"the tokens of {source}"):
             try:
-                return _write(settings, source, stem, directory, aside, tokenizer, say)
+                return _write(settings, source, stem, directory, aside, tokenizer, log)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
@@ -120,15 +120,15 @@ def write(settings: FileSettings, say: Callable[[str], None] = print) -> dict[Pa
         raise
 
 
-def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Path, dict[str, Any]]:
+def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Path, dict[str, Any]]:
     corpus = _corpus(settings, source, stem, aside / "corpus")
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
-        say(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are left out")
+        log(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are left out")
     if left_out["read"] == 1:
-        say(f"{source} is one document; of a text file, --separator says what stands between several")
+        log(f"{source} is one document; of a text file, --separator says what stands between several")
     if tokenizer.note:
-        say(tokenizer.note)
+        log(tokenizer.note)
     kept = directory / "tokenizers" / tokenizer.settings.name
     folder = tokenizer.directory or kept
     if not (folder / "manifest.json").is_file():
@@ -150,16 +150,16 @@ def _write(settings, source, stem, directory, aside, tokenizer, say) -> dict[Pat
         stores[name] = store
     folder = _keep(folder, kept)
     if "token-list" in settings.format:
-        say("token-list: documents are kept whole; the studies cut theirs at --max-length")
+        log("token-list: documents are kept whole; the studies cut theirs at --max-length")
     written = {}
     for name, store in stores.items():
         progress = Progress(name, total=corpus["splits"]["train"]["rows"])
         single = SingleFile(name, _command(settings, store))
-        options = {"batch_documents": settings.batch_size, "single": single, "say": say}
+        options = {"batch_documents": settings.batch_size, "single": single, "log": log}
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
         progress.close()
         path = directory / f"{name}.parquet"
-        say(
+        log(
             f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
             f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut\n"
             f"  {path}  {path.stat().st_size:,} bytes"
@@ -202,7 +202,7 @@ def _check(source: Path) -> None:
         raise UserError(
             "the input file is missing.",
             flag="--input-path",
-            asked=source,
+            requested=source,
             next=f"did you mean {source.parent / near}?" if near else "mend the path",
         )
     if source.stat().st_size == 0:
@@ -266,19 +266,19 @@ def _make_way(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> No
             next="choose another --output-dir, or remove the file",
         )
     found = read_store_manifest(manifest)
-    asked = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
+    requested = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
     has = {
         **found["options"],
         "tokenizer": found["tokenizer"]["name"],
         "tokenizer file": found["tokenizer"]["file_sha256"],
     }
-    for key in asked:
-        if asked[key] != has.get(key):
+    for key in requested:
+        if requested[key] != has.get(key):
             raise UserError(
                 "a file of this name was made with other settings.",
                 file=path,
                 has=f"{key} {has.get(key)}",
-                asked=f"{key} {asked[key]}",
+                requested=f"{key} {requested[key]}",
                 next="choose another --output-dir, or remove the file and its manifest",
             )
 

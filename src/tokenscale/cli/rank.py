@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import Inputs, train
-    from tokenscale.train.parallel.world import PortTaken, heard_last, join, part
+    from tokenscale.train.parallel.world import PortTaken, join, part, wait_for_root_cause
     from tokenscale.train.signals import Interrupted
 
     def folder(manifest: Path | None) -> Path | None:
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F82
     except PortTaken as error:
         print(error.render(), file=sys.stderr)
         return PORT_TAKEN
-    with heard_last(world):
+    with wait_for_root_cause(world):
         try:
             train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
         except Interrupted:

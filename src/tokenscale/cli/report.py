@@ -123,8 +123,8 @@ def _page(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / page.HOME
-    told = {"claims": arguments.claims, "changes": arguments.changes}
-    page.write(arguments.experiments, arguments.tables, arguments.figures, output, **told)
+    page_options = {"claims": arguments.claims, "changes": arguments.changes}
+    page.write(arguments.experiments, arguments.tables, arguments.figures, output, **page_options)
     return output
 
 

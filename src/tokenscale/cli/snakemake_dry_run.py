@@ -138,8 +138,10 @@ def _refused(text: str, command: str) -> UserError:
             label = label or list(facts)[-1]
             facts[label] = "\n".join([*([facts[label]] if label in facts else []), fact])
         return UserError(own[1], **facts)
-    said = text.partition("Building DAG of jobs...")[2] or text
-    return UserError("Snakemake cannot plan this.", snakemake="\n".join(said.strip().splitlines()[-12:]), next=command)
+    text_after = text.partition("Building DAG of jobs...")[2] or text
+    return UserError(
+        "Snakemake cannot plan this.", snakemake="\n".join(text_after.strip().splitlines()[-12:]), next=command
+    )
 
 
 def parse(text: str) -> list[Job]:
@@ -166,7 +168,7 @@ def parse(text: str) -> list[Job]:
 
 def _reasons(text: str) -> dict[str, str]:
     """Snakemake's line by its reasons; words that are not known are kept whole, as `other`."""
-    return {REASONS[s[0]]: said.strip(" ;") for s, said in _parts(_REASON, text)} or {"other": text.strip()}
+    return {REASONS[s[0]]: text_after.strip(" ;") for s, text_after in _parts(_REASON, text)} or {"other": text.strip()}
 
 
 def _parts(pattern: re.Pattern, text: str) -> Iterator[tuple[re.Match, str]]:

@@ -26,26 +26,26 @@ PROJECT = ("workflow/Snakefile", "results", ".snakemake")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option says what is asked; without one: the queue and the runs."""
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument(
+    requested = parser.add_mutually_exclusive_group()
+    requested.add_argument(
         "--stale",
         nargs="*",
         metavar="TARGET",
         help="what would rerun and why: of these targets, files or experiments; by default of the report",
     )
-    asked.add_argument(
+    requested.add_argument(
         "--failed",
         nargs="?",
         const="",
         metavar="LOG",
         help="what failed and why, by a log of Snakemake's; by default that of its last call in this folder",
     )
-    asked.add_argument(
+    requested.add_argument(
         "--missing",
         action="store_true",
         help="files of the report that have been deleted, one a line, as targets for Snakemake",
     )
-    asked.add_argument(
+    requested.add_argument(
         "--watch",
         nargs="?",
         const=5.0,
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
             next="cd to the project's folder, and give the command again",
         )
     others = (arguments.stale, arguments.failed, arguments.watch, arguments.missing or None)
-    if arguments.json and any(asked is not None for asked in others):
+    if arguments.json and any(requested is not None for requested in others):
         from tokenscale.base.errors import UserError
 
         raise UserError("--json is of the queue and the runs, once.", next="python -m tokenscale status --json")
@@ -181,8 +181,8 @@ class Overview:
             return
         counts = Counter(run.state for run in self.runs)
         order = [state for state in (*ORDER, *sorted(counts)) if counts.get(state)]
-        told = ", ".join(f"{counts[state]} {state}" for state in dict.fromkeys(order))
-        yield f"runs   {len(self.runs)} under results/runs: {told}"
+        summary = ", ".join(f"{counts[state]} {state}" for state in dict.fromkeys(order))
+        yield f"runs   {len(self.runs)} under results/runs: {summary}"
         listed = [run for state in ORDER[2:] for run in self.runs if run.state == state]
         widths = [max((len(text) for text in texts), default=0) for texts in zip(*map(_run, listed), strict=True)]
         for run in listed:

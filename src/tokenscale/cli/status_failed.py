@@ -102,7 +102,7 @@ def failed(log: Path | None = None) -> str:
         lines += ["", *_refused(alike)]
     ran = [job for job in jobs if not job.refused]
     for job in ran[:WHOLE]:
-        lines += ["", *_told(job)]
+        lines += ["", *_describe(job)]
     if len(ran) > WHOLE:
         lines += ["", "and, by name and cause alone:", ""]
     for job in ran[WHOLE:]:
@@ -125,14 +125,14 @@ def parse(text: str) -> list[FailedJob]:
     text = _COPIED.sub("", text)
     for block in _BLOCK.finditer(text):
         found = {name: re.search(pattern, block["body"], re.MULTILINE) for name, pattern in _PARTS.items()}
-        said = {name: match[1].strip() for name, match in found.items() if match}
+        fields = {name: match[1].strip() for name, match in found.items() if match}
         job = FailedJob(
             rule=block["rule"],
-            jobid=said.get("jobid", ""),
-            outputs=tuple(filter(None, said.get("output", "").split(", "))),
-            logs=tuple(Path(path) for path in said.get("log", "").split(", ") if path),
-            slurm=said.get("slurm"),
-            message=said.get("message", "") if said.get("message") != "None" else "",
+            jobid=fields.get("jobid", ""),
+            outputs=tuple(filter(None, fields.get("output", "").split(", "))),
+            logs=tuple(Path(path) for path in fields.get("log", "").split(", ") if path),
+            slurm=fields.get("slurm"),
+            message=fields.get("message", "") if fields.get("message") != "None" else "",
         )
         jobs.pop(job.jobid, None)
         if not re.search(rf"^Finished jobid: {job.jobid}\b", text[block.end() :], re.MULTILINE):
@@ -153,8 +153,8 @@ def _refused(jobs: list[FailedJob]) -> Iterator[str]:
     """Jobs that never ran, for one reason. Logs that are there are older, and the call is too long to find it in."""
     names = [job.name for job in jobs]
     yield f"{', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "") + "  refused by sbatch"
-    said = re.search(r"error message was '(.*)'", jobs[0].message, re.DOTALL)
-    for line in (said[1] if said else jobs[0].message).splitlines():
+    fields = re.search(r"error message was '(.*)'", jobs[0].message, re.DOTALL)
+    for line in (fields[1] if fields else jobs[0].message).splitlines():
         yield f"  sbatch  {line.strip().removeprefix('sbatch: error: ')}"
     found = hint(jobs[0].message)
     if found:
@@ -162,7 +162,7 @@ def _refused(jobs: list[FailedJob]) -> Iterator[str]:
         yield f"  next    {found.next}"
 
 
-def _told(job: FailedJob) -> Iterator[str]:
+def _describe(job: FailedJob) -> Iterator[str]:
     where = f" (SLURM job {job.slurm})" if job.slurm else ""
     yield f"{job.name}{where}" + (f"  {job.state}" if job.state else "")
     found, log = _looked_at(job)
@@ -175,7 +175,7 @@ def _told(job: FailedJob) -> Iterator[str]:
             yield f"  said    {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
         yield f"  next    {found.next}"
     if log is None:
-        yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job said nothing'}"
+        yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job wrote nothing'}"
     else:
         yield f"  log     {log}"
         yield from (f"          | {line[:200]}" for line in tail(log).rstrip().splitlines()[-LINES:])
@@ -191,11 +191,11 @@ def _looked_at(job: FailedJob) -> tuple[Hint | None, Path | None]:
     slurm = [path for path in job.logs if path not in own and path.is_file()]
     # SLURM's log begins with Snakemake's own start in the job and repeats the command, in which any word may be; where
     # the job never came to its command, it is all there is
-    said = [
+    fields = [
         line for path in slurm for line in tail(path).splitlines() if re.match(r"slurmstepd|srun:|\S+: line \d", line)
     ]
     texts = [tail(path) for path in written] or [_without_commands(tail(path)) for path in slurm]
-    found = hint(*texts, "\n".join(said), job.message, state=job.state)
+    found = hint(*texts, "\n".join(fields), job.message, state=job.state)
     return found, next(iter([*written, *slurm]), None)
 
 

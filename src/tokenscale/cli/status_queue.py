@@ -134,8 +134,8 @@ class QueuedJob:
             return "", ""
         for pattern, words, cure in WHY:
             if re.match(pattern, self.reason):
-                told = words if self.reason in ("None", "Priority", "Resources") else f"{words} ({self.reason})"
-                return told, cure.format(id=self.id)
+                described = words if self.reason in ("None", "Priority", "Resources") else f"{words} ({self.reason})"
+                return described, cure.format(id=self.id)
         return self.reason, ""
 
 
@@ -166,8 +166,8 @@ def _job(fields: list[str], folder: Path) -> QueuedJob | None:
     if not name.startswith(PREFIX) or Path(workdir).resolve() != folder.resolve():
         return None
     # the comment is Snakemake's; a job that somebody submitted by hand has its name alone
-    told = re.fullmatch(r"(?:rule_|group_)(?P<rule>\w+?)(?:_wildcards_(?P<of>.*))?", comment)
-    rule, of = (told["rule"], told["of"] or "") if told else (name, "")
+    described = re.fullmatch(r"(?:rule_|group_)(?P<rule>\w+?)(?:_wildcards_(?P<of>.*))?", comment)
+    rule, of = (described["rule"], described["of"] or "") if described else (name, "")
     return QueuedJob(
         id=number,
         rule=rule,

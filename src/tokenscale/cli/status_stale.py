@@ -66,7 +66,7 @@ def causes(
             reached |= new
             todo += new
         following = [jobs[n] for n in sorted(reached - set(numbers))]
-        found.append(Cause(label, _told(label, sorted(texts)), [jobs[n] for n in numbers], following))
+        found.append(Cause(label, _cause_text(label, sorted(texts)), [jobs[n] for n in numbers], following))
     return sorted(found, key=lambda c: (LABELS.index(c.label), -len(c.jobs) - len(c.following), c.text))
 
 
@@ -123,11 +123,11 @@ def _direct(job: Job, exists: Callable[[str], bool], ran_with: dict[tuple[str, s
             yield "inputs", "it reads other files than before"
 
 
-def _told(label: str, texts: list[str]) -> str:
-    said = _and(texts if len(texts) <= 3 else [*texts[:2], f"{len(texts) - 2} more files"])
+def _cause_text(label: str, texts: list[str]) -> str:
+    subject = _and(texts if len(texts) <= 3 else [*texts[:2], f"{len(texts) - 2} more files"])
     if label == "missing":
-        return f"{said} (removed, or its job failed)"
-    return said + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(label, "")
+        return f"{subject} (removed, or its job failed)"
+    return subject + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(label, "")
 
 
 def _following(jobs: list[Job]) -> list[set[int]]:
@@ -155,10 +155,13 @@ def changed_settings(text: str) -> str:
     if not found:
         return text
     (old, *before), (new, *now) = (_values(side) for side in found.groups())
-    told = [f"{k}: {_word(old.get(k))} → {_word(new.get(k))}" for k in sorted(old | new) if old.get(k) != new.get(k)]
+    listed = [f"{k}: {_word(old.get(k))} → {_word(new.get(k))}" for k in sorted(old | new) if old.get(k) != new.get(k)]
     if before or now:
-        told.append(f"{', '.join(before) or 'nothing'} → {', '.join(now) or 'nothing'}")
-    return ", ".join(told if len(told) <= 4 else [*told[:3], f"{len(told) - 3} more"]) or "its content, known by hash"
+        listed.append(f"{', '.join(before) or 'nothing'} → {', '.join(now) or 'nothing'}")
+    return (
+        ", ".join(listed if len(listed) <= 4 else [*listed[:3], f"{len(listed) - 3} more"])
+        or "its content, known by hash"
+    )
 
 
 def _values(text: str) -> list[Any]:

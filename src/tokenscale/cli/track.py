@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Export and say what came of it."""
     from tokenscale.analysis.exporters.track import track
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(line, flush=True)
 
-    track(arguments.runs, arguments.to, arguments.output, follow=arguments.follow, say=say)
+    track(arguments.runs, arguments.to, arguments.output, follow=arguments.follow, log=log)

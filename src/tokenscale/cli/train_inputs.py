@@ -43,21 +43,21 @@ class Job:
     manifests: dict[str, Path]
 
 
-def prepare(request: Request, say: Callable[[str], None] = print) -> Job:
+def prepare(request: Request, log: Callable[[str], None] = print) -> Job:
     """Make what is missing for a run, and settle what depends on it: steps of epochs, and whether it can validate.
 
-    `say` hears a line for each thing made. Raises UserError for what cannot be had or does not fit.
+    `log` receives a line for each thing made. Raises UserError for what cannot be had or does not fit.
     """
     for note in request.notes:
-        say(note)
+        log(note)
     if request.store is not None:
         run, manifests = _of_file(request)
     else:
-        run, manifests = _of_corpus(request, say)
+        run, manifests = _of_corpus(request, log)
     if request.epochs is not None:
-        steps = steps_of(request.epochs, run, manifests, say)
+        steps = steps_of(request.epochs, run, manifests, log)
         run = shortened(flags.changed(run, {"budget.steps": steps}), request.stated)
-        say(f"{request.epochs:g} epochs are {steps:,} steps")
+        log(f"{request.epochs:g} epochs are {steps:,} steps")
     check(run)
     return Job(run, request.output_dir / run.identity / "done.json", manifests)
 
@@ -68,7 +68,7 @@ def _of_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
     open_store(
         request.store,
         run.store,
-        asked_by="the run",
+        requested_by="the run",
         tokenizer_name=run.tokenizer.name,
         tokenizer_sha256=read_tokenizer(known)["file"]["sha256"] if known else None,
         vocabulary_size=run.model.vocabulary_size,
@@ -96,7 +96,7 @@ def _of_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
     return run, manifests
 
 
-def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSettings, dict[str, Path]]:
+def _of_corpus(request: Request, log: Callable[[str], None]) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
     if run.labels == "target" and not run.corpus.source.pairs:
         raise UserError(
@@ -104,14 +104,14 @@ def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSetting
             flag="--labels target",
             next="--target-column NAME names the translations, or leave --labels out",
         )
-    corpus = corpus_of(run.corpus, say)
-    tokenizer = tokenizer_of(run.tokenizer, say, request.tokenizer)
+    corpus = corpus_of(run.corpus, log)
+    tokenizer = tokenizer_of(run.tokenizer, log, request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise too_small(run.model, run.tokenizer.name, size)
     held_out = read_manifest(corpus.parent)["splits"]["validation"]["rows"]
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
-        say("no validation: no document of the corpus is held out")
+        log("no validation: no document of the corpus is held out")
         run = flags.changed(run, {"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
         raise UserError(
@@ -122,17 +122,17 @@ def _of_corpus(request: Request, say: Callable[[str], None]) -> tuple[RunSetting
         )
     manifests = {}
     if run.store is not None:
-        manifests["store"] = store_of(run.store, corpus, tokenizer, say)
+        manifests["store"] = store_of(run.store, corpus, tokenizer, log)
     if run.reads_text:
         manifests["corpus"] = corpus
     if run.reads_tokenizer:
         manifests["tokenizer"] = tokenizer
     if run.validation_store is not None:
-        manifests["validation_store"] = store_of(run.validation_store, corpus, tokenizer, say)
+        manifests["validation_store"] = store_of(run.validation_store, corpus, tokenizer, log)
     return run, manifests
 
 
-def corpus_of(settings: CorpusSettings, say: Callable[[str], None] = print) -> Path:
+def corpus_of(settings: CorpusSettings, log: Callable[[str], None] = print) -> Path:
     """The manifest of a corpus, built (and first downloaded) where it is missing or of other settings or files."""
     directory = RESULTS / "corpus" / settings.name
     if _is_current(settings, directory):
@@ -151,7 +151,7 @@ def corpus_of(settings: CorpusSettings, say: Callable[[str], None] = print) -> P
         finally:
             progress.close()
         rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-        say(f"{progress.line()}; {rows}")
+        log(f"{progress.line()}; {rows}")
     return directory / "manifest.json"
 
 
@@ -174,10 +174,10 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
 
 
 def tokenizer_of(
-    settings: TokenizerSettings, say: Callable[[str], None] = print, directory: Path | None = None
+    settings: TokenizerSettings, log: Callable[[str], None] = print, directory: Path | None = None
 ) -> Path:
     """The manifest of a tokenizer, built where it is missing; of kind bpe, after the corpus that it learns from."""
-    corpus = corpus_of(settings.learnt_from, say) if settings.learnt_from is not None else None
+    corpus = corpus_of(settings.learnt_from, log) if settings.learnt_from is not None else None
     directory = directory or RESULTS / "tokenizers" / settings.name
     path = directory / "manifest.json"
     if path.is_file():
@@ -187,18 +187,18 @@ def tokenizer_of(
                 f"the tokenizer {settings.name} that is there is another.",
                 tokenizer=path,
                 has=f"kind {found['kind']}",
-                asked=f"kind {settings.kind}",
+                requested=f"kind {settings.kind}",
                 next="remove its folder, or give the new one another name",
             )
         if corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus):
             return path
     with _making(directory, f"the tokenizer {settings.name}"):
         manifest = build_tokenizer(settings, directory, corpus.parent if corpus else None)
-        say(f"tokenizer {settings.name} ({settings.kind}): {manifest['vocabulary_size']:,} ids")
+        log(f"tokenizer {settings.name} ({settings.kind}): {manifest['vocabulary_size']:,} ids")
     return path
 
 
-def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, say: Callable[[str], None] = print) -> Path:
+def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, log: Callable[[str], None] = print) -> Path:
     """The manifest of a token store, written where it is missing or made of others than this corpus and tokenizer."""
     corpus_name = read_manifest(corpus.parent)["name"]
     tokenizer_facts = read_tokenizer(tokenizer.parent)
@@ -221,16 +221,16 @@ def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, say: Callable[
     with _making(directory, f"the store {store.directory}"):
         rows = read_manifest(corpus.parent)["splits"][store.split]["rows"]
         progress = Progress(f"store {store.directory}", total=rows)
-        manifest = write(store, corpus.parent, tokenizer.parent, directory, progress, say=say)
+        manifest = write(store, corpus.parent, tokenizer.parent, directory, progress, log=log)
         progress.close()
-        say(f"{progress.line()}; {manifest['rows']:,} rows, fill {manifest['fill']:.2%}")
+        log(f"{progress.line()}; {manifest['rows']:,} rows, fill {manifest['fill']:.2%}")
     return path
 
 
-def steps_of(epochs: float, run: RunSettings, manifests: dict[str, Path], say: Callable[[str], None] = print) -> int:
+def steps_of(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Callable[[str], None] = print) -> int:
     """Optimizer steps that train `epochs` times on everything: on all rows, or, of a stream, on all tokens."""
     if run.approach == "padding-free":
-        say("counting tokens: --epochs of a stream that is tokenized while training costs one pass over the text")
+        log("counting tokens: --epochs of a stream that is tokenized while training costs one pass over the text")
         tokens = _tokens_of(run, manifests)
     elif run.approach == "padded":
         rows = read_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]

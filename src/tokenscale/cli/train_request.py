@@ -89,14 +89,14 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
         counts = f"counts the rows of all ranks, as in the study that has {words.flag_of_study_003}"
         notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
     data = _data(words, model)
-    said, values = frozenset(values), data.values | values
+    given, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
     run = shortened(flags.changed(run, values), values) if words.epochs is None else flags.changed(run, values)
     check(run, steps_known=words.epochs is None)
     return Request(
         run=run,
         output_dir=output,
-        stated=said,
+        stated=given,
         epochs=words.epochs,
         store=data.store,
         tokenizer=data.tokenizer_directory,
@@ -382,7 +382,7 @@ def _present(path: Path, flag: str) -> None:
         raise UserError(
             "the dataset's file is missing.",
             flag=flag,
-            asked=path,
+            requested=path,
             next=f"did you mean {path.parent / near}?" if near else "mend the path",
         )
     if path.stat().st_size == 0:

@@ -88,7 +88,7 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
             try:
                 found += check(path.parent)
             except UserError as error:
-                found.append(_told(error))
+                found.append(_finding_of(error))
         found += _strangers(results / name, pattern)
     return found, counts
 
@@ -142,7 +142,7 @@ def _files(
             size = path.stat().st_size if file["bytes"] < 0 and path.is_file() else file["bytes"]
             check_file(path, size, file["sha256"], what=what, next=next, content=True)
         except UserError as error:
-            yield _told(error)
+            yield _finding_of(error)
     known = {file["name"].split("/")[0] for file in files} | BESIDE | beside
     yield from (_extra(path) for path in sorted(folder.iterdir()) if path.name not in known)
 
@@ -202,7 +202,7 @@ def _checkpoints(folder: Path) -> Iterator[Finding]:
             yield from _tokenizer(path / "tokenizer") if (path / "tokenizer").is_dir() else ()
             yield from (_extra(file) for file in sorted(path.iterdir()) if file.name not in names)
         except UserError as error:
-            yield _told(error)
+            yield _finding_of(error)
 
 
 # --- what belongs to nothing --------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _strangers(folder: Path, pattern: str) -> Iterator[Finding]:
             yield _extra(path)
 
 
-def _told(error: UserError) -> Finding:
+def _finding_of(error: UserError) -> Finding:
     """A refusal on one line."""
     facts = dict(error.facts)
     where = [facts.pop(name) for name in ("file", "manifest", "path", "checkpoint") if name in facts]

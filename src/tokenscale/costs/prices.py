@@ -222,8 +222,8 @@ def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None)
         return None, f"{what} are not known before the token store is built"
     if budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
         return None, "how many tokens are predicted is known only where all are"
-    asked = budget.epochs or budget.useful_tokens / rows.useful_tokens  # epochs
-    return max(1, math.ceil(asked * rows.per_epoch / run.global_batch)), None
+    requested = budget.epochs or budget.useful_tokens / rows.useful_tokens  # epochs
+    return max(1, math.ceil(requested * rows.per_epoch / run.global_batch)), None
 
 
 def _seconds(
@@ -287,14 +287,14 @@ def _checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
 
     Weights in the format they are trained in; a resume state has AdamW's two moments beside them, in the same.
     """
-    asked = run.checkpoints
+    requested = run.checkpoints
     size = (2 if run.precision == "bf16-true" else 4) * weighs
-    models = asked.final + asked.best
-    writes = bool(asked.every or asked.each_epoch or asked.at_start)
-    states = asked.keep_last if asked.keep_resume_state else 0
+    models = requested.final + requested.best
+    writes = bool(requested.every or requested.each_epoch or requested.at_start)
+    states = requested.keep_last if requested.keep_resume_state else 0
     folder = 1 + 2 * run.layout.world_size + TOKENIZER_FILES
     # the next state is complete before the oldest is deleted
-    passing = (asked.keep_last + 1 if writes else 0) - states
+    passing = (requested.keep_last + 1 if writes else 0) - states
     return size * (models + 3 * states), max(0, 3 * size * passing), (models + states) * folder
 
 

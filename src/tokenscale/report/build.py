@@ -54,11 +54,11 @@ def write(
     claims = [output / f"claims.{kind}" for kind in ("json", "tex") if ledger is not None]
     judged = claims[0] if claims else None
     _prepare()
-    rows = _asked(shown, tables, threads, (ledger, tables, experiments, output) if ledger else None)
+    rows = _query_all(shown, tables, threads, (ledger, tables, experiments, output) if ledger else None)
     home, own, document = output / page.HOME, {}, output / "report.pdf"
     with save.known(rows):
-        pages, said = _drawn(shown, tables, figures, threads)
-        with pdf.known(pages), summary.known(said), _Processes(threads) as processes:
+        pages, summaries = _drawn(shown, tables, figures, threads)
+        with pdf.known(pages), summary.known(summaries), _Processes(threads) as processes:
             made = [processes.begin(document.name, pdf.write, experiments, tables, document, claims=judged)]
             made.append(processes.begin(home.name, page.write, experiments, tables, figures, home, claims=judged))
             if len(experiments) > 1:
@@ -67,7 +67,7 @@ def write(
                 made.append(processes.begin(path.name, page.write_experiment, name, tables, figures, path))
             processes.finish(made)
         also = (*own.values(), *claims)
-        with summary.known(said):
+        with summary.known(summaries):
             bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=also)
     return [home, *also, document, output / bundle.SUMS]
 
@@ -111,7 +111,7 @@ def _figures_of(folder: Path) -> list[str]:
     return [figure for figure in head.get("figures") or FIGURES if figure in FIGURES]
 
 
-def _asked(
+def _query_all(
     shown: dict[str, list[str]], tables: Path, threads: int, judging: tuple | None
 ) -> dict[Path, dict[str, save.Rows]]:
     """Folder → query → its rows, of all that figures, pages and cells are made of; claims are judged beside."""
@@ -137,7 +137,7 @@ def _asked(
 
 
 def _rows(part: list[tuple[Path, str]]) -> list[save.Rows]:
-    return [_opened(folder).asked(query) for folder, query in part]
+    return [_opened(folder).rows_of(query) for folder, query in part]
 
 
 @functools.cache

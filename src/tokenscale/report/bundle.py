@@ -224,9 +224,9 @@ def _tables(name: str, part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     found = {key: value for key, value in part.items() if isinstance(value, Table)}
     found |= {f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]}
     for figure in part["figures"]:
-        said = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
-        if "table" in said:
-            found[figure] = Table(**said["table"])
+        captions = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
+        if "table" in captions:
+            found[figure] = Table(**captions["table"])
     files = {}
     for key, table in found.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()

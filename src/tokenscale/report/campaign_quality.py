@@ -194,17 +194,17 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ())
         by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
         done = int(group["validity"].isin(["valid", "suspect"]).sum())
         marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
-        asked = len(group) if external else repeats or len(group)
-        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {asked}"])
+        planned = len(group) if external else repeats or len(group)
+        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {planned}"])
     without = [
         f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
         for left in not_run
     ]
-    said = [f"Not run: {'; '.join(without)}."] if without else []
+    notes = [f"Not run: {'; '.join(without)}."] if without else []
     if len(canary):
         done = int(canary["validity"].isin(["valid", "suspect"]).sum())
-        said.append(f"Canary, between the others: {done} of {len(canary)} runs of {canary['cell'].iloc[0]}.")
-    return Table(columns, rows, " ".join(said))
+        notes.append(f"Canary, between the others: {done} of {len(canary)} runs of {canary['cell'].iloc[0]}.")
+    return Table(columns, rows, " ".join(notes))
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:

@@ -9,8 +9,8 @@ from tokenscale.report.style import number
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
 SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
 #: refusals by factor and content of the inventory, the newest of them
-_ASKED: dict[tuple, list[likeness.Refusal]] = {}
-_MOST_ASKED = 8
+_REFUSALS: dict[tuple, list[likeness.Refusal]] = {}
+_MAX_REFUSALS = 8
 
 
 def caution(scaling: pd.DataFrame) -> str:
@@ -39,27 +39,27 @@ def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.
 
 def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
     """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
-    asked = likeness.asked(inventory)
-    key = (factor, asked.to_json(orient="split", index=False, double_precision=15))
-    if key not in _ASKED:
-        if len(_ASKED) >= _MOST_ASKED:
-            _ASKED.pop(next(iter(_ASKED)))
-        _ASKED[key] = likeness.refusals(asked, factor)
-    return _ASKED[key]
+    compared = likeness.compared_columns(inventory)
+    key = (factor, compared.to_json(orient="split", index=False, double_precision=15))
+    if key not in _REFUSALS:
+        if len(_REFUSALS) >= _MAX_REFUSALS:
+            _REFUSALS.pop(next(iter(_REFUSALS)))
+        _REFUSALS[key] = likeness.refusals(compared, factor)
+    return _REFUSALS[key]
 
 
-def nothing(runs: pd.DataFrame, refused: str, asked: int | None = None) -> str:
+def nothing(runs: pd.DataFrame, refused: str, requested: int | None = None) -> str:
     """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
-    return "not like for like: see the caption" if refused else f"no data: {counted(0, runs, asked)}"
+    return "not like for like: see the caption" if refused else f"no data: {counted(0, runs, requested)}"
 
 
-def counted(shown: int, runs: pd.DataFrame, asked: int | None = None) -> str:
+def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str:
     """ "6 of 6 runs", and which were left out.
 
-    `asked` is the number of runs that the figure would show if all were there.
+    `requested` is the number of runs that the figure would show if all were there.
     """
-    asked = len(runs) if asked is None else asked
-    text = f"{shown} of {asked} run{'s' * (asked != 1)}"
+    requested = len(runs) if requested is None else requested
+    text = f"{shown} of {requested} run{'s' * (requested != 1)}"
     out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
     suspect = int((runs["validity"] == "suspect").sum())
     if suspect:

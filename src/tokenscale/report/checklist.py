@@ -43,7 +43,7 @@ def _if(there: Any, evidence: str) -> tuple[str, str]:
     return (MET, evidence) if there else (NONE, "no run that counts")
 
 
-def _said(used: bool, evidence: str) -> tuple[str, str]:
+def _state_if_used(used: bool, evidence: str) -> tuple[str, str]:
     """Met where there is something to say."""
     return _if(used, evidence) if evidence or not used else (NOT_MET, "not recorded")
 
@@ -143,11 +143,11 @@ def reproducibility(part: dict[str, Any]) -> Table:
             "number of runs",
             *_if(used, f"{facts['runs_used']} runs that count, {repeats} a cell, each repeat with its own seed"),
         ),
-        ("what an error bar is", *_said(used, facts["kinds"])),
-        ("computing infrastructure", *_said(used, "; ".join(part["machines"]))),
+        ("what an error bar is", *_state_if_used(used, facts["kinds"])),
+        ("computing infrastructure", *_state_if_used(used, "; ".join(part["machines"]))),
         ("time to compute", *_of_runs(facts, "timed", f"{hours} device-hours from first to last event, data left out")),
-        ("data", *_said(used, part["text"])),
-        ("software", *_said(used, ", ".join(f"{p} {v}" for p, v in part["versions"]))),
+        ("data", *_state_if_used(used, part["text"])),
+        ("software", *_state_if_used(used, ", ".join(f"{p} {v}" for p, v in part["versions"]))),
         ("energy", *_of_runs(facts, "metered", facts["energy"], "no device counted it")),
         ("how hyper-parameters were chosen", AUTHOR, "the settings are in the runs' records; why, they do not say"),
         ("limits, licences, and what may be harmed", AUTHOR, ""),

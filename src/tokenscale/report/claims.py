@@ -42,14 +42,14 @@ def table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     rows = []
     for c in claims:
         if c["document"] == document:
-            of = said(c)
+            of = describe_verdict(c)
             held = f"Holds {of['rule']}." if c["experiment"] else ""
             text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], _from(c)]))
             rows.append([c["claim"], c["figure"] or "–", text, c["verdict"]])
     return Table(columns, rows)
 
 
-def said(claim: dict[str, Any]) -> dict[str, str]:
+def describe_verdict(claim: dict[str, Any]) -> dict[str, str]:
     """Words for a page: why it has its verdict, where it would hold, its p, and the verdict's first word."""
     state = claim["verdict"].split()[0]
     return {"because": _because(claim), "rule": _rule(claim), "p": _p(claim), "state": state}

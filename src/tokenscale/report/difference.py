@@ -145,14 +145,14 @@ def _cell_table(a: Report, b: Report) -> Table:
     corrected = _corrected(pairs)
     rows = []
     for pair in pairs:
-        said = [*pair.place, f"{pair.runs[0]}, {pair.runs[1]}", *(number(m, 5) for m in pair.medians)]
+        texts = [*pair.place, f"{pair.runs[0]}, {pair.runs[1]}", *(number(m, 5) for m in pair.medians)]
         if pair.found:
             p, smallest = corrected[pair.place]
             word = _judged(unpaired.verdict(pair.found, p, smallest), pair.place[2])
             spread = f"{number(pair.found.low, 4)}–{number(pair.found.high, 4)}"
-            rows.append([*said, number(pair.found.ratio, 4), spread, number(p, 2), word])
+            rows.append([*texts, number(pair.found.ratio, 4), spread, number(p, 2), word])
         else:
-            rows.append([*said, "–", "–", "–", pair.why])
+            rows.append([*texts, "–", "–", "–", pair.why])
     columns = [("experiment", False), ("cell", False), ("measure", False), ("runs, A and B", True)]
     columns += [("median, A", True), ("median, B", True), ("B / A", True), ("spread", True), ("p (Holm)", True)]
     return Table([*columns, ("verdict", False)], rows, _caption(pairs))
@@ -277,6 +277,6 @@ def _of_runs(report: Report, name: str) -> dict[str, set]:
 
 def _text(values: set) -> str:
     """A few values; digests by their beginning."""
-    said = [v[:12] if isinstance(v, str) and len(v) in (40, 64) else json.dumps(v) if not isinstance(v, str) else v
+    texts = [v[:12] if isinstance(v, str) and len(v) in (40, 64) else json.dumps(v) if not isinstance(v, str) else v
             for v in sorted(values - {None}, key=str)]  # fmt: skip
-    return ", ".join(said[:4]) + (f" and {len(said) - 4} more" if len(said) > 4 else "") or "not recorded"
+    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "") or "not recorded"

@@ -82,7 +82,7 @@ def _check(name: str, query: str, frame: Any) -> None:
             f"figure {name} is drawn from a pandas DataFrame.",
             frame=query,
             found=type(frame).__name__,
-            next=_ask(query),
+            next=_query(query),
         )
     missing = [column for column in columns(query) if column not in frame]
     if missing:
@@ -90,11 +90,11 @@ def _check(name: str, query: str, frame: Any) -> None:
             f"this DataFrame is not one of the query {query}.",
             figure=name,
             missing=", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else ""),
-            next=_ask(query),
+            next=_query(query),
         )
 
 
-def _ask(query: str) -> str:
+def _query(query: str) -> str:
     return f'tokenscale.analysis.queries.query("{query}", "results/tables/NAME")'
 
 

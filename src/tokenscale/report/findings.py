@@ -21,9 +21,9 @@ def text(evidence: Path) -> str:
         for claim in ledger.read(path):
             if claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
-                because = ledger.said(claim)["because"] if claim["verdict"] != SUPPORTED else ""
-                said = " ".join(filter(None, [claim["sentence"], because]))
-                rows.append([claim["claim"] + figure, said, claim["verdict"], path.parent.name])
+                because = ledger.describe_verdict(claim)["because"] if claim["verdict"] != SUPPORTED else ""
+                describe_verdict = " ".join(filter(None, [claim["sentence"], because]))
+                rows.append([claim["claim"] + figure, describe_verdict, claim["verdict"], path.parent.name])
     return markdown(Table(columns, rows))
 
 

@@ -79,14 +79,14 @@ def write(
             part["drawn"] = _drawn(part, figures)
         else:
             part["href"] = f"{part['name']}.html"
-    said = _claims(claims, parts)
-    contents = [("claims", "#claims")] if said else []
+    claims_html = _claims(claims, parts)
+    contents = [("claims", "#claims")] if claims_html else []
     contents += [("originals", "#originals")] if not alone and original.table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("changes", CHANGES)] if changes else []
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
-    write_text(output, render("page.html.j2", parts, heading, contents, claims=said))
+    write_text(output, render("page.html.j2", parts, heading, contents, claims=claims_html))
 
 
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
@@ -108,9 +108,11 @@ def write_view(
         part["figures"] = [name for name in seen.figures if name in part["figures"]]
         part["drawn"] = _drawn(part, figures)
     parts = [part for part in parts if part["figures"]]
-    said = _claims(claims, parts, seen.claims)
+    claims_html = _claims(claims, parts, seen.claims)
     contents = [("the whole report", HOME), ("claims", "#claims"), *((p["name"], f"#{p['name']}") for p in parts)]
-    write_text(output, render("view.html.j2", parts, seen.title, contents, claims=said, home=HOME, lead=seen.lead))
+    write_text(
+        output, render("view.html.j2", parts, seen.title, contents, claims=claims_html, home=HOME, lead=seen.lead)
+    )
 
 
 def _drawn(part: dict[str, Any], figures: Path) -> list[dict[str, Any]]:
@@ -131,7 +133,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         return None
     pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
     drawn = {part["name"]: part["figures"] for part in parts}
-    rows = [row | ledger.said(row) for row in ledger.read(path) if only is None or row["id"] in only]
+    rows = [row | ledger.describe_verdict(row) for row in ledger.read(path) if only is None or row["id"] in only]
     documents: dict[str, dict[str, Any]] = {}
     for row in rows:
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
@@ -170,7 +172,7 @@ def render(
         words=WORDS,
         claims=claims,
         changes=changes,
-        parts=[{"href": ""} | part | _told(part, shared, alone=len(parts) == 1) for part in parts],
+        parts=[{"href": ""} | part | _box_fields(part, shared, alone=len(parts) == 1) for part in parts],
         shared=shared,
         originals=original.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
@@ -191,12 +193,12 @@ def _shared(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {key: found.most_common(1)[0][0] for key, found in known.items() if found}
 
 
-def _told(part: dict[str, Any], shared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
+def _box_fields(part: dict[str, Any], shared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
     """What the box says of an experiment: of many answers, beside other experiments, a few; facts that are not those of
     most experiments."""
-    told, untold = pairs.told(part["answers"], len(part["answers"]) if alone else ANSWERS)
+    visible, hidden = pairs.select_answers(part["answers"], len(part["answers"]) if alone else ANSWERS)
     own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
-    return {"told": told, "untold": untold, "own": own}
+    return {"visible": visible, "hidden": hidden, "own": own}
 
 
 def _statement(name: str) -> str:

@@ -109,7 +109,7 @@ def _rates(rows: dict[Any, Any]) -> dict[Any, float]:
     return {repeat: row.useful_tokens_per_s for repeat, row in rows.items()}
 
 
-def told(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
+def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
     """(answers that are shown where there is room for so many, how many are left out, in words): where they are more,
     the first of those that are decided."""
     if len(answers) <= most:

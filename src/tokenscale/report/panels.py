@@ -79,7 +79,7 @@ def strip(axes: Axes, y: float, values: pd.Series, name: str) -> None:
     axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
 
 
-def say(axes: Axes, y: float, text: str) -> None:
+def write_note(axes: Axes, y: float, text: str) -> None:
     """Words in the row of a strip that has no value."""
     axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
 
@@ -115,7 +115,9 @@ def strips(
                 continue
             for y, (cell, found) in enumerate(values.items()):
                 if found.empty:
-                    say(axes, y, "not like for like" if len(at(rows, cell)) > len(at(shown, cell)) else "no data")
+                    write_note(
+                        axes, y, "not like for like" if len(at(rows, cell)) > len(at(shown, cell)) else "no data"
+                    )
                 else:
                     strip(axes, y, found, cell[0])
             name_rows(axes, names(listed))

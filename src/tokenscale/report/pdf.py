@@ -228,7 +228,7 @@ def cover(part: dict) -> Figure:
     y = _lines(
         made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
     )
-    answers, left = pairs.told(part["answers"], ANSWERS)
+    answers, left = pairs.select_answers(part["answers"], ANSWERS)
     facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in answers]
     facts.append(f"{left}; the table of comparisons has all." if left else "")
     if part["scale"] == "demo":

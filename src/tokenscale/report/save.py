@@ -82,9 +82,9 @@ class Tables:
 
     def rows(self, name: str) -> pd.DataFrame:
         """The rows of a query; nobody writes to them."""
-        return self.asked(name).frame
+        return self.rows_of(name).frame
 
-    def asked(self, name: str) -> Rows:
+    def rows_of(self, name: str) -> Rows:
         """The same, with their digest."""
         if name not in self._rows:
             frame = query(name, self.connection)
@@ -121,7 +121,7 @@ def made(name: str, tables: Tables, *roots: str) -> Made:
     found = {q: tables.rows(q) for q in module.QUERIES}
     data = module.data(*found.values())
     text = csv(data)
-    digests = {q: tables.asked(q).digest for q in found}
+    digests = {q: tables.rows_of(q).digest for q in found}
     carried = passport.of_figure(name, tables.folder, digests, text, *(roots or modules(name)))
     return Made(name, module, found, data, text, carried)
 
@@ -163,10 +163,10 @@ def write(made: Made, output: Path) -> list[Path]:
 def words(made: Made) -> dict:
     """Title, caption, alternative text, names of queries and, where the figure has one, its table."""
     of = made.frames.values()
-    said = {"title": made.module.TITLE, "caption": made.module.caption(*of), "alt": made.module.alt(*of)}
+    captions = {"title": made.module.TITLE, "caption": made.module.caption(*of), "alt": made.module.alt(*of)}
     if hasattr(made.module, "table"):
-        said["table"] = asdict(made.module.table(*of))
-    return said | {"queries": list(made.frames)}
+        captions["table"] = asdict(made.module.table(*of))
+    return captions | {"queries": list(made.frames)}
 
 
 def csv(rows: pd.DataFrame) -> str:

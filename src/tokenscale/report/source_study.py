@@ -17,8 +17,8 @@ HEADINGS = {
 def words(original: Mapping[str, Any]) -> dict[str, str]:
     """Heading → text, of what the experiment's file says; empty where it says nothing."""
     studies = "; ".join(f"{number}: {STUDIES.get(number, 'unknown')}" for number in original.get("studies") or ())
-    said = {"studies": studies} | {heading: original.get(key) or "" for key, heading in HEADINGS.items()}
-    return {heading: text for heading, text in said.items() if text}
+    texts = {"studies": studies} | {heading: original.get(key) or "" for key, heading in HEADINGS.items()}
+    return {heading: text for heading, text in texts.items() if text}
 
 
 def table(parts: Iterable[Mapping[str, Any]]) -> Table:

@@ -41,13 +41,13 @@ def compare(finding: Finding, then: Path, now: Path) -> None:
     found = {row["id"]: row for row in judged.read(now)}
     both = [name for name in found if name in rows]
     restated = [name for name in both if any(rows[name].get(key) != found[name][key] for key in STATED)]
-    for said, names in (
+    for change, names in (
         ("the ledger has no such claims", [name for name in rows if name not in found]),
         ("the ledger has further claims", [name for name in found if name not in rows]),
         ("the ledger states these claims otherwise", restated),
     ):
         if names:
-            finding.add(CODE, f"{then.name}: {said}: {few(names)}")
+            finding.add(CODE, f"{then.name}: {change}: {few(names)}")
     others = [name for name in both if name not in restated and rows[name] != found[name]]
     verdict = next((known for known in (DATA, CODE) if known in finding.verdicts), FOREIGN)
     sentences = [f"{then.name}: {name} {_difference(rows[name], found[name])}" for name in others[:SHOWN]]

@@ -162,13 +162,13 @@ def _rows(sha256: str, made: save.Made, places: list[Path]) -> list[str]:
 def runs(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Runs that came, went, or have another record."""
     sentences = []
-    for said, found in (
+    for change, found in (
         ("runs that it was drawn from are not in the tables", sorted(then.keys() - now.keys())),
         ("runs have come since", sorted(now.keys() - then.keys())),
         ("runs have another record", sorted(run for run in then.keys() & now.keys() if then[run] != now[run])),
     ):
         if found:
-            sentences.append(f"{said}: {few(found)}")
+            sentences.append(f"{change}: {few(found)}")
     return sentences
 
 

@@ -113,14 +113,14 @@ def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]
     found = (path for part in bundle.FOLDERS for path in sorted((folder / part).rglob("*")) if path.is_file())
     extra = [name for name in (path.relative_to(folder).as_posix() for path in found) if name not in listed]
     data = [name for name in changed if name.startswith("data/")]
-    for verdict, said, names in (
+    for verdict, change, names in (
         (DATA, "changed since the report was built", data),
         (FOREIGN, "changed since the report was built", [name for name in changed if name not in data]),
         (FOREIGN, "missing", gone),
         (FOREIGN, "in no list of the report", extra),
     ):
         if names:
-            finding.add(verdict, f"{said}: {few(names)}")
+            finding.add(verdict, f"{change}: {few(names)}")
     return [*changed, *gone, *extra]
 
 

@@ -368,13 +368,13 @@ class Config:
         for study in experiment.original.studies:
             if study not in STUDIES:
                 raise unknown("study", study, STUDIES, file=file, key="original.studies")
-        asked = experiment.repeats * math.prod(map(len, experiment.factors.values()))
-        if asked > MOST_RUNS:
+        requested = experiment.repeats * math.prod(map(len, experiment.factors.values()))
+        if requested > MOST_RUNS:
             raise UserError(
                 "the experiment has too many runs.",
                 file=file,
                 key="factors, repeats",
-                found=f"{asked:,}",
+                found=f"{requested:,}",
                 expected=f"at most {MOST_RUNS:,}",
                 next="fewer levels or repeats, or several experiments",
             )

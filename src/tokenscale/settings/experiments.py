@@ -269,8 +269,8 @@ def problem_of(factors: dict[str, list[Any]]) -> tuple[str, str, str] | None:
             seen.add(key)
         for level in levels if len(keys) > 1 else ():
             if not isinstance(level, list) or len(level) != len(keys):
-                said = canonical_json(level)
-                return factor, f"the level {said} is not one value for each key.", f"a list of {len(keys)} values"
+                level_json = canonical_json(level)
+                return factor, f"the level {level_json} is not one value for each key.", f"a list of {len(keys)} values"
     return None
 
 

@@ -66,13 +66,13 @@ def _level(level: object) -> str:
 
 
 def _original(original: Original) -> list[str]:
-    said = {
+    texts = {
         "Studies": ", ".join(original.studies),
         "The original measured": original.measured.strip(),
         "What was wrong with it": original.wrong.strip(),
         "What ours measures, and why the numbers differ": original.ours.strip(),
     }
-    return [line for heading, text in said.items() if text for line in (f"*{heading}:* {text}", "")]
+    return [line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")]
 
 
 def _studies() -> str:

@@ -47,10 +47,10 @@ class InferenceBenchmarkSettings:
         """
         return list(dict.fromkeys(itertools.product(self.batches, self.prompt_tokens, self.new_tokens)))
 
-    def said(self, models: int) -> str:
+    def describe(self, models: int) -> str:
         """What of it `plan` can say.
 
-        >>> InferenceBenchmarkSettings(prompt_tokens=(8,), new_tokens=(4,), batches=(1, 2), rounds=5).said(models=3)
+        >>> InferenceBenchmarkSettings(prompt_tokens=(8,), new_tokens=(4,), batches=(1, 2), rounds=5).describe(models=3)
         'inference: 3 models write 2 cells in 5 rounds, with a cache and without: 360 tokens; 3 answers to prompts'
         """
         tokens = 2 * self.rounds * models * sum(batch * new for batch, _, new in self.cells)

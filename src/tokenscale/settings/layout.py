@@ -144,8 +144,8 @@ class LayoutSettings:
 
     def _pipeline_problems(self, model: ModelSettings, micro_batches: int) -> list[tuple[str, str]]:
         if self.pipeline == 1:
-            said = [name for name in ("schedule", "stages_per_rank") if getattr(self, name) != _DEFAULT[name]]
-            return [(name, "there is no pipeline to order: set layout.pipeline, too") for name in said]
+            given = [name for name in ("schedule", "stages_per_rank") if getattr(self, name) != _DEFAULT[name]]
+            return [(name, "there is no pipeline to order: set layout.pipeline, too") for name in given]
         found = []
         if self.stages > model.layers:
             fitting = model.layers // self.stages_per_rank
@@ -188,9 +188,9 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _nearest(asked: int, fitting: list[int]) -> str:
+def _nearest(requested: int, fitting: list[int]) -> str:
     """The next smaller and the next larger that work, as text."""
-    below, above = [n for n in fitting if n < asked], [n for n in fitting if n > asked]
+    below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
     return f"{below[-1]} works" + (f", {above[0]} too" if above else "")
 
 

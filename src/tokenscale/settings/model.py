@@ -90,7 +90,7 @@ class ModelSettings:
             raise UserError(
                 "the model has fewer positions than the sequence is long.",
                 model=f"{self.name} has maximum_positions {self.maximum_positions}",
-                asked=f"sequence_length {sequence_length}",
+                requested=f"sequence_length {sequence_length}",
                 next="shorten the sequence, or raise model.maximum_positions",
             )
 

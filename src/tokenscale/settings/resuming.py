@@ -96,12 +96,12 @@ def _cell(experiment: Experiment, cell: dict[str, Any], wanted: ResumeFrom, file
 
 def kept(run: RunSettings) -> list[int]:
     """Steps after which a run that was never interrupted keeps a state for others; none where that is not known."""
-    asked, budget = run.checkpoints, run.budget
-    if not asked.keep_resume_state or budget.kind != "steps" or asked.each_epoch:
+    policy, budget = run.checkpoints, run.budget
+    if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
         return []
-    written = {0} if asked.at_start else set()
-    written |= {*range(asked.every, budget.steps, asked.every)} if asked.every else set()
-    return sorted(written | {budget.steps})[-asked.keep_last :]
+    written = {0} if policy.at_start else set()
+    written |= {*range(policy.every, budget.steps, policy.every)} if policy.every else set()
+    return sorted(written | {budget.steps})[-policy.keep_last :]
 
 
 def _check(theirs: RunSettings, mine: RunSettings, step: int, file: str) -> None:

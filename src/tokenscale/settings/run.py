@@ -233,9 +233,14 @@ class RunSettings:
     @property
     def keeps_weights(self) -> bool:
         """Whether it writes weights; the tokenizer is then kept with them."""
-        asked = self.checkpoints
+        policy = self.checkpoints
         return bool(
-            asked.final or asked.best or asked.keep_resume_state or asked.every or asked.each_epoch or asked.at_start
+            policy.final
+            or policy.best
+            or policy.keep_resume_state
+            or policy.every
+            or policy.each_epoch
+            or policy.at_start
         )
 
     @property

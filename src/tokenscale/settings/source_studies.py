@@ -133,11 +133,11 @@ def approach_of(dataset_type: str, pretokenized: bool) -> str:
     try:
         return APPROACH_OF[dataset_type, pretokenized]
     except KeyError:
-        asked = f"--dataset-type {dataset_type}" + (" --pretokenized" if pretokenized else "")
+        requested = f"--dataset-type {dataset_type}" + (" --pretokenized" if pretokenized else "")
         pairs = [f"--dataset-type {form}{' --pretokenized' if beforehand else ''}" for form, beforehand in APPROACH_OF]
         raise UserError(
             "this dataset type is not read that way.",
-            asked=asked,
+            requested=requested,
             allowed="\n".join(pairs),
             next="token lists are made beforehand: `python -m tokenscale pretokenize`, then add --pretokenized"
             if dataset_type == "token-list"

@@ -54,7 +54,7 @@ class Budget:
         self._done = self._seconds = 0.0
         self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
-        self._told: tuple[Tensor, torch.cuda.Event | None] | None = None  # of the step before
+        self._previous: tuple[Tensor, torch.cuda.Event | None] | None = None  # of the step before
         self.stop = False  # some rank has been told to stop; all ranks say so after the same step
 
     def share(self, step: int) -> float:
@@ -68,25 +68,25 @@ class Budget:
             self._warm = share
         return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
 
-    def exchange(self, useful_tokens: int, told: bool = False) -> Tensor:
-        """Useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device. A collective.
+    def exchange(self, useful_tokens: int, stop_requested: bool = False) -> Tensor:
+        """Return the useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device.
 
-        Ranks that train on the same rows tell them once (`counts`). `told`: this rank is to stop. Where there are
-        several, all learn of it one step later: a sum that is a step old costs no wait.
+        A collective. Ranks that train on the same rows count them once (`counts`). `stop_requested` asks all ranks to
+        stop; they see it one step later, because reading a sum that is one step old costs no wait.
         """
         device = self._world.device
         useful_tokens = useful_tokens if self._counts else 0
         if self._world.size == 1 and self.steps is not None:
             self._alone += useful_tokens
-            self.stop = told
+            self.stop = stop_requested
             return torch.scalar_tensor(useful_tokens, device=device)
         clock = self._seconds if self._world.rank == 0 else 0.0
-        own = (useful_tokens, clock, told)
+        own = (useful_tokens, clock, stop_requested)
         sums = torch.stack([torch.scalar_tensor(number, dtype=torch.float64, device=device) for number in own])
         if self._world.size > 1:
             torch.distributed.all_reduce(sums)
         self._tokens += sums[0]
-        self._told, self._exchanged = self._exchanged, (sums.to("cpu", non_blocking=True), _event(device))
+        self._previous, self._exchanged = self._exchanged, (sums.to("cpu", non_blocking=True), _event(device))
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
@@ -96,8 +96,8 @@ class Budget:
         if self.steps is None:
             useful, clock, _ = _read(*self._exchanged)
             self._done = self._done + useful if self._counts_tokens else clock
-        if self._told is not None:
-            self.stop = _read(*self._told)[2] > 0
+        if self._previous is not None:
+            self.stop = _read(*self._previous)[2] > 0
         return self.ended(step + 1)
 
     def ended(self, done: int) -> bool:

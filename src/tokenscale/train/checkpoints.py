@@ -178,8 +178,8 @@ def place(checkpoint: Checkpoint) -> dict[str, Any]:
     return merge_states([state["data"] for state in checkpoint.ranks])
 
 
-def reported(said: Callable[..., None], checkpoints: Checkpoints) -> None:
+def reported(log: Callable[..., None], checkpoints: Checkpoints) -> None:
     """Tell the log of what has been written since it was told last."""
     while checkpoints.seconds:
         name, size, seconds = checkpoints.seconds.pop(0)
-        said("checkpoint", status=name, bytes=size, duration_s=seconds)
+        log("checkpoint", status=name, bytes=size, duration_s=seconds)

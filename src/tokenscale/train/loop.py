@@ -138,7 +138,7 @@ class Training:
         self.progress = Progress(self.steps, enabled=world.rank == 0)
         device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
-        self.progress.say(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
+        self.progress.log(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
@@ -186,7 +186,7 @@ class Training:
         began = time.monotonic()
         batch = self.batches.next()
         waited = time.monotonic() - began
-        useful = self.budget.exchange(batch.useful_tokens, told=self.signals.told is not None)
+        useful = self.budget.exchange(batch.useful_tokens, stop_requested=self.signals.stop_requested is not None)
         since = self.budget.since_warmup(step) if self.steps is None else 0.0
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
@@ -216,9 +216,9 @@ class Training:
         return last
 
     def _validates(self, epoch_ended: bool, last: bool) -> bool:
-        asked = self.settings.validation
-        due = bool(asked.every and self.done % asked.every == 0) or (asked.each_epoch and epoch_ended)
-        return self.held_out is not None and (asked.at_end if last else due)
+        policy = self.settings.validation
+        due = bool(policy.every and self.done % policy.every == 0) or (policy.each_epoch and epoch_ended)
+        return self.held_out is not None and (policy.at_end if last else due)
 
     def _read(self) -> None:
         self.log.read()
@@ -334,7 +334,7 @@ class Training:
                 next="raise the budget, or take an earlier state",
             )
         self.writer.event("resume", step=self.done, status=found.folder.name)
-        self.progress.say(f"goes on after step {self.done}, from {found.folder}")
+        self.progress.log(f"goes on after step {self.done}, from {found.folder}")
 
     def _restore(self, found: Checkpoint) -> None:
         self.batches.seek(place(found))
@@ -357,8 +357,10 @@ class Training:
         self.world.barrier()
         if self.world.rank == 0:
             self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
-            told = self.signals.told or "a signal to another rank"
-            self.progress.say(f"interrupted by {told} after step {self.done}; the next attempt goes on from there")
+            stop_requested = self.signals.stop_requested or "a signal to another rank"
+            self.progress.log(
+                f"interrupted by {stop_requested} after step {self.done}; the next attempt goes on from there"
+            )
         self.world.barrier()
         raise Interrupted(self.done)
 
@@ -386,9 +388,9 @@ class Training:
             if stopped is None:
                 self.checkpoints.forget()
             self.status.update(force=True, step=done, steps=self.steps, state=state)
-            self.progress.say(f"{state}: {self.directory}/run.json")
+            self.progress.log(f"{state}: {self.directory}/run.json")
             if stopped is not None:
-                self.progress.say(
+                self.progress.log(
                     f"  the gradient is not finite at step {done} (order digest "
                     f"{stopped['order_digest_of_rank_0']} on rank 0)\n"
                     "  next  lower optimizer.learning_rate, lengthen schedule.warmup_steps, or use precision fp32"

@@ -25,17 +25,17 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.told: str | None = None
+        self.stop_requested: str | None = None
         self._before: list[dict[int, Any]] = []
 
     def __enter__(self) -> "Signals":
         main = threading.current_thread() is threading.main_thread()  # others may not set handlers
-        heard = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
-        self._before.append({number: signal.signal(number, self._note) for number in heard})
+        handled = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
+        self._before.append({number: signal.signal(number, self._note) for number in handled})
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.told = self.told or signal.Signals(number).name
+        self.stop_requested = self.stop_requested or signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
 

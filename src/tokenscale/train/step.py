@@ -47,7 +47,7 @@ def backward(
         exchange = k == micro_steps - 1
         ready = getattr(objective, "bucket_ready", None) if exchange else None
         if ready is not None:
-            ready.tell = lambda: timer.lap("backward")
+            ready.on_ready = lambda: timer.lap("backward")
         with nullcontext() if exchange or not hasattr(objective, "no_sync") else objective.no_sync():
             with autocast(), probe.forward() if probe and k == 0 else nullcontext():
                 loss = objective(tokens, labels, bounds)

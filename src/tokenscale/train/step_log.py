@@ -102,7 +102,7 @@ class Progress:
         self._last = 0.0
         self._first: float | None = None
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """One line that stays."""
         if self.enabled:
             print(("\r\033[K" if self.live else "") + text, flush=True)

@@ -77,8 +77,8 @@ def _session_end(success: bool, at: float):
 
     status = api_pb2.Status.Value("STATUS_SUCCESS" if success else "STATUS_FAILURE")
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=at)
-    said = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=said, tensor=metadata.NULL_TENSOR)
+    hparams = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR)
     return Summary(value=[value])
 
 

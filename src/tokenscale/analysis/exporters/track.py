@@ -27,7 +27,7 @@ TRACKERS = {
 
 
 def track(
-    directories: list[Path], to: str, output: Path, *, follow: bool, say: Callable[[str], None], every_s: float = 2.0
+    directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None], every_s: float = 2.0
 ) -> None:
     """Export each run's points and facts to `output`; with `follow` until every run is sealed.
 
@@ -40,10 +40,10 @@ def track(
     if twice:
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
     with ExitStack() as stack:
-        jobs = [stack.enter_context(_Job(directory, module, output, say)) for directory in directories]
+        jobs = [stack.enter_context(_Job(directory, module, output, log)) for directory in directories]
         while jobs := [job for job in jobs if not job.turn()]:
             time.sleep(every_s)
-    say(f"look   {module.look(output)}")
+    log(f"look   {module.look(output)}")
 
 
 def _module(to: str) -> ModuleType:
@@ -80,8 +80,8 @@ def _checked(directory: Path, follow: bool) -> str | None:
 class _Job:
     """One run on its way to a tracker."""
 
-    def __init__(self, directory: Path, module: ModuleType, output: Path, say: Callable[[str], None]):
-        self._directory, self._module, self._output, self._say = directory, module, output, say
+    def __init__(self, directory: Path, module: ModuleType, output: Path, log: Callable[[str], None]):
+        self._directory, self._module, self._output, self._log = directory, module, output, log
         self._stack = ExitStack()
         self._locked = False
         self._exporter = None
@@ -108,7 +108,7 @@ class _Job:
         try:
             points = self._measures.poll(ended=ended)
         except Rewritten as reason:
-            self._say(f"anew   {self._directory.name}: {reason}")
+            self._log(f"anew   {self._directory.name}: {reason}")
             if self._exporter is not None:
                 self._close(ended=False)
             self._begin()
@@ -123,7 +123,7 @@ class _Job:
             self._close(ended=True)
             broken = f", {self._measures.broken} broken lines left out" if self._measures.broken else ""
             last = "no step" if self._last is None else f"up to step {self._last}"
-            self._say(f"run    {self._directory.name}: {self._points} points, {last}{broken}")
+            self._log(f"run    {self._directory.name}: {self._points} points, {last}{broken}")
         return ended
 
     def _open(self):

@@ -49,7 +49,7 @@ def read_slice(
     manifest = open_store(
         directory,
         run.validation_store,
-        asked_by=run.identity,
+        requested_by=run.identity,
         tokenizer_name=run.tokenizer.name,
         vocabulary_size=vocabulary_size,
     )
@@ -58,12 +58,12 @@ def read_slice(
     mine = share(rows, rank, world_size)
     numbers = np.arange(mine.start, mine.stop)
     tokens_bt, labels_bt = store.rows(numbers)
-    tokens_bt, labels_bt = as_asked(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
+    tokens_bt, labels_bt = as_requested(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
     ids = document_ids(store.starts(numbers)) if run.document_mask else None
     return Slice(tokens_bt, labels_bt, rows, ids)
 
 
-def as_asked(
+def as_requested(
     tokens_bt: np.ndarray,
     labels_bt: np.ndarray,
     numbers: np.ndarray,

@@ -27,7 +27,7 @@ def checked_manifest(
     return open_store(
         store_directory,
         run.store,
-        asked_by=run.identity,
+        requested_by=run.identity,
         tokenizer_name=run.tokenizer.name,
         tokenizer_sha256=read_manifest(tokenizer_directory)["file"]["sha256"] if _exists(tokenizer_directory) else None,
         vocabulary_size=run.model.vocabulary_size,

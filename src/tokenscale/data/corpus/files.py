@@ -57,7 +57,7 @@ def _nothing(pattern: str, key: str, matches: list[str]) -> UserError:
     return UserError(
         MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",
-        asked=pattern,
+        requested=pattern,
         folder=f"{folder} holds {len(there)} file(s)" if folder.is_dir() else f"{folder} does not exist",
         next=f"did you mean {near!r}?" if near else "put the data there, or mend the path",
     )

@@ -61,8 +61,8 @@ def _of_manifest(manifest: Path) -> str:
 
 def _digest(facts: dict[str, dict[str, str]]) -> str:
     # lists of translations only where there are some: corpora without them keep their digest
-    told = {key: list(files.items()) for key, files in facts.items() if files or key in TARGETS_OF}
-    return sha256_text(json.dumps(told))[:16]
+    listed = {key: list(files.items()) for key, files in facts.items() if files or key in TARGETS_OF}
+    return sha256_text(json.dumps(listed))[:16]
 
 
 def _hash(path: Path, known: dict[str, Any]) -> str:

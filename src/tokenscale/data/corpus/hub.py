@@ -33,7 +33,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
             raise UserError(
                 "no file of the dataset fits a source's pattern.",
                 dataset=f"{source.repository} at {source.revision}",
-                asked=pattern,
+                requested=pattern,
                 has=", ".join(sorted(there)[:8]) + (", …" if len(there) > 8 else ""),
                 next=f"did you mean {near!r}?" if near else "mend `files` of the source",
             )

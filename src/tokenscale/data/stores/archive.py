@@ -183,7 +183,7 @@ class ArchiveDocuments:
                 next="python -m tokenscale pretokenize --store archive …   makes one",
             )
         self.settings = StoreSettings("archive", **manifest["options"])
-        self.manifest = open_store(where, self.settings, asked_by="unpack")
+        self.manifest = open_store(where, self.settings, requested_by="unpack")
         self._store, self._report = ArchiveStore(where, self.manifest), report
         self.origin = Origin(
             tokenizer=manifest["tokenizer"],

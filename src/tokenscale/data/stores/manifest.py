@@ -96,7 +96,7 @@ def open_store(
     where: Path,
     expected: StoreSettings,
     *,
-    asked_by: str = "this command",
+    requested_by: str = "this command",
     tokenizer_name: str | None = None,
     tokenizer_sha256: str | None = None,
     vocabulary_size: int | None = None,
@@ -111,20 +111,20 @@ def open_store(
     """
     manifest = read_store_manifest(where)
 
-    def compare(name: str, asked: Any, found: Any) -> None:
-        if asked is not None and asked != found:
-            raise _mismatch(where, asked_by, name, asked, found)
+    def compare(name: str, requested: Any, found: Any) -> None:
+        if requested is not None and requested != found:
+            raise _mismatch(where, requested_by, name, requested, found)
 
     compare("format", expected.format, manifest["format"])
     for name, value in expected.options().items():
         found = manifest["options"].get(name)
         if value != found:
-            raise _mismatch(where, asked_by, name, value, found)
+            raise _mismatch(where, requested_by, name, value, found)
     compare("tokenizer", tokenizer_name, manifest["tokenizer"]["name"])
     compare("tokenizer file, sha256", tokenizer_sha256, manifest["tokenizer"]["file_sha256"])
     compare("corpus manifest, sha256", corpus_manifest_sha256, manifest.get("corpus_manifest_sha256"))
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
-        raise _mismatch(where, asked_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
+        raise _mismatch(where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
     for file in manifest["files"]:
         path = located(where)[0] / file["name"]
         whole = verify and "checked_by" not in file  # else the reader checks what it reads
@@ -157,17 +157,17 @@ def outside(where: Path, file: Path, found: int, vocabulary_size: int) -> UserEr
     )
 
 
-def _mismatch(where: Path, asked_by: str, name: str, asked: Any, found: Any) -> UserError:
+def _mismatch(where: Path, requested_by: str, name: str, requested: Any, found: Any) -> UserError:
     folder, manifest = located(where)
     single = manifest.name != "manifest.json"
-    wants = f"{asked_by} wants {name}"
+    wants = f"{requested_by} wants {name}"
     has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
     width = max(len(wants), len(has))
     # a folder's name states its options, so that rebuilding it mends them; the command of a file repeats them
     next = "wrote it: change its options, or what the run asks for" if single else "rebuilds it"
     return UserError(
         "the token store does not match this run.",
-        run=f"{wants:<{width}}  {asked}",
+        run=f"{wants:<{width}}  {requested}",
         store=f"{has:<{width}}  {found}  ({manifest.name})",
         next=f"{restore(where)}   {next}",
     )

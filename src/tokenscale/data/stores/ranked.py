@@ -115,8 +115,8 @@ def decompressed(frame: memoryview, size: int) -> np.ndarray:
     single, kind = descriptor >> 5 & 1, descriptor >> 6
     width = (single, 2, 4, 8)[kind]
     first = 6 - single
-    said = int.from_bytes(frame[first : first + width], "little") + (256 if kind == 1 else 0)
-    if magic != b"\x28\xb5\x2f\xfd" or descriptor & 0b1011 or width == 0 or said != size:
+    frame_size = int.from_bytes(frame[first : first + width], "little") + (256 if kind == 1 else 0)
+    if magic != b"\x28\xb5\x2f\xfd" or descriptor & 0b1011 or width == 0 or frame_size != size:
         raise ValueError(f"not a zstd frame of {size} bytes")
     try:
         content = pa.Codec("zstd").decompress(frame, decompressed_size=size)

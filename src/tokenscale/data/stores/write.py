@@ -21,28 +21,28 @@ def write(
     engine: str = "auto",
     batch_documents: int | None = None,
     single: SingleFile | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Write the store and return its manifest.
 
     `engine` names the package that makes the ids; auto takes the fastest that is exact and, should the gate find that
     it is not on this text, begins anew with the reference. The tokenizer gets `batch_documents` at a time, about 4 MiB
     by default. With `single` the store is that one file of `directory`. `report(documents, utf8_bytes)` hears of each
-    batch, `say` of a slower engine and why. Raises UserError for a split without documents, and for an engine that was
+    batch, `log` of a slower engine and why. Raises UserError for a split without documents, and for an engine that was
     asked for and is not here or not exact.
     """
     writer = module_of(store.format)
     options = {"single": single} if single else {}
     tokenizer = load(tokenizer_directory, engine)
     for note in getattr(tokenizer, "notes", []):
-        say(f"tokenizer {tokenizer.name}: {note}; using {tokenizer.engine}")
+        log(f"tokenizer {tokenizer.name}: {note}; using {tokenizer.engine}")
     try:
         documents = TextDocuments(corpus_directory, tokenizer, store.split, store.eos, report, batch_documents)
         return writer.write(store, documents, directory, **options)
     except EngineDiffers as error:
         if engine != "auto":
             raise refused(error, corpus_directory) from None
-        say(f"{refused(error, corpus_directory).render()}\nbeginning anew with {REFERENCE}")
+        log(f"{refused(error, corpus_directory).render()}\nbeginning anew with {REFERENCE}")
     tokenizer = load(tokenizer_directory, REFERENCE)
     documents = TextDocuments(corpus_directory, tokenizer, store.split, store.eos, report, batch_documents)
     return writer.write(store, documents, directory, **options)

@@ -121,12 +121,12 @@ class EngineTokenizer(Tokenizer):
         manifest: dict[str, Any],
         engines: dict[str, ModuleType],
         decode: Callable[[list[int]], str],
-        asked: str = "auto",
+        requested: str = "auto",
     ):
         super().__init__(manifest)
         self.notes: list[str] = []
         self._folder, self._manifest, self._engines, self._decode = folder, manifest, engines, decode
-        self.engine, self._engine = self._only(asked) if asked != "auto" else self._fastest()
+        self.engine, self._engine = self._only(requested) if requested != "auto" else self._fastest()
         self.engine_version = self._engine.version
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
@@ -143,14 +143,14 @@ class EngineTokenizer(Tokenizer):
             return None
         return difference(self._engine, self._open(REFERENCE), texts)
 
-    def _only(self, asked: str) -> tuple[str, Engine]:
-        if asked not in self._engines:
-            raise unknown(f"engine for tokenizers of kind {self.kind}", asked, self._engines, tokenizer=self.name)
+    def _only(self, requested: str) -> tuple[str, Engine]:
+        if requested not in self._engines:
+            raise unknown(f"engine for tokenizers of kind {self.kind}", requested, self._engines, tokenizer=self.name)
         try:
-            return asked, self._open(asked)
+            return requested, self._open(requested)
         except Unavailable as error:
             raise UserError(
-                f"the engine {asked} cannot be used here.",
+                f"the engine {requested} cannot be used here.",
                 tokenizer=self.name,
                 reason=error,
                 next="install it, or choose another: " + ", ".join(["auto", *self._engines]),

@@ -79,11 +79,11 @@ def caption(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> str:
     kept, refused = _alike(loss_difference, inventory)
     pairs = kept["run_id"].nunique()
     more = inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")
-    asked = inventory[more | inventory["resumed_from"].notna()]
+    expected = inventory[more | inventory["resumed_from"].notna()]
     text = (
         "Training loss of a run against the run at the smallest world size of the same series, settings and repeat, "
         "the largest absolute difference of any step so far (at most 100 points a run); "
-        f"{words.counted(pairs, asked)}. Expected: no difference but rounding, as both train on the same samples at "
+        f"{words.counted(pairs, expected)}. Expected: no difference but rounding, as both train on the same samples at "
         "every step and sum in another order; it grows as training carries it on, and a wrong sum of gradients shows "
         "at once. "
     )

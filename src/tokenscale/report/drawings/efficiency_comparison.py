@@ -46,10 +46,10 @@ def draw(scaling: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
 def caption(scaling: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The base with its absolute value, and whether this is a scaling measurement at all."""
     kept, refused = _alike(scaling, inventory)
-    asked = inventory[inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")]
+    expected = inventory[inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")]
     text = words.sentence(words.caution(scaling) if len(kept) else "") + (
         "Useful tokens/s T(N) of a run over N / N0 times those of the run of the same repeat at N0, the smallest world "
-        f"size of its approach, at one global batch; {words.counted(len(kept), asked)}. Each dot is a run, each bar "
+        f"size of its approach, at one global batch; {words.counted(len(kept), expected)}. Each dot is a run, each bar "
         "the median of a cell, the dotted line the ideal. "
     )
     base = [

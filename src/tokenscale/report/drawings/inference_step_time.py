@@ -69,14 +69,14 @@ def caption(inference_steps: pd.DataFrame) -> str:
         f"New tokens behind a prompt of {first['prompt_tokens']}, in stretches of positions: seconds of a stretch over "
         f"its tokens, for all prompts at once; {n} round{'s' * (n != 1)}, each a thin line, their median bold. "
     )
-    called, said = names(inference_steps), []
+    called, parts = names(inference_steps), []
     for (run, batch, cached), rows in inference_steps.groupby(["run_id", "batch", "cached"]):
         middle = rows.groupby("position")["ms_per_token"].median()
         if len(middle) > 1 and middle.iloc[0] > 0:
             how = "with" if cached else "without"
-            said.append(f"{called[run]}, {batch} at once, {how}: {number(middle.iloc[-1] / middle.iloc[0])}")
-    if said:
-        text += f"The last stretch over the first, with the cache and without: {'; '.join(said)}. "
+            parts.append(f"{called[run]}, {batch} at once, {how}: {number(middle.iloc[-1] / middle.iloc[0])}")
+    if parts:
+        text += f"The last stretch over the first, with the cache and without: {'; '.join(parts)}. "
     if not inference_steps["same_text"].astype(bool).all():
         text += "Some texts differ with the cache: see the figure of tokens per second. "
     return text
@@ -84,9 +84,9 @@ def caption(inference_steps: pd.DataFrame) -> str:
 
 def alt(inference_steps: pd.DataFrame) -> str:
     """First and last stretch, read aloud."""
-    called, said = names(inference_steps), []
+    called, parts = names(inference_steps), []
     for (run, batch, cached), rows in inference_steps.groupby(["run_id", "batch", "cached"]):
         middle = rows.groupby("position")["ms_per_token"].median()
         how = "cache" if cached else "no cache"
-        said.append(f"{called[run]}, {batch} at once, {how} {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-    return f"Lines of milliseconds a new token over its position: {words.listing(said) or 'no data'}."
+        parts.append(f"{called[run]}, {batch} at once, {how} {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
+    return f"Lines of milliseconds a new token over its position: {words.listing(parts) or 'no data'}."

@@ -149,8 +149,8 @@ def _gained(shown: pd.DataFrame) -> str:
     at = compared[compared["prompt_tokens"] + compared["new_tokens"] == longest]
     called = names(shown)
     middle = at.groupby(["run_id", "batch"])["speed_up"].median()
-    said = [f"{called[run]} with {batch} at once {number(value)} times" for (run, batch), value in middle.items()]
-    return f"At {longest} positions the cache makes writing faster: {words.listing(said)}. "
+    parts = [f"{called[run]} with {batch} at once {number(value)} times" for (run, batch), value in middle.items()]
+    return f"At {longest} positions the cache makes writing faster: {words.listing(parts)}. "
 
 
 def _differing(shown: pd.DataFrame) -> str:
@@ -158,8 +158,8 @@ def _differing(shown: pd.DataFrame) -> str:
     if out.empty:
         return "With the cache and without it the texts are the same, token by token. "
     called = names(shown)
-    said = [f"{called[r.run_id]}, {r.batch} at once, {r.prompt_tokens} + {r.new_tokens}" for r in out.itertuples()]
-    return f"Texts differ with the cache, so that nothing is compared (crosses): {'; '.join(said)}. "
+    parts = [f"{called[r.run_id]}, {r.batch} at once, {r.prompt_tokens} + {r.new_tokens}" for r in out.itertuples()]
+    return f"Texts differ with the cache, so that nothing is compared (crosses): {'; '.join(parts)}. "
 
 
 def alt(inference: pd.DataFrame) -> str:
@@ -168,8 +168,8 @@ def alt(inference: pd.DataFrame) -> str:
     called = names(shown)
     longest = shown["new_tokens"] == shown.groupby("run_id")["new_tokens"].transform("max")
     middle = shown[shown["same_text"] & longest].groupby([*_CELL, "cached"])["tokens_per_s"].median()
-    said = [
+    parts = [
         f"{called[run]}, {batch} at once, {prompt} + {new} tokens, {'cache' if cached else 'no cache'} {number(value)}"
         for (_, run, batch, prompt, new, cached), value in middle.items()
     ]
-    return f"Dot plots on logarithmic axes. Median tokens per second: {words.listing(said) or 'no data'}."
+    return f"Dot plots on logarithmic axes. Median tokens per second: {words.listing(parts) or 'no data'}."

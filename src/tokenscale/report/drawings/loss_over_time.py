@@ -89,10 +89,10 @@ def caption(loss_curves: pd.DataFrame, validation: pd.DataFrame, inventory: pd.D
     train, held_out, stopped = _drawn(_counted(loss)), _drawn(validation), _stopped(loss)["run_id"].nunique()
     listed = inventory.dropna(subset=["series", "world_size"])
     smallest = listed.groupby("series")["world_size"].transform("min")
-    asked = listed[listed["world_size"] == smallest]
+    expected = listed[listed["world_size"] == smallest]
     text = (
         "Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each approach, "
-        f"at most 100 points a run; {words.counted(train['run_id'].nunique(), asked)}. "
+        f"at most 100 points a run; {words.counted(train['run_id'].nunique(), expected)}. "
     )
     if train["run_id"].nunique() > train["series"].nunique():
         text += "Thin lines are repeats, bold ones their median point by point. "

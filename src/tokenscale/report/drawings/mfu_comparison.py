@@ -40,7 +40,7 @@ def draw(computing: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         for y, cell in enumerate(listed):
             here = panels.at(kept, cell)
             if here["mfu_palm"].dropna().empty:
-                panels.say(axes, y, "no peak known" if len(here) else "no data")
+                panels.write_note(axes, y, "no peak known" if len(here) else "no data")
             for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
                 values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
                 options = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}

@@ -47,9 +47,9 @@ def draw(loss_curves: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
 def caption(loss_curves: pd.DataFrame, inventory: pd.DataFrame) -> str:
     """The convention, the peak with its source, and what a point is."""
     kept, refused = _alike(loss_curves, inventory)
-    rows, label, said = _shown(kept)
+    rows, label, note = _shown(kept)
     runs = rows["run_id"].nunique()
-    text = words.sentence(words.crowded(inventory) if runs else "") + words.sentence(said)
+    text = words.sentence(words.crowded(inventory) if runs else "") + words.sentence(note)
     text += "Processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B)"
     if rows["mfu"].notna().any():
         peaks = rows.drop_duplicates(["device", "number_format"])

@@ -152,7 +152,7 @@ def caption(throughput: pd.DataFrame, stalls: pd.DataFrame, inventory: pd.DataFr
             continue
         at = ", ".join(map(str, line.model.fit.world_sizes))
         text += f"{line.series}: fitted at {at}, noise {line.model.fit.noise_from}"
-        text += f"; {said}. " if (said := _missed(line)) else ". "
+        text += f"; {missed}. " if (missed := _missed(line)) else ". "
     return (text + refused).strip()
 
 

@@ -56,7 +56,7 @@ def draw(phases: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
         for y, cell in enumerate(listed):
             here = panels.at(kept, cell).sort_values("step_s")
             if here.empty:
-                panels.say(axes, y, "no data")
+                panels.write_note(axes, y, "no data")
                 continue
             begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
             for part, (_, colour, hatch) in PARTS.items():

@@ -43,7 +43,7 @@ def draw(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
             for y, cell in enumerate(listed):
                 here = panels.at(kept, cell)
                 if here.empty:
-                    panels.say(axes, y, "no validation" if refused == "" else "not like for like")
+                    panels.write_note(axes, y, "no validation" if refused == "" else "not like for like")
                     continue
                 _cell(axes, y, here, column, edge)
             panels.name_rows(axes, panels.names(listed))
@@ -105,6 +105,6 @@ def alt(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> str:
     texts = []
     for (name, world), group in kept.groupby(["series", "world_size"]):
         middle = group["seconds"].median()
-        said = f"{number(middle)} s" if np.isfinite(middle) else "not"
-        texts.append(f"{name} on {world}: {said} ({int(group['reached'].sum())} of {len(group)} reached)")
+        median_text = f"{number(middle)} s" if np.isfinite(middle) else "not"
+        texts.append(f"{name} on {world}: {median_text} ({int(group['reached'].sum())} of {len(group)} reached)")
     return f"Dot plot of the time to a validation loss. Medians: {words.listing(texts) or 'no data'}."

@@ -103,8 +103,8 @@ class Launch:
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
-            with open(self.outputs(attempt) / failure_hints.SRUN, "w") as said:
-                return ranks.run([(argv, base | variables)], stderr=said, word=signal.SIGUSR1, keep=keep)
+            with open(self.outputs(attempt) / failure_hints.SRUN, "w") as srun_output:
+                return ranks.run([(argv, base | variables)], stderr=srun_output, word=signal.SIGUSR1, keep=keep)
         return ranks.run([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:

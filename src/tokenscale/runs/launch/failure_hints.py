@@ -197,17 +197,17 @@ def hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hi
     """
     known = [f"state {state}"] if state else []
     known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []
-    said = "\n".join([*known, *texts])
-    own = _OWN.search(said)
+    output = "\n".join([*known, *texts])
+    own = _OWN.search(output)
     if own:  # it names both values and the file, or a cause that was found here before
         cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
         what = cause[1] if cause else own["what"]
         return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
     for pattern, what, next in _COMPILED:
-        found = pattern.search(said)
+        found = pattern.search(output)
         if found:
-            start, end = said.rfind("\n", 0, found.start()) + 1, said.find("\n", found.end())
-            line = said[start : end if end >= 0 else None].strip()
+            start, end = output.rfind("\n", 0, found.start()) + 1, output.find("\n", found.end())
+            line = output[start : end if end >= 0 else None].strip()
             return Hint(what, next, "" if line in known else line)
     return None
 
@@ -220,20 +220,20 @@ TAIL = 20
 ENDED = re.compile(r"error: (\S+): tasks? (\d+)[^:]*: (.+)")
 
 
-def first_failed(said: str) -> tuple[int, str, str] | None:
+def first_failed(output: str) -> tuple[int, str, str] | None:
     """(rank, node, how) of the first task that srun names; those after it are ended on its account.
 
     >>> first_failed("srun: error: nid2: task 5: Exited with exit code 1\\nsrun: error: nid1: tasks 0-3: Killed")
     (5, 'nid2', 'Exited with exit code 1')
     """
-    found = ENDED.search(said)
+    found = ENDED.search(output)
     return (int(found[2]), found[1], found[3].strip()) if found else None
 
 
-def told(outputs: Path) -> str:
+def describe(outputs: Path) -> str:
     """For a person: who failed first and where its output is, its last lines, the cause, the next step."""
-    said = _text(outputs / SRUN)
-    first = first_failed(said)
+    output = _text(outputs / SRUN)
+    first = first_failed(output)
     lines = []
     rank_text = ""
     if first is not None:
@@ -246,8 +246,8 @@ def told(outputs: Path) -> str:
         lines += [f"    | {line}" for line in tail]
     else:
         lines.append("tokenscale: the ranks did not run to their end.")
-    lines += [f"    srun | {line}" for line in said.splitlines()[-5:]]
-    found = hint(rank_text, said)
+    lines += [f"    srun | {line}" for line in output.splitlines()[-5:]]
+    found = hint(rank_text, output)
     if found is not None:
         lines += [f"  cause   {found.what}", f"  next    {found.next}"]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ WAITS = re.compile(r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", l
 SHOWN = 8
 
 
-def told(attempt: Path, world_size: int) -> str | None:
+def describe(attempt: Path, world_size: int) -> str | None:
     """For a person: who stood still, where, and who waited. None where no rank wrote a stack."""
     stacks = {}
     for rank in range(world_size):

@@ -44,11 +44,11 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def this_job(identity: str) -> Job:
     """The job of that id. Raises UserError where its controller does not answer."""
-    lines = _asked("scontrol", "show", "job", "--oneliner", identity).splitlines()
+    lines = _requested("scontrol", "show", "job", "--oneliner", identity).splitlines()
     # of a job array, one element has the array's number, and all of them are told
     facts = next((found for found in map(_fields, lines) if found.get("JobId") == identity), {})
-    nodes = tuple(_asked("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
-    first = _fields(_asked("scontrol", "show", "node", "--oneliner", nodes[0]))
+    nodes = tuple(_requested("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
+    first = _fields(_requested("scontrol", "show", "node", "--oneliner", nodes[0]))
     return Job(
         id=identity,
         nodes=nodes,
@@ -70,11 +70,11 @@ def may_write(identity: str, timeout_s: float = 20) -> bool | None:
         return None
     if done.returncode != 0:  # forgotten by its controller
         return False if "Invalid job id" in done.stderr else None
-    told = [line.split() for line in done.stdout.splitlines()]
-    return any(words[:1] == [identity] and words[-1] in ALIVE for words in told)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return any(words[:1] == [identity] and words[-1] in ALIVE for words in rows)
 
 
-def _asked(*argv: str) -> str:
+def _requested(*argv: str) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         reason = done.stderr.strip() or f"exit code {done.returncode}"
@@ -82,7 +82,9 @@ def _asked(*argv: str) -> str:
             return done.stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    raise UserError("SLURM does not say what this job has.", asked=" ".join(argv), reason=reason, next="scontrol ping")
+    raise UserError(
+        "SLURM does not say what this job has.", requested=" ".join(argv), reason=reason, next="scontrol ping"
+    )
 
 
 def _fields(line: str) -> dict[str, str]:

@@ -49,16 +49,16 @@ def held(
 
 
 def _take(file: IO[str], path: Path, what: str, wait: bool, poll_s: float) -> None:
-    said = False
+    reported = False
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError) or not wait:
                 raise lock_failed(error, what, path, _owner(file)) from None
-        if not said:
+        if not reported:
             print(f"tokenscale: {what} is being written by {_owner(file)}; waiting for it", flush=True)
-            said = True
+            reported = True
         time.sleep(poll_s)
 
 
@@ -69,7 +69,7 @@ def _outlive(
     found = re.search(r"job (\S+)", owner)
     if found is None or found[1] == job.job_id():
         return
-    other, said, since = found[1], False, time.monotonic()
+    other, reported, since = found[1], False, time.monotonic()
     while (answer := may_write(other)) is not False:
         unknown = answer is None
         if unknown and not job.job_id():
@@ -84,9 +84,9 @@ def _outlive(
             )
         if not unknown:
             since = time.monotonic()
-        if not said:
+        if not reported:
             print(f"tokenscale: {what} may still be written by job {other}; waiting for its end", flush=True)
-            said = True
+            reported = True
         time.sleep(poll_s)
 
 

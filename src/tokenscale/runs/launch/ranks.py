@@ -87,9 +87,9 @@ def run(
     """
     # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
     # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
-    told: list[int] = []
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, lambda number, frame: told.append(number)) for number in heard}
+    received: list[int] = []
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in handled}
     processes: list[subprocess.Popen] = []
     try:
         for argv, variables in commands:
@@ -102,7 +102,7 @@ def run(
                     reason=error.strerror,
                     next="install the program, or correct its path and its permissions",
                 ) from None
-        return _wait(processes, told, word, poll_s, grace_s)
+        return _wait(processes, received, word, poll_s, grace_s)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -123,9 +123,9 @@ def threads_per_rank(world_size: int) -> int:
 
 
 def _wait(
-    processes: list[subprocess.Popen], told: list[int], word: signal.Signals, poll_s: float, grace_s: float
+    processes: list[subprocess.Popen], received: list[int], word: signal.Signals, poll_s: float, grace_s: float
 ) -> int:
-    while not told:
+    while not received:
         codes = [r.poll() for r in processes]
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
@@ -140,12 +140,12 @@ def _wait(
         if all(code == 0 for code in codes):
             return 0
         time.sleep(poll_s)
-    _tell(processes, told, word, poll_s, grace_s)
-    return 128 + told[0]
+    _signal(processes, received, word, poll_s, grace_s)
+    return 128 + received[0]
 
 
-def _tell(
-    processes: list[subprocess.Popen], told: list[int], word: signal.Signals, poll_s: float, grace_s: float
+def _signal(
+    processes: list[subprocess.Popen], received: list[int], word: signal.Signals, poll_s: float, grace_s: float
 ) -> None:
     """Pass the word on, once, and wait: for as long as a time limit leaves, or the grace; a second SIGINT cuts it."""
     for process in processes:
@@ -153,8 +153,8 @@ def _tell(
             process.send_signal(word)
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
-        late = told[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s
-        if late or told.count(signal.SIGINT) > 1:
+        late = received[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s
+        if late or received.count(signal.SIGINT) > 1:
             return
         time.sleep(poll_s)
 

@@ -81,10 +81,10 @@ def start(
         if step is not None:
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
             return AGAIN
-        if stood := standing.told(launched.attempt_directory(attempt), run.layout.world_size):
+        if stood := standing.describe(launched.attempt_directory(attempt), run.layout.world_size):
             print(stood, file=sys.stderr, flush=True)
         if machine.starter == "srun":
-            print(failure_hints.told(launched.outputs(attempt)), file=sys.stderr, flush=True)
+            print(failure_hints.describe(launched.outputs(attempt)), file=sys.stderr, flush=True)
         return exit_code or 1
 
 

@@ -21,7 +21,7 @@ RULE = "train"
 LOGS = "results/logs/slurm/by-hand"
 
 
-class Asked(dict):
+class Resources(dict):
     """Resources of a job, as the plugin reads them: by key, and as attributes."""
 
     __getattr__ = dict.__getitem__
@@ -31,7 +31,7 @@ class SubmittedJob:
     """As much of a Snakemake job as the plugin's functions look at."""
 
     def __init__(self, resources: dict[str, Any], threads: int = 1):
-        self.resources, self.threads = Asked(resources), threads
+        self.resources, self.threads = Resources(resources), threads
 
 
 def resources_of(
@@ -41,7 +41,7 @@ def resources_of(
 
     `minutes` is the job's time limit; without it, the machine's.
     """
-    asked = {
+    requested = {
         "mpi": "srun",
         "nodes": shape.nodes,
         "tasks_per_node": shape.tasks_per_node,
@@ -58,7 +58,7 @@ def resources_of(
             "a job script is written from profiles whose resources are mappings.",
             next="name: value in place of name=value",
         )
-    stated = {**maps[0], **asked, **maps[1].get(RULE, {})}
+    stated = {**maps[0], **requested, **maps[1].get(RULE, {})}
     if not str(stated["runtime"]).isdigit():
         raise UserError("a job script needs a time limit in minutes.", runtime=stated["runtime"], next="runtime: 120")
     return {name: os.path.expandvars(value) if isinstance(value, str) else value for name, value in stated.items()}

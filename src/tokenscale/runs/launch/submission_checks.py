@@ -29,9 +29,9 @@ def without_a_value(resources: Iterable[Mapping[str, object]]) -> UserError | No
     if not found:
         return None
     variables = sorted({variable for _, variable in found})
-    said = "a variable" if len(variables) == 1 else "variables"
+    subject = "a variable" if len(variables) == 1 else "variables"
     return UserError(
-        f"{said} of the profile {'has' if len(variables) == 1 else 'have'} no value: {', '.join(variables)}.",
+        f"{subject} of the profile {'has' if len(variables) == 1 else 'have'} no value: {', '.join(variables)}.",
         used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
         next="\n".join(f"export {variable}=<{_meaning(variable)}>" for variable in variables),
     )

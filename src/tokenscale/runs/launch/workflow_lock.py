@@ -51,8 +51,10 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
             print("tokenscale: taking off the lock of a Snakemake that was killed.", file=sys.stderr)
             shutil.rmtree(locks)
         if back_s is not None and (moved := clock.to_the_past(results)):
-            said = f"tokenscale: the clock was set back by {back_s:.0f} s or more since the last call; {moved} files of"
-            print(f"{said} a time to come have been given times that have been, in their order.", file=sys.stderr)
+            message = (
+                f"tokenscale: the clock was set back by {back_s:.0f} s or more since the last call; {moved} files of"
+            )
+            print(f"{message} a time to come have been given times that have been, in their order.", file=sys.stderr)
         file.truncate(0)
     elif locks.is_dir() and any(locks.iterdir()):
         others = ", ".join(owners if not alone else elsewhere)

@@ -64,8 +64,8 @@ def git_state() -> tuple[dict[str, Any], str]:
         top = git("rev-parse", "--show-toplevel").removesuffix("\n")
         for name in git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ".").split("\0"):
             if name:  # it ends with 1 where files differ, which these do
-                asked = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
-                diff += git(*asked, fails=True)
+                requested = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
+                diff += git(*requested, fails=True)
     except (OSError, subprocess.SubprocessError):
         return {}, ""
     return {

@@ -49,11 +49,11 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def generate(
-    model: nn.Module, prompt: Sequence[int], *, say: Callable[[int], None] | None = None, **options: Any
+    model: nn.Module, prompt: Sequence[int], *, on_token: Callable[[int], None] | None = None, **options: Any
 ) -> list[int]:
-    """The tokens behind one prompt; `options` are those of `generate_rows`, and `say` hears of each token."""
-    heard = None if say is None else lambda tokens: say(tokens[0])
-    return generate_rows(model, [prompt], say=heard, **options)[0]
+    """The tokens behind one prompt; `options` are those of `generate_rows`, and `on_token` receives each token."""
+    on_tokens = None if on_token is None else lambda tokens: on_token(tokens[0])
+    return generate_rows(model, [prompt], on_token=on_tokens, **options)[0]
 
 
 @torch.inference_mode()
@@ -68,11 +68,13 @@ def generate_rows(
     sampling: Sampling,
     device: torch.device,
     cached: bool = True,
-    say: Callable[[list[int]], None] | None = None,
+    on_token: Callable[[list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """The tokens behind each of B prompts [B, T], all as long and of at least one token: at most `max_new_tokens`, and
-    none behind `positions` in all. The last one is `stop_id` where that was generated. `say` hears of a position's B
-    tokens as soon as they are known; a row that has ended goes on with its `stop_id`.
+    """Return the new tokens of each of B prompts [B, T] of one length, at least one token.
+
+    At most `max_new_tokens` are generated, and none beyond `positions` in all. The last one is `stop_id` where that
+    was generated. `on_token` receives the B tokens of a position as soon as they are known; a row that has ended
+    continues with `stop_id`.
 
     Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never chosen. With `cached`,
     a model that offers a cache of keys and values reads each token once. Row n draws with seed + n, on the CPU in fp64,
@@ -95,8 +97,8 @@ def generate_rows(
         for n, row in enumerate(rows):
             row.append(stop_id if ended[n] else _chosen(logits[n], sampling, generators[n]))
             ended[n] = row[-1] == stop_id
-        if say is not None:
-            say([row[-1] for row in rows])
+        if on_token is not None:
+            on_token([row[-1] for row in rows])
         if all(ended):
             break
     return [_until(row[length:], stop_id) for row in rows]

@@ -50,7 +50,7 @@ def loss(
     objective.train()
     correct, plain.correct = plain.correct, None
     if accuracy and pipeline is not None:
-        pipeline.told(correct)
+        pipeline.broadcast_from_last(correct)
     counts = mesh.place.counts
     sums = [total.item() * counts, float(useful * counts), float(correct.item() * counts) if accuracy else 0.0]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)

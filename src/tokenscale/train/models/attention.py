@@ -140,23 +140,23 @@ def attend(
     return y.view(rows, length, *y.shape[1:]).transpose(1, 2)
 
 
-def choose_kernel(asked: str, *, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str:
+def choose_kernel(requested: str, *, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str:
     """The kernel for a run: the one asked for, or for `auto` the fastest that can do it.
 
     `bounds`: attention stays inside documents; `dtype`: of queries, keys and values. Raises UserError where the one
     asked for cannot run here.
     """
-    if asked != "auto":
-        reason = _lacks(asked, device, bounds, dtype, dropout)
+    if requested != "auto":
+        reason = _lacks(requested, device, bounds, dtype, dropout)
         if reason is not None:
             form = str(dtype).removeprefix("torch.")
             raise UserError(
-                f"attention by {asked} cannot run here.",
+                f"attention by {requested} cannot run here.",
                 reason=reason,
                 found=f"{device.type}, {form}, dropout {dropout:g}, torch {torch.__version__}",
                 next="leave `attention` out: it is then the fastest kernel that can",
             )
-        return asked
+        return requested
     # without bounds torch's own choice behind sdpa (FlashAttention, cuDNN) needs no mask and is as fast
     order = ("flash", "varlen", "flex", "sdpa") if bounds else ("sdpa",)
     return next(kernel for kernel in order if _lacks(kernel, device, bounds, dtype, dropout) is None)

@@ -18,12 +18,12 @@ class BucketReady:
 
     def __init__(self, group: dist.ProcessGroup, compression: str) -> None:
         self.group, self.compression = group, compression
-        self.tell: Callable[[], None] | None = None
+        self.on_ready: Callable[[], None] | None = None
 
 
 def _exchange(ready: BucketReady, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    if ready.tell is not None:
-        ready.tell()
+    if ready.on_ready is not None:
+        ready.on_ready()
     if ready.compression == "none":
         return allreduce_hook(ready.group, bucket)
     # torch's own bf16_compress_hook asks for NCCL; dividing first keeps the sum in the range of one gradient

@@ -141,7 +141,7 @@ class Pipeline:
         shape = (rows, length // self.mesh.size("tensor"), width)
         return torch.empty(shape, dtype=weight.dtype, device=self.mesh.world.device)
 
-    def told(self, value: Tensor) -> Tensor:
+    def broadcast_from_last(self, value: Tensor) -> Tensor:
         """The last rank's value, on all of them. A collective."""
         dist.broadcast(value, group=self.group, group_src=self.ranks - 1)
         return value
@@ -161,7 +161,7 @@ class Pipeline:
             else:
                 self.links.send("F", y)
         self.links.finish()
-        return self.told(loss)
+        return self.broadcast_from_last(loss)
 
     def step(
         self,
@@ -227,6 +227,6 @@ class Pipeline:
             if not uses[k]:
                 del micros[k]
         self.links.finish()
-        loss_sum = self.told(loss_sum)
+        loss_sum = self.broadcast_from_last(loss_sum)
         timer.lap("bubble")
         return loss_sum

@@ -97,8 +97,8 @@ class Parts:
         """Before the update: each part gets its gradient, summed over those who have a share of it. A collective."""
         if self.sums:
             weights = dict(self.model.named_parameters())
-            for asked in self.sums:
-                _add_up([local(weights[name].grad) for name in asked.names], asked)
+            for reduction in self.sums:
+                _add_up([local(weights[name].grad) for name in reduction.names], reduction)
         self._take()
 
     def _take(self) -> None:
@@ -117,7 +117,7 @@ def local(tensor: Tensor) -> Tensor:
 BUCKET = 1 << 25
 
 
-def _add_up(gradients: list[Tensor], asked: Sum) -> None:
+def _add_up(gradients: list[Tensor], reduction: Sum) -> None:
     """In place; small gradients go together."""
     bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
@@ -125,9 +125,9 @@ def _add_up(gradients: list[Tensor], asked: Sum) -> None:
         if sum(map(Tensor.numel, bucket)) < BUCKET and number + 1 < len(gradients):
             continue
         flat = torch.cat([values.flatten() for values in bucket]) if len(bucket) > 1 else bucket[0].contiguous()
-        dist.all_reduce(flat, group=asked.group)
-        if asked.mean:
-            flat /= dist.get_world_size(asked.group)
+        dist.all_reduce(flat, group=reduction.group)
+        if reduction.mean:
+            flat /= dist.get_world_size(reduction.group)
         if len(bucket) > 1 or flat is not bucket[0]:
             for values, summed in zip(bucket, flat.split([values.numel() for values in bucket]), strict=True):
                 values.copy_(summed.view_as(values))

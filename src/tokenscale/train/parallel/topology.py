@@ -30,7 +30,7 @@ def spot_of(device: torch.device, environment: Mapping[str, str] = os.environ) -
     return Spot(environment.get("SLURMD_NODENAME") or platform.node(), name)
 
 
-def told(mine: Spot, rank: int, size: int, store: Store) -> list[Spot]:
+def exchange_devices(mine: Spot, rank: int, size: int, store: Store) -> list[Spot]:
     """Every rank's spot, in their order. All ranks must ask."""
     store.set(f"spot/{rank}", "\n".join(asdict(mine).values()))
     found = store.multi_get([f"spot/{other}" for other in range(size)])
@@ -73,7 +73,7 @@ def check(spots: list[Spot], nodes: int | None) -> None:
         )
 
 
-def network_said(environment: Mapping[str, str] = os.environ) -> str | None:
+def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
     """What this process' NCCL says it talks over between nodes; None where its log is not kept or says nothing."""
     pattern = environment.get("NCCL_DEBUG_FILE", "")
     if "%p" not in pattern:

@@ -78,14 +78,14 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     spots = [places.spot_of(mine)]
     if size > 1:
         store, rank, size = _met()
-        spots = places.told(spots[0], rank, size, store)
+        spots = places.exchange_devices(spots[0], rank, size, store)
     places.check(spots, nodes)
     found = None
     if size > 1:
         group = dist.PrefixStore("group", store)
         backend, bound = ("nccl", mine) if cuda else ("gloo", None)
         dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
-        found = places.network_said() if cuda else None
+        found = places.reported_network() if cuda else None
         if network is not None and cuda and (nodes or 1) > 1:
             places.check_network(network, found)
     return World(rank, size, local_rank, mine, tuple(dict.fromkeys(spot.node for spot in spots)), found)
@@ -110,7 +110,7 @@ ECHO_S = 3.0
 
 
 @contextmanager
-def heard_last(world: World) -> Iterator[None]:
+def wait_for_root_cause(world: World) -> Iterator[None]:
     """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said.
 
     A rank that fails has not parted, and its process group's threads still run: at the end of the interpreter they now

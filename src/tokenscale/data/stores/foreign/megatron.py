@@ -104,8 +104,8 @@ class Reader:
                 "is of a multimodal data set", f"{sequences} modes at its end", f"{whole} bytes: text only"
             )
         if size != whole:
-            asked = f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
-            raise self._wrong("has another size than its header says", f"{size:,} bytes", asked)
+            requested = f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
+            raise self._wrong("has another size than its header says", f"{size:,} bytes", requested)
         if bounds < 2:
             raise self._wrong("holds no document", f"{bounds} document bounds", "at least 2")
         self._type = np.dtype(TYPES[code])
