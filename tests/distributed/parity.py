@@ -17,7 +17,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import COPIES
 from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.trainer import Engine
+from tokenscale.train.trainer import Trainer
 
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
 SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)
@@ -81,13 +81,13 @@ def run_of(layout=ONE, **changes) -> RunSettings:
     return RunSettings(**(settings | changes))
 
 
-def engine_of(run, world) -> Engine:
-    return Engine(run, run.model, world, "sdpa")
+def trainer_of(run, world) -> Trainer:
+    return Trainer(run, run.model, world, "sdpa")
 
 
-def held(engine, resume=False):
+def held(trainer, resume=False):
     """Name → (values, offsets, whole) of what this rank writes."""
-    pieces = engine.pieces(resume=resume)
+    pieces = trainer.pieces(resume=resume)
     return {n: (p.tensor.detach().float().numpy().copy(), p.offsets, p.whole) for n, p in pieces.items()}
 
 
@@ -112,24 +112,24 @@ def batch_of(step, world, layout):
 
 
 def gradients(world, run):
-    engine = engine_of(run, world)
-    loss = differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
-    engine.parts.take_gradients()
-    mine = {n: part for n, part in engine.parts.of.items() if part.first}
-    found = {n: (p.tensor.grad.float().numpy(), p.offsets, p.whole) for n, p in mine.items()}
-    return loss.item() * engine.mesh.place.counts, found
+    trainer = trainer_of(run, world)
+    loss = differentiate(trainer.parallel, 0, run.micro_batch, world, run.layout)
+    trainer.shards.reduce_gradients()
+    mine = {n: part for n, part in trainer.shards.by_name.items() if part.first}
+    found = {n: (p.tensor.grad.float().numpy(), p.offsets, p.global_shape) for n, p in mine.items()}
+    return loss.item() * trainer.mesh.place.counts, found
 
 
 def steps(world, run, count=5):
     """(losses a useful token, norms before clipping, what this rank holds) after some steps of the engine."""
-    engine, losses, norms = engine_of(run, world), [], []
+    trainer, losses, norms = trainer_of(run, world), [], []
     for step in range(count):
         batch, useful = batch_of(step, world, run.layout)
-        done = engine.step(batch, useful, 1e-3, HostTimer())
-        losses.append(world.sum(done.loss_sum.item() * engine.mesh.place.counts)[0] / useful.item())
+        done = trainer.step(batch, useful, 1e-3, HostTimer())
+        losses.append(world.sum(done.loss_sum.item() * trainer.mesh.place.counts)[0] / useful.item())
         norms.append(done.norm.item())
         assert done.norm_clipped.item() < 0.51 < done.norm.item(), "the clipping bites"
-    return losses, norms, held(engine)
+    return losses, norms, held(trainer)
 
 
 def on_ranks(function, cases, *arguments):

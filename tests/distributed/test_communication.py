@@ -21,7 +21,7 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.trainer import Engine
+from tokenscale.train.trainer import Trainer
 
 pytestmark = pytest.mark.distributed
 LAYERS, LENGTH, MICRO_STEPS, VOCABULARY, WIDTH = 4, 32, 4, 96, 32
@@ -37,12 +37,12 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
             model=MODEL, sequence_length=LENGTH, global_batch=rows * layout.readers, micro_batch=1, layout=layout
         )
         assert run.problems() == []
-        engine = Engine(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
+        trainer = Trainer(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, LENGTH))
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
         for _ in range(2):  # the first step finds out about the module
             with Exchanges() as found:
-                engine.step(batch, torch.tensor(float(tokens.size * layout.readers)), 1e-3, HostTimer())
+                trainer.step(batch, torch.tensor(float(tokens.size * layout.readers)), 1e-3, HostTimer())
         return found.counts
     finally:
         dist.destroy_process_group()

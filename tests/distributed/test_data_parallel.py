@@ -13,11 +13,10 @@ from tokenscale.settings.run import OptimizerSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.optimizer import adamw, total_norm, update
-from tokenscale.train.parallel import ddp as data
-from tokenscale.train.parallel import single
 from tokenscale.train.parallel.mesh import Mesh
+from tokenscale.train.parallel.parallelize import parallelize
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.step import backward
+from tokenscale.train.trainer import forward_backward
 
 pytestmark = pytest.mark.distributed
 SHAPE, LENGTH, GLOBAL_BATCH = PRESETS["llama-micro"].with_vocabulary(96), 24, 7
@@ -45,15 +44,10 @@ def model_of(world):
     model = Decoder(SHAPE, LENGTH)
     # only rank 0 has the right weights: wrapping must bring them to the others
     initialise(model, 0 if world.rank == 0 else 100 + world.rank)
-    objective = Objective(model, loss_chunk=0)
-    return (single if world.size == 1 else data).apply(objective, Mesh(LayoutSettings(data=world.size), world))
+    return parallelize(Objective(model, loss_chunk=0), Mesh(LayoutSettings(data=world.size), world))
 
 
-def plain(objective):
-    return getattr(objective, "module", objective).model
-
-
-def differentiate(objective, step, micro_batch, world, layout=None):
+def differentiate(parallel, step, micro_batch, world, layout=None):
     """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
     layout = layout or LayoutSettings(data=world.size)
     place, readers = layout.place(world.rank), layout.readers
@@ -61,11 +55,11 @@ def differentiate(objective, step, micro_batch, world, layout=None):
     useful = torch.tensor(float(batch.useful_tokens * place.counts))
     if world.size > 1:
         torch.distributed.all_reduce(useful)
-    return backward(
-        objective,
+    return forward_backward(
+        parallel,
         batch,
         weight=readers / useful,
-        micro_batch=micro_batch,
+        micro_batch_size=micro_batch,
         micro_steps=micro_steps(GLOBAL_BATCH, readers, micro_batch),
         device=world.device,
         timer=HostTimer(),
@@ -75,28 +69,28 @@ def differentiate(objective, step, micro_batch, world, layout=None):
 def gradients(world, micro_batch):
     model = model_of(world)
     loss = differentiate(model, 0, micro_batch, world)
-    return loss.item(), {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
+    return loss.item(), {n: p.grad.numpy() for n, p in model.objective.model.named_parameters()}
 
 
 def weights(world, micro_batch, steps):
     model = model_of(world)
-    optimizer = adamw(model.parameters(), OptimizerSettings(learning_rate=1e-3))
+    optimizer = adamw(model.objective.parameters(), OptimizerSettings(learning_rate=1e-3))
     norms = []
     for step in range(steps):
         differentiate(model, step, micro_batch, world)
-        norm = total_norm([p.grad for p in model.parameters()])
+        norm = total_norm([p.grad for p in model.objective.parameters()])
         norms.append(update(optimizer, norm, 0.5, torch.ones(()))[0].item())
         optimizer.zero_grad()
-    return norms, {n: p.detach().numpy() for n, p in plain(model).named_parameters()}
+    return norms, {n: p.detach().numpy() for n, p in model.objective.model.named_parameters()}
 
 
 def gradients_of_rank_means(world):
     """The source studies' normalisation: each rank divides by its own count."""
     model = model_of(world)
     batch = my_batch(0, world.rank, world.size)
-    loss = model(torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt))
+    loss = model.module(torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt))
     (loss / batch.useful_tokens).backward()
-    return {n: p.grad.numpy() for n, p in plain(model).named_parameters()}
+    return {n: p.grad.numpy() for n, p in model.objective.model.named_parameters()}
 
 
 def close(a, b):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_run
-from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, engine_of, held, on_ranks, run_of, whole
+from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, held, on_ranks, run_of, trainer_of, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.files import read_json
 from tokenscale.data.order.digest import MODULUS
@@ -38,14 +38,14 @@ def write_seeds(world, runs, folder):
 
 def write_seed(world, run, folder):
     """A resume state after two steps, written by these ranks; and what it holds."""
-    engine = engine_of(run, world)
+    trainer = trainer_of(run, world)
     for step in range(2):
-        engine.step(*batch_of(step, world, run.layout), 1e-3, HostTimer())
-    write_rank(folder, world.rank, State(engine.pieces(resume=True)))
+        trainer.step(*batch_of(step, world, run.layout), 1e-3, HostTimer())
+    write_rank(folder, world.rank, State(trainer.pieces(resume=True)))
     if world.rank == 0:
         commit(folder, world.size, {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2})
     world.barrier()
-    return held(engine, resume=True)
+    return held(trainer, resume=True)
 
 
 def read_seeds(world, runs, folders):
@@ -54,10 +54,10 @@ def read_seeds(world, runs, folders):
 
 def read_seed(world, run, folder):
     """What this rank holds after loading; and with ZeRO-1, all weights."""
-    engine = engine_of(replace(run, seed=5), world)
-    engine.load(Checkpoint(folder))
-    weights = engine.model.named_parameters() if run.layout.sharding == "zero1" else ()
-    return held(engine, resume=True), {name: weight.detach().numpy() for name, weight in weights}
+    trainer = trainer_of(replace(run, seed=5), world)
+    trainer.load(Checkpoint(folder))
+    weights = trainer.model.named_parameters() if run.layout.sharding == "zero1" else ()
+    return held(trainer, resume=True), {name: weight.detach().numpy() for name, weight in weights}
 
 
 def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_path):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.distributed.parity import LAYOUTS, SHAPE, engine_of, on_ranks, run_of
+from tests.distributed.parity import LAYOUTS, SHAPE, on_ranks, run_of, trainer_of
 from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.shares import share
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.memory_probe import Probe
+from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = pytest.mark.distributed
@@ -76,12 +77,12 @@ def measured_in(world, run):
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
     ids = np.broadcast_to(np.arange(run.sequence_length, dtype=np.int32) // 10, tokens.shape)
     batch = replace(Batch.of(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)
-    engine = engine_of(run, world)
+    trainer = trainer_of(run, world)
     if layout.shard > 1:  # as validation does, which leaves weights gathered
         with torch.no_grad():
-            getattr(engine.objective, "pipeline", engine.objective)(*map(torch.from_numpy, (tokens, tokens)))
-    probe = Probe(engine.model, world.device, compiled=False)
-    engine.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
+            trainer.parallel.loss(MicroBatch(*map(torch.from_numpy, (tokens, tokens))))
+    probe = Probe(trainer.model, world.device, compiled=False)
+    trainer.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
 
 

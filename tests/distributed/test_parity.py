@@ -16,11 +16,11 @@ from tests.distributed.parity import (
     TWO_RANKS,
     batch_of,
     compare,
-    engine_of,
     gradients,
     on_ranks,
     run_of,
     steps,
+    trainer_of,
     whole,
 )
 from tests.distributed.ranks import run_ranks
@@ -28,7 +28,7 @@ from tests.distributed.test_data_parallel import LENGTH, differentiate
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings
 from tokenscale.train.memory_probe import Probe
-from tokenscale.train.parallel.pipeline import Links
+from tokenscale.train.parallel.pipeline import StageP2P
 from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = pytest.mark.distributed
@@ -159,12 +159,12 @@ def test_the_gradient_is_that_of_one_process(micro_batch):
 
 def mislaid(world, run):
     """Ranks that take each other's rows of the gradient: the mistake of a shuffled shard."""
-    engine = engine_of(run, world)
-    differentiate(engine.objective, 0, 8, world, run.layout)
-    for weight in engine.model.parameters():
+    trainer = trainer_of(run, world)
+    differentiate(trainer.parallel, 0, 8, world, run.layout)
+    for weight in trainer.model.parameters():
         weight.grad = torch.flip(weight.grad, [0])
-    engine.parts.take_gradients()
-    return {n: (p.tensor.grad.float().numpy(), p.offsets, p.whole) for n, p in engine.parts.of.items()}
+    trainer.shards.reduce_gradients()
+    return {n: (p.tensor.grad.float().numpy(), p.offsets, p.global_shape) for n, p in trainer.shards.by_name.items()}
 
 
 def test_this_suite_sees_a_shard_that_is_shuffled():
@@ -177,8 +177,8 @@ def test_this_suite_sees_a_shard_that_is_shuffled():
 
 def dropped(world, run):
     """A second stage whose gradient gets lost: the one before it learns from zeros."""
-    send = Links.send
-    Links.send = lambda links, kind, tensor: send(links, kind, tensor if kind == "F" else torch.zeros_like(tensor))
+    send = StageP2P.send
+    StageP2P.send = lambda links, kind, tensor: send(links, kind, tensor if kind == "F" else torch.zeros_like(tensor))
     return gradients(world, run)[1]
 
 
@@ -208,12 +208,12 @@ def exchanges_of_each(world, runs):
     """Operation → times, in the backward passes of one step, for each run."""
     found = []
     for run in runs:
-        engine = engine_of(run, world)
+        trainer = trainer_of(run, world)
         # the first pass finds out about the module
-        differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
-        engine.model.zero_grad(set_to_none=True)
+        differentiate(trainer.parallel, 0, run.micro_batch, world, run.layout)
+        trainer.model.zero_grad(set_to_none=True)
         with Exchanges() as counted:
-            differentiate(engine.objective, 0, run.micro_batch, world, run.layout)
+            differentiate(trainer.parallel, 0, run.micro_batch, world, run.layout)
         found.append(counted.counts)
     return found
 
@@ -233,9 +233,9 @@ def bytes_held(world, runs):
 
 
 def bytes_of(world, run):
-    engine, (batch, useful) = engine_of(run, world), batch_of(0, world, run.layout)
-    probe = Probe(engine.model, world.device, compiled=False)
-    engine.step(batch, useful, 1e-3, HostTimer(), probe)
+    trainer, (batch, useful) = trainer_of(run, world), batch_of(0, world, run.layout)
+    probe = Probe(trainer.model, world.device, compiled=False)
+    trainer.step(batch, useful, 1e-3, HostTimer(), probe)
     return {key: probe.bytes[f"{key}_bytes"] for key in ("parameters", "gradients", "optimizer")}
 
 

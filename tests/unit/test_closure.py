@@ -55,7 +55,7 @@ def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
         "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "ddp", "collectives"}),
         "fsdp": ({"shard": 2}, {"fsdp"}),
         "hsdp": ({"data": 2, "shard": 2}, {"fsdp"}),
-        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "ddp", "collectives"}),
+        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "deferred_weight_grads", "ddp", "collectives"}),
         "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "deferred_weight_grads", "single"}),
     }
     for method, (degrees, files) in layouts.items():

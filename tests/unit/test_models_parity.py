@@ -12,8 +12,9 @@ from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.optimizer import adamw, learning_rate, total_norm, update
+from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.step import backward
+from tokenscale.train.trainer import forward_backward
 
 STEPS, ROWS = 10, 6
 #: Losses fall from 6 to below 1; at most 8e-7 apart as seen. The least of the mistakes that were tried, norms and
@@ -35,17 +36,18 @@ def losses_of_ours(shape):
     model = build(shape, LENGTH, objective="causal", kernel="sdpa")
     initialise(model, 0)
     settings = OptimizerSettings(learning_rate=PEAK, weight_decay=DECAY, clip_norm=CLIP)
-    objective, optimizer, found = Objective(model), adamw(model.parameters(), settings), []
+    parallel = ParallelModel(objective := Objective(model), objective)
+    optimizer, found = adamw(model.parameters(), settings), []
     schedule = ScheduleSettings(shape="linear", warmup_steps=WARMUP, floor=0.1)
     for step, (tokens, labels) in enumerate(batches()):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, STEPS, PEAK, schedule)
         useful = int((labels >= 0).sum())
-        loss = backward(
-            objective,
+        loss = forward_backward(
+            parallel,
             Batch(tokens, labels, useful, tokens.size, 0),
             weight=torch.tensor(1 / useful),
-            micro_batch=4,  # 4 rows and 2, of very unequal numbers of labels
+            micro_batch_size=4,  # 4 rows and 2, of very unequal numbers of labels
             micro_steps=2,
             device=torch.device("cpu"),
             timer=HostTimer(),

@@ -7,10 +7,10 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.train.parallel import topology as places
-from tokenscale.train.parallel.topology import Spot
+from tokenscale.train.parallel.topology import NodeDevice
 from tokenscale.train.parallel.world import join
 
-TWO_NODES = [Spot(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
+TWO_NODES = [NodeDevice(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
 
 
 def test_one_rank_a_device_on_the_nodes_asked_for_is_right():
@@ -34,12 +34,12 @@ def test_ranks_that_are_no_neighbours_are_refused():
     with pytest.raises(UserError, match="0 on a, 1 on b, 2 on a, 3 on b"):
         places.check([TWO_NODES[i] for i in (0, 2, 1, 3)], 2)
     with pytest.raises(UserError, match="one after the other"):  # three on the one, one on the other
-        places.check([Spot("a", "1"), Spot("a", "2"), Spot("a", "3"), Spot("b", "1")], 2)
+        places.check([NodeDevice("a", "1"), NodeDevice("a", "2"), NodeDevice("a", "3"), NodeDevice("b", "1")], 2)
 
 
 def test_a_rank_on_a_cpu_goes_by_its_process_and_its_node_by_what_slurm_says():
-    found = places.spot_of(torch.device("cpu"), {"SLURMD_NODENAME": "nid000003"})
-    assert found == Spot("nid000003", f"process {os.getpid()}")
+    found = places.node_device(torch.device("cpu"), {"SLURMD_NODENAME": "nid000003"})
+    assert found == NodeDevice("nid000003", f"process {os.getpid()}")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_nccl_says_of_its_network(tmp_path, line, network):
 def test_another_network_than_the_machines_is_refused():
     places.check_network("AWS Libfabric", "AWS Libfabric")
     for found in ("Socket", None):
-        with pytest.raises(UserError, match="does not talk over the network"):
+        with pytest.raises(UserError, match="does not use the expected network"):
             places.check_network("AWS Libfabric", found)
 
 

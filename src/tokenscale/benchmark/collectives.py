@@ -28,7 +28,7 @@ from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import versions
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
-from tokenscale.train.parallel.world import World, join, part
+from tokenscale.train.parallel.world import World, join
 
 #: bytes of the whole buffer: from where latency is all to where it is nothing
 SIZES = tuple(4096 * 4**n for n in range(8))
@@ -135,7 +135,7 @@ def _rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | Non
     result = _result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
         write_json(output, result)
-    part(world)
+    world.close()
     return result
 
 

@@ -34,7 +34,7 @@ from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, timer_of
 from tokenscale.train.record import pci_bus_id
-from tokenscale.train.trainer import Engine
+from tokenscale.train.trainer import Trainer
 
 #: seconds that a case may take, its start included
 LIMIT_S = 90
@@ -214,13 +214,13 @@ def _ours(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     )
     kernel = choose_kernel(case.attention, device=device, bounds=False, dtype=torch.bfloat16, dropout=shape.dropout)
     with device:
-        engine = Engine(run, shape, World(0, 1, 0, device), kernel, initial=_quick)
+        trainer = Trainer(run, shape, World(0, 1, 0, device), kernel, initial=_quick)
     batches = _batches(case, shape)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
 
     def step(k: int) -> torch.Tensor:
-        stepped = engine.step(batches[k % len(batches)], useful, 1e-4, timer)
+        stepped = trainer.step(batches[k % len(batches)], useful, 1e-4, timer)
         timer.end()
         return stepped.loss_sum / useful
 

@@ -178,7 +178,7 @@ class _Ours:
         self.training.batches.seek({"step": 0})
         with torch.no_grad():
             tokens, labels = torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt)
-            return (self.training.engine.objective(tokens, labels) / batch.useful_tokens).item()
+            return (self.training.trainer.parallel.objective(tokens, labels) / batch.useful_tokens).item()
 
     def __call__(self, steps: int) -> list[float]:
         self.training.timer.restart()
@@ -206,8 +206,8 @@ def _twin(ours: _Ours) -> torch.nn.Module:
         import transformers
     except ImportError as error:
         raise UserError("this benchmark needs transformers.", reason=error, next="make setup") from None
-    shape = ours.training.engine.model.settings
-    weights = {name: weight.detach().clone() for name, weight in ours.training.engine.model.named_parameters()}
+    shape = ours.training.trainer.model.settings
+    weights = {name: weight.detach().clone() for name, weight in ours.training.trainer.model.named_parameters()}
     config, weights = to_hf(shape, weights, ours.training.settings.sequence_length)
     config_class = transformers.CONFIG_MAPPING[config["model_type"]]
     model = transformers.AutoModelForCausalLM.from_config(config_class(**config), attn_implementation="sdpa")

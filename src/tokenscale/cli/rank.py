@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Join the other ranks, train, part."""
+    """Join the process group, train, and tear the process group down."""
     if arguments.srun:
         os.environ.update({ours: os.environ[theirs] for theirs, ours in SRUN.items()})
     place = int(os.environ.get("LOCAL_RANK", 0))
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import Inputs, train
-    from tokenscale.train.parallel.world import PortTaken, join, part, wait_for_root_cause
+    from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
     from tokenscale.train.signals import Interrupted
 
     def folder(manifest: Path | None) -> Path | None:
@@ -70,5 +70,5 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F82
             train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
         except Interrupted:
             pass  # not a failure, for which the others would be killed; the launcher reads it from the log
-    part(world)
+    world.close()
     return 0

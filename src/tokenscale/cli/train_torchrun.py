@@ -23,7 +23,7 @@ from tokenscale.runs.launch.attempts import AGAIN, finish
 from tokenscale.runs.launch.start import opened
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.loop import Inputs, train
-from tokenscale.train.parallel.world import World, join, part
+from tokenscale.train.parallel.world import World, join
 from tokenscale.train.signals import Interrupted
 
 #: preparing may download and tokenize for hours; the default of a process group is minutes
@@ -60,7 +60,7 @@ def train_together(arguments: argparse.Namespace) -> int:
                     plan["exit"] = 1
             except Interrupted:
                 plan["exit"] = AGAIN
-        part(world)
+        world.close()
     if world.rank == 0 and plan["exit"] == 0:
         print_summary(finishing[0])
     return plan["exit"]

@@ -234,7 +234,7 @@ class _Forward:
         return self.stream * self.own * self.model.dimension
 
     def kept(self) -> int:
-        """The products of a block, and attention's result (`training.recomputation.KEPT`)."""
+        """The products of a block, and attention's result (`train.activation_checkpointing.STORED`)."""
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
         attention = self.product * self.all * self.wide + 4 * self._rows_of_scores()

@@ -1,14 +1,16 @@
-"""Activation checkpointing: what backward computes again, so that forward need not keep it (Chen et al. 2016)."""
+"""Activation checkpointing: recompute activations in backward instead of storing them (Chen et al. 2016)."""
 
-from functools import partial
+import functools
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-#: what `selective` keeps, because computing it again costs most: products and attention by torch's own kernels (flex,
-#: varlen and flash-attn's operators are computed again)
-KEPT = {
+#: operations whose outputs `selective` stores, because recomputing them costs most: matrix products, and attention by
+#: torch's own kernels (flex, varlen and flash-attn's operators are recomputed)
+STORED = {
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -20,14 +22,31 @@ KEPT = {
 }
 
 
-def apply(blocks: nn.ModuleList, mode: str) -> None:
-    """Wrap the forward of each block, in place: names of parameters stay as they are."""
+def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
+    """Make each block recompute its activations in backward. `mode`: "none", "block" or "selective".
+
+    A block becomes an instance of a subclass whose `forward` is checkpointed, as FSDP2 does it: the names of its
+    parameters stay, and torch.compile traces the checkpoint, which it does not do through a patched `forward`.
+    """
     if mode == "none":
         return
-    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if mode == "selective" else {}
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+        block.__class__ = _checkpointed(type(block), mode == "selective")
+
+
+@functools.cache
+def _checkpointed(block_class: type[nn.Module], selective: bool) -> type[nn.Module]:
+    contexts = {"context_fn": _selective_contexts} if selective else {}
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(block_class.forward, self, *args, use_reentrant=False, **contexts, **kwargs)
+
+    return type(f"Checkpointed{block_class.__name__}", (block_class,), {"forward": forward})
+
+
+def _selective_contexts() -> tuple[Any, Any]:
+    return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in STORED else CheckpointPolicy.PREFER_RECOMPUTE

@@ -27,8 +27,8 @@ from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.checkpoints import Checkpoints, place, reported
-from tokenscale.train.evaluation import validation
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.train.evaluation.validation import validate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
@@ -36,8 +36,8 @@ from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.signals import Interrupted, Signals
 from tokenscale.train.step_log import Progress, StepLog
-from tokenscale.train.trainer import Engine
-from tokenscale.train.watchdog import Watch
+from tokenscale.train.trainer import Trainer
+from tokenscale.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Training:
         self.signals = signals or Signals()
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
-        self.watch = Watch(self.writer.directory / "stacks.txt", hang_s)
+        self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size, boot=boot())
         self.place = run.layout.place(world.rank)
         self.batches = batches or _batches(run, inputs, self.place.reader)
@@ -100,7 +100,7 @@ class Training:
             dtype=torch.float32 if run.precision == "fp32" else torch.bfloat16,
             dropout=run.model.dropout,
         )
-        self.engine = Engine(run, shape, world, kernel)
+        self.trainer = Trainer(run, shape, world, kernel)
         self.rows_per_epoch = float("inf")
         if run.budget.kind == "epochs" or run.validation.each_epoch or run.checkpoints.each_epoch:
             self.rows_per_epoch = self.batches.rows_per_epoch()
@@ -127,7 +127,7 @@ class Training:
         self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
-            facts = {"kernel": kernel, "budget_steps": self.steps, **self.engine.facts(), **record.costs(run, shape)}
+            facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
@@ -138,7 +138,7 @@ class Training:
         self.progress = Progress(self.steps, enabled=world.rank == 0)
         device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
-        self.progress.log(f"{run.identity}  {self.engine.parameters:,} parameters  {ranks}, attention by {kernel}")
+        self.progress.log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
@@ -176,7 +176,7 @@ class Training:
         if not ended:
             self._interrupt(joules)
         self._end(joules)
-        return self.engine.model
+        return self.trainer.model
 
     def step(self) -> bool:
         """One optimizer step and what is due after it. Returns whether it was the last."""
@@ -191,11 +191,11 @@ class Training:
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
         self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
-        probe = memory.Probe(self.engine.model, self.world.device, compiled=run.compile) if first else None
+        probe = memory.Probe(self.trainer.model, self.world.device, compiled=run.compile) if first else None
         own = self._carried + time.monotonic() - began - waited
-        stepped = self.engine.step(batch, useful, rate, self.timer, probe)
+        stepped = self.trainer.step(batch, useful, rate, self.timer, probe)
         handed, self.log.waited_s = time.monotonic(), 0.0
-        self.log.add(step, batch, rate, self.engine.micro_steps, stepped, wait_s=waited, own_s=own)
+        self.log.add(step, batch, rate, self.trainer.micro_steps, stepped, wait_s=waited, own_s=own)
         self.timer.end()
         self.done = step + 1
         last = self.budget.after(step, time.monotonic() - began)
@@ -247,12 +247,12 @@ class Training:
     def _validate(self) -> float:
         self.watch.beat()
         began = time.monotonic()
-        found = validation.loss(
-            self.engine.objective,
+        found = validate(
+            self.trainer.parallel,
             self.held_out,
             self.settings.micro_batch,
-            self.engine.mesh,
-            self.engine.autocast,
+            self.trainer.mesh,
+            self.trainer.autocast,
             accuracy=self.settings.validation.accuracy,
         )
         if self.world.rank == 0:
@@ -270,7 +270,7 @@ class Training:
     def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
         """This rank's share of the held-out pairs; who reads the logs scores them."""
         positions, device = self.settings.sequence_length, self.world.device
-        for found in translate(self.engine.model, pairs, tokenizer, positions, device):
+        for found in translate(self.trainer.model, pairs, tokenizer, positions, device):
             self.watch.beat()
             self.writer.event(
                 "translation",
@@ -299,16 +299,16 @@ class Training:
         resume = kind == "resume"
         self.watch.beat()
         self.writer.flush()  # steps that a checkpoint has are not to be lost with what comes after it
-        state = State(self.engine.pieces(resume=resume))
+        state = State(self.trainer.pieces(resume=resume))
         if resume:
             self._state_after = self.done
-            state.rank_record = {"data": self.batches.state(), "random": self.engine.random_state()}
+            state.rank_record = {"data": self.batches.state(), "random": self.trainer.random_state()}
         facts = {
             "step": self.done,
             "begins_at": self.begins_at,
             "begins_at_useful_tokens": self.begins_at_useful_tokens,
             "budget": self.budget.state(),
-            "loss_scale": self.engine.loss_scale.state(),
+            "loss_scale": self.trainer.loss_scale.state(),
         }
         self.checkpoints.save(name, kind, state, facts)
 
@@ -324,7 +324,7 @@ class Training:
             self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
         if found is None:
             return
-        self.engine.load(found)
+        self.trainer.load(found)
         self._restore(found)
         if self.begins_at == self.done and self.budget.ended(self.done):
             raise UserError(
@@ -339,12 +339,12 @@ class Training:
     def _restore(self, found: Checkpoint) -> None:
         self.batches.seek(place(found))
         self.budget.load(found.record["budget"])
-        self.engine.loss_scale.load(found.record["loss_scale"])
+        self.trainer.loss_scale.load(found.record["loss_scale"])
         if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
             self.checkpoints.best = found.record["best_validation_loss"]
         self.done = found.record["step"]
         if len(found.ranks) == self.world.size:
-            self.engine.load_random_state(found.ranks[self.world.rank]["random"])
+            self.trainer.load_random_state(found.ranks[self.world.rank]["random"])
 
     def _interrupt(self, joules: float | None) -> None:
         """A state to go on from, the logs, no seal. Raises Interrupted once all ranks have theirs on disk."""

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenscale.train.activation_checkpointing import KEPT
+from tokenscale.train.activation_checkpointing import STORED
 from tokenscale.train.parallel.sharding import local
 
 
@@ -104,7 +104,7 @@ class _Products(TorchDispatchMode):
         self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
     ) -> object:
         found = function(*args, **(kwargs or {}))
-        if function in KEPT:
+        if function in STORED:
             for tensor in tree_leaves(found):
                 if isinstance(tensor, Tensor):
                     storage = tensor.untyped_storage()

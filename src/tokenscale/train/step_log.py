@@ -12,7 +12,7 @@ from tokenscale.runs.records.events import Writer
 from tokenscale.train import memory_probe as memory
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, Timer
-from tokenscale.train.trainer import Stepped
+from tokenscale.train.trainer import StepResult
 
 #: steps in a row whose fp16 gradients may overflow while the loss scale comes down
 OVERFLOWS = 20
@@ -24,14 +24,22 @@ class StepLog:
     def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool, counts: bool = True):
         self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
         self._share = int(counts)
-        self._pending: list[tuple[dict[str, Any], Stepped]] = []
+        self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self._overflows = 0
         self.stopped_at: dict[str, Any] | None = None
         self.last: dict[str, Any] = {}
         self.waited_s = 0.0  # for the device, in the last reading
 
     def add(
-        self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: Stepped, *, wait_s: float, own_s: float
+        self,
+        step: int,
+        batch: Batch,
+        rate: float,
+        micro_steps: int,
+        stepped: StepResult,
+        *,
+        wait_s: float,
+        own_s: float,
     ) -> None:
         """A step whose work has been handed to the device.
 

@@ -1,7 +1,7 @@
-"""A model that trains: built from its settings, spread by its layout, stepped, and taken apart for a checkpoint."""
+"""One rank's trainer: build a model, run optimizer steps, and read and write its part of a checkpoint."""
 
-import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +12,25 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import PARALLEL
 from tokenscale.settings.run import RunSettings
-from tokenscale.train import activation_checkpointing as recomputation
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.micro_batch import MicroBatch, micro_batch
 from tokenscale.train.models.objective import objective_of
 from tokenscale.train.optimizer import adamw, total_norm, update
 from tokenscale.train.parallel.mesh import Mesh
-from tokenscale.train.parallel.sharding import Part, held_of, parts_of
+from tokenscale.train.parallel.parallelize import ParallelModel, parallelize
+from tokenscale.train.parallel.sharding import LocalShard
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import Timer
 from tokenscale.train.precision import LossScale, autocast_of, cast_weights, float8
-from tokenscale.train.step import backward
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """Scalars on the device: what a step came to. `bad` is 1 where the gradient was not finite: nothing changed."""
+class StepResult:
+    """Results of an optimizer step, as scalars on the device. `bad` is 1 where the gradient was not finite: then no
+    weight and no moment has changed."""
 
     loss_sum: Tensor
     norm: Tensor
@@ -39,11 +39,11 @@ class Stepped:
     loss_scale: Tensor
 
 
-class Engine:
+class Trainer:
     """One rank's part of the model, its optimizer and its number formats.
 
-    `model` is the plain model, whose parameters have the names of checkpoints; `objective` is what the layout made of
-    it, and gives a loss. All ranks build it together, and with the same weights.
+    `model` is the plain model, whose parameters have the names of checkpoints; `parallel` is what the layout made of
+    it. All ranks build it together, and with the same weights.
     """
 
     def __init__(
@@ -57,81 +57,81 @@ class Engine:
         self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
         self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
         initial(self.model, run.effective_seed)
-        # only dropout draws from here: each rank its own, whatever it holds
-        torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
         cast_weights(self.model, run.precision)
         if run.float8:
             float8(self.model, world.device)
-        recomputation.apply(self.model.blocks, run.activation_checkpointing)
-        if run.compile:
-            for block in self.model.blocks:
-                block.compile()
         self._shapes = {name: tuple(weight.shape) for name, weight in self.model.named_parameters()}
-        self.objective: nn.Module = objective_of(
-            run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile
-        )
         self.parameters = sum(weight.numel() for weight in self.model.parameters())  # of the whole model
-        held = held_of(self.objective)
-        for method in run.layout.methods:
-            self.objective = importlib.import_module(PARALLEL[method]).apply(self.objective, self.mesh)
-        self.parts = parts_of(self.objective, self.model, self.mesh, held)
-        self.optimizer = adamw(self.parts.tensors, run.optimizer)
+        objective = objective_of(run.objective, self.model, loss_chunk=run.loss_chunk, compiled=run.compile)
+        self.parallel = parallelize(
+            objective, self.mesh, activation_checkpointing=run.activation_checkpointing, compiled=run.compile
+        )
+        self.shards = self.parallel.shards
+        self.optimizer = adamw(self.shards.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device)
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, run.layout.readers, run.micro_batch)
+        # only dropout draws from here: each rank its own numbers, whatever part of the model it has
+        torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
 
-    def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> Stepped:
+    def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> StepResult:
         """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         scale = self.loss_scale.scale
-        loss_sum = backward(
-            self.objective,
+
+        # forward and backward; DDP averages gradients over the readers, so the weight is that of a mean over them
+        loss_sum = forward_backward(
+            self.parallel,
             batch,
             weight=self.run.layout.readers * scale / useful.clamp(min=1),
-            micro_batch=self.run.micro_batch,
+            micro_batch_size=self.run.micro_batch,
             micro_steps=self.micro_steps,
             device=self.world.device,
             autocast=self.autocast,
             timer=timer,
             probe=probe,
         )
-        self.parts.take_gradients()
-        if self.parts.sums:
+
+        # gradients: reduce what backward has not reduced, and take the global norm
+        self.shards.reduce_gradients()
+        if self.shards.reductions:
             timer.lap("exposed_communication")
-        gradients = [tensor.grad for tensor in self.parts.counted if tensor.grad is not None]
-        norm = total_norm(gradients, self.parts.group, self.world.device) / scale
+        gradients = [tensor.grad for tensor in self.shards.counted if tensor.grad is not None]
+        norm = total_norm(gradients, self.shards.group, self.world.device) / scale
+
+        # clip and update; ranks that update a part of the parameters gather the rest
         norm, clipped, bad = update(self.optimizer, norm, self.run.optimizer.clip_norm, scale)
-        self.parts.spread()
+        self.shards.all_gather_parameters()
         self.loss_scale.update(bad)
         if probe is not None:
             probe.after(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)  # where parts are other tensors than the parameters
+        self.model.zero_grad(set_to_none=True)  # where shards are other tensors than the parameters
         timer.lap("optimizer")
-        return Stepped(loss_sum, norm, clipped, bad, scale)
+        return StepResult(loss_sum, norm, clipped, bad, scale)
 
     def pieces(self, *, resume: bool) -> dict[str, Piece]:
-        """The tensors of a checkpoint that this rank writes: parameters, and the optimizer's state for `resume`.
+        """Return the tensors that this rank writes: parameters, and for `resume` the optimizer's state.
 
-        Where ranks hold the same parts, each writes its share of them.
+        Ranks that hold the same shards divide the writing among them.
         """
         found: dict[str, Piece] = {}
-        for number, (name, part) in enumerate(self.parts.of.items()):
-            mine = part.first and number % self.parts.replicas == self.parts.replica
-            if not mine or not part.tensor.numel():
+        for number, (name, shard) in enumerate(self.shards.by_name.items()):
+            mine = shard.first and number % self.shards.replicas == self.shards.replica
+            if not mine or not shard.tensor.numel():
                 continue
-            found["model." + name] = Piece(part.tensor.detach(), part.offsets, part.whole)
-            for moment, value in self.optimizer.state.get(part.tensor, {}).items() if resume else ():
+            found["model." + name] = Piece(shard.tensor.detach(), shard.offsets, shard.global_shape)
+            for moment, value in self.optimizer.state.get(shard.tensor, {}).items() if resume else ():
                 key = f"optimizer.{moment}.{name}"
                 if value.dim():
-                    found[key] = Piece(value.detach(), part.offsets, part.whole)
-                elif not any(part.offsets):  # the count of steps: whoever has the beginning writes it
+                    found[key] = Piece(value.detach(), shard.offsets, shard.global_shape)
+                elif not any(shard.offsets):  # the count of steps: whoever has the beginning writes it
                     found[key] = Piece.of(value.detach())
         return found
 
     def load(self, checkpoint: Checkpoint, *, resume: bool = True) -> None:
-        """Weights of a checkpoint of any layout, and with `resume` the optimizer's state. A collective.
+        """Load the weights of a checkpoint of any layout, and with `resume` the optimizer's state. A collective.
 
         Raises UserError for a model of another shape.
         """
@@ -152,30 +152,30 @@ class Engine:
             moment, name = key.split(".", 1)
             moments.setdefault(name, []).append(moment)
         with torch.no_grad():
-            for name, part in self.parts.of.items():
-                part.tensor.copy_(_values(checkpoint, "model." + name, part))
+            for name, shard in self.shards.by_name.items():
+                shard.tensor.copy_(_values(checkpoint, "model." + name, shard))
                 if resume and name in moments:
-                    self.optimizer.state[part.tensor] = {
-                        moment: _values(checkpoint, f"optimizer.{moment}.{name}", part).to(part.tensor.device)
+                    self.optimizer.state[shard.tensor] = {
+                        moment: _values(checkpoint, f"optimizer.{moment}.{name}", shard).to(shard.tensor.device)
                         for moment in moments[name]
                     }
-        self.parts.spread()
+        self.shards.all_gather_parameters()
 
     def random_state(self) -> dict[str, str]:
-        """State of this rank's random generators, as text."""
+        """Return the state of this rank's random generators, as text."""
         states = {"cpu": to_json_bytes(torch.get_rng_state())}
         if self.world.device.type == "cuda":
             states["cuda"] = to_json_bytes(torch.cuda.get_rng_state(self.world.device))
         return states
 
     def load_random_state(self, states: dict[str, str]) -> None:
-        """What `random_state` returned."""
+        """Restore what `random_state` returned."""
         torch.set_rng_state(from_json_bytes(states["cpu"]))
         if self.world.device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(from_json_bytes(states["cuda"]), self.world.device)
 
     def facts(self) -> dict[str, Any]:
-        """What a record says of how it computes."""
+        """Return what the run's record states about the computation."""
         kind = "fused" if self.run.optimizer.fused else "foreach"
         return {
             "parameters": self.parameters,
@@ -185,10 +185,62 @@ class Engine:
         }
 
 
-def _values(checkpoint: Checkpoint, key: str, part: Part) -> Tensor:
-    """What a checkpoint has for a part of a tensor; a scalar (the count of steps) is everyone's."""
+def forward_backward(
+    parallel: ParallelModel,
+    batch: Batch,
+    *,
+    weight: Tensor,
+    micro_batch_size: int,
+    micro_steps: int,
+    device: torch.device,
+    timer: Timer,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    probe: Probe | None = None,
+) -> Tensor:
+    """Add the gradient of `weight` times the sum of losses over this rank's rows to the model's gradients.
+
+    `weight` is a scalar on the device: readers / useful tokens of the global batch, since DDP averages over ranks.
+    A rank has `batch.tokens_bt` [rows, T], at most `micro_batch_size * micro_steps` rows; every rank runs `micro_steps`
+    passes, and a pass without rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's
+    sum of losses, a scalar on its device. A pipeline orders the passes itself.
+    """
+
+    def inputs(k: int) -> MicroBatch:
+        return micro_batch(batch, slice(k * micro_batch_size, (k + 1) * micro_batch_size), device)
+
+    if parallel.pipeline is not None:
+        return parallel.pipeline.step(
+            inputs,
+            weight=weight,
+            micro_steps=micro_steps,
+            timer=timer,
+            autocast=autocast,
+            no_sync=parallel.no_sync,
+            probe=probe,
+        )
+    loss_sum = torch.zeros((), device=device)
+    for k in range(micro_steps):
+        tokens_bt, labels_bt, bounds = inputs(k)
+        timer.lap("h2d")
+        last = k == micro_steps - 1
+        listener = parallel.bucket_listener if last else None
+        if listener is not None:
+            listener.on_ready = lambda: timer.lap("backward")
+        with nullcontext() if last else parallel.no_sync():
+            with autocast(), probe.forward() if probe and k == 0 else nullcontext():
+                loss = parallel.module(tokens_bt, labels_bt, bounds)
+            timer.lap("forward")
+            (loss * weight).backward()
+        # the last bucket was ready when backward had nothing left to compute: what follows is waiting for all-reduces
+        timer.lap("backward" if listener is None else "exposed_communication")
+        loss_sum += loss.detach()
+    return loss_sum
+
+
+def _values(checkpoint: Checkpoint, key: str, shard: LocalShard) -> Tensor:
+    """Read the values of a shard; a scalar (the number of steps) is read whole."""
     if not checkpoint.shapes[key]:
         return checkpoint.tensor(key)
-    if not part.tensor.numel():  # fewer rows than ranks
-        return torch.empty_like(part.tensor)
-    return checkpoint.part(key, part.offsets, tuple(part.tensor.shape))
+    if not shard.tensor.numel():  # fewer rows than ranks
+        return torch.empty_like(shard.tensor)
+    return checkpoint.part(key, shard.offsets, tuple(shard.tensor.shape))

@@ -1,4 +1,7 @@
-"""A rank that stands still writes where it is, and ends: else a hung exchange holds all nodes to the time limit."""
+"""Watchdog of a rank: a rank that makes no progress writes its stacks and exits.
+
+Otherwise a hung collective would hold all nodes until the time limit.
+"""
 
 import faulthandler
 import os
@@ -7,16 +10,16 @@ import threading
 import time
 from pathlib import Path
 
-#: seconds between a rank's word on where it is and its end, in which the others write theirs
+#: seconds between writing the stacks and exiting, in which the other ranks write theirs
 LAST_S = 2.0
-#: exit code of a rank that stood still
+#: exit code of a rank that made no progress
 CODE = 70
 
 
-class Watch:
-    """`beat()` once a step; about `limit_s` seconds after the last one, all threads' stacks go to `file`. 0: never.
+class Watchdog:
+    """Write all threads' stacks to `file` and exit, `limit_s` seconds after the last `beat()`. 0: never.
 
-    The stacks are written by a thread that needs no Python, so that code which never lets go of it is found, too.
+    The stacks are written by a thread that needs no Python, so that code that never releases the interpreter is found.
     """
 
     def __init__(self, file: Path, limit_s: float):
@@ -24,12 +27,12 @@ class Watch:
         self._until, self._armed = float("inf"), -float("inf")
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(file, "w", encoding="utf-8")  # held: it must be there when nothing else can be done
+            self._file = open(file, "w", encoding="utf-8")  # kept open: it must be writable when nothing else works
             self.beat()
-            threading.Thread(target=self._end, name="standing", daemon=True).start()
+            threading.Thread(target=self._end, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
-        """Something was done."""
+        """Report progress; called once a step."""
         if self.limit_s:
             now = time.monotonic()
             self._until = now + self.limit_s + LAST_S
@@ -38,7 +41,7 @@ class Watch:
                 faulthandler.dump_traceback_later(self.limit_s, file=self._file)
 
     def close(self) -> None:
-        """The end, which may take its time. A file in which nothing stands is removed."""
+        """Stop watching. Remove an empty file."""
         if self.limit_s:
             self.limit_s, self._until = 0.0, float("inf")
             faulthandler.cancel_dump_traceback_later()
@@ -50,7 +53,7 @@ class Watch:
         while self.limit_s:
             left = self._until - time.monotonic()
             if left <= 0:
-                print(f"tokenscale: no step for {self.limit_s:g} s; where it stands: {self.path}", file=sys.stderr)
+                print(f"tokenscale: no step for {self.limit_s:g} s; stacks: {self.path}", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(CODE)
             time.sleep(min(left, self.limit_s, 5.0))

@@ -5,17 +5,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from tokenscale.data.batches.held_out import Slice
 from tokenscale.data.order.shares import micro_steps
+from tokenscale.train.models.micro_batch import micro_batch
 from tokenscale.train.parallel.mesh import Mesh
-from tokenscale.train.step import micro
+from tokenscale.train.parallel.parallelize import ParallelModel
 
 
 @dataclass(frozen=True)
-class Held:
-    """Sums over the slice: of the loss in nats, useful labels, and those with the largest logit (None: not asked)."""
+class ValidationSums:
+    """Sums over the held-out slice: loss (nats), useful labels, and labels with the largest logit (or None)."""
 
     loss_sum: float
     useful_tokens: int
@@ -23,35 +23,35 @@ class Held:
 
 
 @torch.no_grad()
-def loss(
-    objective: nn.Module,
+def validate(
+    parallel: ParallelModel,
     data: Slice,
-    micro_batch: int,
+    micro_batch_size: int,
     mesh: Mesh,
     autocast: Callable[[], AbstractContextManager],
     *,
     accuracy: bool = False,
-) -> Held:
-    """The sums over the whole slice, on every rank. A collective: every rank must call it.
+) -> ValidationSums:
+    """Return the sums over the whole slice, on every rank. A collective: every rank must call it.
 
-    All ranks run as many forward passes, for some layouts exchange weights in each. Ranks that share their rows all
-    have their loss, and one of them counts it. `accuracy` costs the products of the output head once more.
+    All ranks run equally many forward passes, since some layouts communicate in each. Ranks that read the same rows all
+    compute their loss, and one of them counts it. `accuracy` costs the products of the output head once more.
     """
-    world, pipeline = mesh.world, getattr(objective, "pipeline", None)
-    forward, plain = pipeline or objective, getattr(objective, "module", objective)
+    world, objective = mesh.world, parallel.objective
     total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
-    plain.correct = torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
-    objective.eval()
-    for start in range(0, micro_steps(data.global_rows, mesh.layout.readers, micro_batch) * micro_batch, micro_batch):
-        tokens, labels, bounds = micro(data, slice(start, start + micro_batch), world.device)
+    objective.correct = torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
+    parallel.module.eval()
+    passes = micro_steps(data.global_rows, mesh.layout.readers, micro_batch_size)
+    for start in range(0, passes * micro_batch_size, micro_batch_size):
+        rows = slice(start, start + micro_batch_size)
         with autocast():
-            total += forward(tokens, labels, bounds)
-        useful += plain.count(data.labels_bt[start : start + micro_batch])
-    objective.train()
-    correct, plain.correct = plain.correct, None
-    if accuracy and pipeline is not None:
-        pipeline.broadcast_from_last(correct)
+            total += parallel.loss(micro_batch(data, rows, world.device))
+        useful += objective.count(data.labels_bt[rows])
+    parallel.module.train()
+    correct, objective.correct = objective.correct, None
+    if accuracy and parallel.pipeline is not None:
+        parallel.pipeline.broadcast_from_last(correct)
     counts = mesh.place.counts
     sums = [total.item() * counts, float(useful * counts), float(correct.item() * counts) if accuracy else 0.0]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
-    return Held(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)
+    return ValidationSums(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)

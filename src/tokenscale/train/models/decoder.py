@@ -24,7 +24,7 @@ def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
 
 
-def table(rows: int, dimension: int) -> nn.Embedding:
+def new_embedding(rows: int, dimension: int) -> nn.Embedding:
     """The same of an embedding."""
     return nn.utils.skip_init(nn.Embedding, rows, dimension, device=torch.get_default_device())
 
@@ -72,7 +72,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 @dataclass
-class Past:
+class LayerKVCache:
     """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
 
     keys: Tensor
@@ -88,16 +88,16 @@ class Past:
 
 
 @dataclass
-class Cache:
+class KVCache:
     """What generation keeps of the positions that were read: keys and values [layers, B, heads, T, head width]."""
 
     keys: Tensor
     values: Tensor
     length: int = 0
 
-    def of(self, layer: int) -> Past:
+    def of(self, layer: int) -> LayerKVCache:
         """One layer's part."""
-        return Past(self.keys[layer], self.values[layer], self.length)
+        return LayerKVCache(self.keys[layer], self.values[layer], self.length)
 
 
 class Attention(nn.Module):
@@ -113,7 +113,9 @@ class Attention(nn.Module):
         self.value = linear(model.dimension, width, bias=model.biases)
         self.output = linear(model.dimension, model.dimension, bias=model.biases)
 
-    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: LayerKVCache | None = None
+    ) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         rows, length, _ = x.shape
 
@@ -170,7 +172,9 @@ class Block(nn.Module):
         self.feed_forward_norm = norm_of(model)
         self.feed_forward = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
 
-    def forward(self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: Past | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: LayerKVCache | None = None
+    ) -> Tensor:
         """[B, T, d] → [B, T, d]."""
         x = x + self._dropped(self.attention(self.attention_norm(x), rotation, bounds, past))
         return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
@@ -194,10 +198,10 @@ class Decoder(nn.Module):
             raise ValueError("the vocabulary size is not resolved yet")
         self.settings = model = model.with_positions(sequence_length)
         self.sequence_length, self.causal, self.kernel = sequence_length, causal, kernel
-        self.embedding = table(model.vocabulary_size, model.dimension)
+        self.embedding = new_embedding(model.vocabulary_size, model.dimension)
         if model.positions == "learned":
             model.check_positions(sequence_length)
-            self.positions = table(model.maximum_positions, model.dimension)
+            self.positions = new_embedding(model.maximum_positions, model.dimension)
         self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
         self.norm = norm_of(model)
         self.head = linear(model.dimension, model.vocabulary_size, bias=False)
@@ -210,7 +214,7 @@ class Decoder(nn.Module):
         """[B, T] → [B, T, V]."""
         return self.head(self.hidden(tokens_bt, bounds))
 
-    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: Cache | None = None) -> Tensor:
+    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: KVCache | None = None) -> Tensor:
         """[B, T] → [B, T, d], what goes into the output head. With bounds, a row gives what its documents give alone.
 
         With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
@@ -223,7 +227,7 @@ class Decoder(nn.Module):
             raise ValueError(f"{start + length} positions are more than there is room for")
         if bounds is not None:  # here, once, and not in blocks that torch.compile looks into
             bounds.prepare(self.kernel, self.causal)
-        x = self.through(self.embed(tokens_bt, bounds, start), length, bounds, cache)
+        x = self.run_blocks(self.embed(tokens_bt, bounds, start), length, bounds, cache)
         if cache:
             cache.length += length
         return self.norm(x)
@@ -239,12 +243,12 @@ class Decoder(nn.Module):
             x = F.dropout(x, self.settings.dropout, self.training)
         return x
 
-    def through(
+    def run_blocks(
         self,
         x: Tensor,
         length: int,
         bounds: Bounds | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         layers: range | None = None,
     ) -> Tensor:
         """[B, T, d] → [B, T, d], by all blocks or by those of `layers`; rows have `length` positions."""
@@ -263,13 +267,13 @@ class Decoder(nn.Module):
             self._rotation = (tables[0].to(device), tables[1].to(device))
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
-    def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Cache:
+    def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> KVCache:
         """An empty cache for `length` positions of `rows` rows; at most the sequence length this was built for."""
         model = self.settings
         if length > self.sequence_length:
             raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")
         shape = (model.layers, rows, model.key_value_heads, length, model.head_dimension)
-        return Cache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        return KVCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
 
 def initialise(model: Decoder, seed: int) -> None:

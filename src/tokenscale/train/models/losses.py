@@ -16,11 +16,15 @@ IGNORED = -100
 FP16_SCALE = 1024.0
 
 
-class Share(Protocol):
-    """The part of a vocabulary whose rows of the output head are here, where others have the rest."""
+class VocabularyShard(Protocol):
+    """The part of a vocabulary whose rows of the output head this rank holds."""
 
     #: its first entry
     first: int
+
+    def gather(self, hidden_btd: Tensor) -> Tensor:
+        """Return the hidden states of all positions, from those of each rank."""
+        ...
 
     def maximum(self, values: Tensor) -> Tensor:
         """Elementwise, over all who have a part; in place."""
@@ -43,7 +47,7 @@ def linear_cross_entropy_sum(
     chunk: int,
     *,
     compiled: bool = False,
-    share: Share | None = None,
+    share: VocabularyShard | None = None,
 ) -> Tensor:
     """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time (0: all).
 
@@ -80,7 +84,7 @@ def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, 
 
 @torch.no_grad()
 def correct_labels(
-    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: Share | None = None
+    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: VocabularyShard | None = None
 ) -> Tensor:
     """How many useful labels have the largest logit (of equal ones, the first entry's), int64; a scalar.
 
@@ -114,7 +118,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
         compiled: bool,
-        share: Share | None,
+        share: VocabularyShard | None,
     ) -> Tensor:
         loss_and_gradient = functools.partial(_loss_and_gradient, share=share)
         if compiled and share is None:
@@ -161,7 +165,7 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
     return (slice(begin, begin + chunk) for begin in range(0, count, chunk))
 
 
-def _loss_and_gradient(logits: Tensor, labels: Tensor, share: Share | None = None) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(logits: Tensor, labels: Tensor, share: VocabularyShard | None = None) -> tuple[Tensor, Tensor]:
     """(the summed loss, its gradient by the logits: softmax - one-hot): the gradient lies where the logits lay.
 
     logits [n, V] in fp32, labels [n]. Of a share, V are its entries: the sum of exponentials and the label's logit are

@@ -9,6 +9,7 @@ from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import (
     IGNORED,
+    VocabularyShard,
     correct_labels,
     cross_entropy_sum,
     fused_cross_entropy_sum,
@@ -24,14 +25,16 @@ class Objective(nn.Module):
     `compiled`: the loss is compiled, too; the products of the output head are not part of that. `correct`: while it is
     a tensor, every pass adds to it how many useful labels have the largest logit.
 
-    Another objective changes `forward`, and where its loss is not one of labels, `count`. Layouts that cut the model
-    call `loss`, or put their own in its place: an objective that must see all of it says `whole` in the registry.
+    Another objective overrides `forward`, and `count` where its loss is not one of labels. A pipeline calls `loss`, and
+    tensor parallelism splits what `loss` uses: an objective that needs the whole model has `whole` in the registry.
     """
 
     def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
         self.model, self.loss_chunk, self.compiled = model, loss_chunk, compiled
         self.correct: Tensor | None = None
+        #: set by tensor parallelism: the entries of the output head that this rank has
+        self.vocabulary: VocabularyShard | None = None
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """The loss as a sum; who divides by what is decided where all ranks are known."""
@@ -44,13 +47,16 @@ class Objective(nn.Module):
         return int((labels_bt != IGNORED).sum())
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
-        """The same of what goes into the output head."""
+        """Return the same sum from the input of the output head [B, T, d]."""
+        head, chunk, share = self.model.head, self.loss_chunk, self.vocabulary
+        if share is not None:
+            hidden_btd = share.gather(hidden_btd)
         if self.correct is not None:
-            self.correct += correct_labels(hidden_btd, self.model.head, labels_bt, self.loss_chunk)
-        if self.loss_chunk == 0:
+            self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
+        if chunk == 0 and share is None:
             loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
-            return loss(self.model.head(hidden_btd), labels_bt)
-        return linear_cross_entropy_sum(hidden_btd, self.model.head, labels_bt, self.loss_chunk, compiled=self.compiled)
+            return loss(head(hidden_btd), labels_bt)
+        return linear_cross_entropy_sum(hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share)
 
 
 def objective_of(name: str, model: nn.Module, *, loss_chunk: int, compiled: bool) -> Objective:

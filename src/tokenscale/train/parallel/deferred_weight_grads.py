@@ -1,6 +1,4 @@
-"""Backward cut in two: gradients by what came in at once, gradients by weights later (Qi et al. 2023, zero bubble)."""
-
-from functools import partial
+"""Backward split in two: gradients of inputs at once, gradients of weights later (Qi et al. 2023, zero bubble)."""
 
 import torch
 import torch.nn.functional as F
@@ -8,34 +6,48 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 
-class Deferred:
-    """Keeps what the weights' gradients need until somebody has time for them."""
+class DeferredWeightGrads:
+    """Inputs and output gradients of linear layers, stored until their weights' gradients are computed."""
 
     def __init__(self) -> None:
         self.key: object = None
-        self._waiting: dict[object, list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]]] = {}
+        self._pending: dict[object, list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]]] = {}
 
-    def take_over(self, module: nn.Linear) -> None:
-        """From now on this layer's backward pass leaves its weight's gradient here, under `key`."""
-        module.product = self.product
-        module.forward = partial(_forward, module)
+    def replace_linear_layers(self, module: nn.Module) -> None:
+        """Replace the linear layers below a module by layers that leave their weight gradients to this object."""
+        for parent in list(module.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, DeferredLinear(child, self))
 
-    def product(self, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Tensor:
-        """`F.linear`, whose backward pass gives the gradient by `x` only."""
-        return _Product.apply(x, weight, bias, self)
-
-    def put(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
-        """x [..., inputs], and the gradient by what was made of it [..., outputs]."""
-        self._waiting.setdefault(self.key, []).append((weight, bias, x, gradient))
+    def store(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
+        """Store x [..., inputs] and the output gradient [..., outputs] of a layer, under the current `key`."""
+        self._pending.setdefault(self.key, []).append((weight, bias, x, gradient))
 
     @torch.no_grad()
-    def work_off(self, key: object) -> None:
-        """Add the gradients that were left under a key to those of the weights."""
-        for weight, bias, x, gradient in self._waiting.pop(key, []):
+    def accumulate(self, key: object) -> None:
+        """Compute the weight gradients stored under a key and add them to the weights' `grad`."""
+        for weight, bias, x, gradient in self._pending.pop(key, []):
             rows = gradient.flatten(0, -2)
             _add(weight, rows.T @ x.flatten(0, -2).to(rows.dtype))
             if bias is not None:
                 _add(bias, rows.sum(dim=0))
+
+
+class DeferredLinear(nn.Linear):
+    """A linear layer, with another one's parameters, whose backward pass computes the gradient of its input only."""
+
+    def __init__(self, linear: nn.Linear, deferred: DeferredWeightGrads):
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
+
+    def product(self, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Tensor:
+        """`F.linear` with a deferred weight gradient."""
+        return _DeferredProduct.apply(x, weight, bias, self._deferred)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        return self.product(x, self.weight, self.bias)
 
 
 def _add(weight: nn.Parameter, values: Tensor) -> None:
@@ -43,14 +55,10 @@ def _add(weight: nn.Parameter, values: Tensor) -> None:
     weight.grad = values if weight.grad is None else weight.grad.add_(values)
 
 
-def _forward(module: nn.Linear, x: Tensor) -> Tensor:
-    return module.product(x, module.weight, module.bias)
-
-
-class _Product(torch.autograd.Function):
+class _DeferredProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: Deferred
+        ctx: FunctionCtx, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: DeferredWeightGrads
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
@@ -59,5 +67,5 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        ctx.deferred.put(ctx.weight, ctx.bias, x, gradient)
+        ctx.deferred.store(ctx.weight, ctx.bias, x, gradient)
         return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None

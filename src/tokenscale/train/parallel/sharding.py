@@ -1,4 +1,4 @@
-"""What of each parameter one rank's optimizer updates: all of it, or the part that a layout leaves to it."""
+"""Which part of each parameter this rank's optimizer updates, and how gradients and updates reach the other ranks."""
 
 from dataclasses import dataclass, field
 
@@ -8,33 +8,36 @@ from torch import Tensor, nn
 
 from tokenscale.train.parallel.mesh import Mesh
 
+#: values that are summed in one all-reduce
+BUCKET = 1 << 25
+
 
 @dataclass(frozen=True)
-class Part:
-    """The part [offsets, offsets + shape) of a parameter of the shape `whole`, in that parameter's own memory.
+class LocalShard:
+    """The part [offsets, offsets + shape) of a parameter of shape `global_shape`, as a view of this rank's memory.
 
-    `first`: no rank before this one, of those that hold a copy of the model between them, holds it, too. The first one
-    writes it into checkpoints, and counts its gradient in the norm.
+    `first`: no lower rank of the same model replica holds it, too. The first holder writes it into checkpoints and
+    counts its gradient in the norm.
     """
 
     tensor: Tensor
     offsets: tuple[int, ...]
-    whole: tuple[int, ...]
+    global_shape: tuple[int, ...]
     first: bool = True
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A parameter of which this rank's module has the part from `start` along `dim`."""
+class ShardSpec:
+    """A parameter of which this rank's module holds the part from `start` along `dim`."""
 
     dim: int
     start: int
-    whole: tuple[int, ...]
+    global_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Gradients that are summed over the ranks of `group` after backward; `mean`: and divided by their number."""
+class GradReduction:
+    """Gradients to sum over the ranks of `group` after backward; `mean`: and to divide by the number of ranks."""
 
     names: tuple[str, ...]
     group: dist.ProcessGroup
@@ -42,83 +45,74 @@ class Sum:
 
 
 @dataclass
-class Held:
-    """What methods that cut the model itself (tensor, pipeline) leave this rank with, for those that come after."""
+class ShardingState:
+    """What pipeline and tensor parallelism have done to the parameters of this rank's model."""
 
-    cuts: dict[str, Cut] = field(default_factory=dict)
-    #: names of what an earlier rank of this copy of the model holds, too
-    repeated: set[str] = field(default_factory=set)
-    sums: list[Sum] = field(default_factory=list)
-
-
-def held_of(objective: nn.Module) -> Held:
-    """What has been cut off from an objective's model so far; one object, to be added to."""
-    if not hasattr(objective, "held"):
-        objective.held = Held()
-    return objective.held
+    #: parameters of which this rank's module holds a part
+    specs: dict[str, ShardSpec] = field(default_factory=dict)
+    #: parameters that a lower rank of the same replica holds, too
+    replicated: set[str] = field(default_factory=set)
+    reductions: list[GradReduction] = field(default_factory=list)
 
 
-class Parts:
-    """One rank's parts by the parameters' names, for layouts that share out no rows: each is the module's parameter.
+class LocalShards:
+    """One rank's shards by parameter name. In this class each is the module's whole parameter.
 
-    A layout that shards puts its own in the attribute `parts` of the module that it makes. Its parts are plain tensors,
-    so that one update, one norm and one checkpoint serve all layouts. `replicas` ranks hold the same parts, and this is
+    Layouts that also split parameters by rows (ZeRO, FSDP) use a subclass. Shards are plain tensors, so that one
+    update, one norm and one checkpoint format serve all layouts. `replicas` ranks hold the same shards; this one is
     number `replica`.
     """
 
-    def __init__(self, model: nn.Module, mesh: Mesh, held: Held):
-        self.model, self.sums = model, held.sums
+    def __init__(self, model: nn.Module, mesh: Mesh, sharding: ShardingState):
+        self.model, self.reductions = model, sharding.reductions
         self.replica, self.replicas = mesh.place.data, mesh.layout.data
         self.group = mesh.copy
-        self.of: dict[str, Part] = {}
+        self.by_name: dict[str, LocalShard] = {}
         for name, weight in model.named_parameters():
             tensor, first_row, rows = self._rows(weight)
-            cut = held.cuts.get(name, Cut(0, 0, (rows, *weight.shape[1:])))
+            spec = sharding.specs.get(name, ShardSpec(0, 0, (rows, *weight.shape[1:])))
             offsets = [0] * weight.dim()
-            offsets[cut.dim] = cut.start
+            offsets[spec.dim] = spec.start
             offsets[0] += first_row
-            self.of[name] = Part(tensor, tuple(offsets), cut.whole, first=name not in held.repeated)
+            first = name not in sharding.replicated
+            self.by_name[name] = LocalShard(tensor, tuple(offsets), spec.global_shape, first)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
-        """(what of a module's parameter is this rank's; its first row there; rows of the module's parameter)."""
+        """Return this rank's rows of a module's parameter, the first row's number, and the rows of the parameter."""
         return weight, 0, len(weight)
 
     @property
     def tensors(self) -> list[Tensor]:
         """What this rank's optimizer updates, in the order of the model's parameters."""
-        return [part.tensor for part in self.of.values()]
+        return [shard.tensor for shard in self.by_name.values()]
 
     @property
     def counted(self) -> list[Tensor]:
-        """Those whose gradients make the norm, each once among the ranks that hold a copy."""
-        return [part.tensor for part in self.of.values() if part.first]
+        """The shards whose gradients make the norm, each once among the ranks of a replica."""
+        return [shard.tensor for shard in self.by_name.values() if shard.first]
 
-    def take_gradients(self) -> None:
-        """Before the update: each part gets its gradient, summed over those who have a share of it. A collective."""
-        if self.sums:
+    def reduce_gradients(self) -> None:
+        """Before the update: reduce what backward has not reduced, and give each shard its gradient. A collective."""
+        if self.reductions:
             weights = dict(self.model.named_parameters())
-            for reduction in self.sums:
-                _add_up([local(weights[name].grad) for name in reduction.names], reduction)
-        self._take()
+            for reduction in self.reductions:
+                _all_reduce([local(weights[name].grad) for name in reduction.names], reduction)
+        self._assign_gradients()
 
-    def _take(self) -> None:
+    def _assign_gradients(self) -> None:
         pass
 
-    def spread(self) -> None:
-        """After the update, or after parts have been loaded: what others need of them. A collective."""
+    def all_gather_parameters(self) -> None:
+        """After the update or a load: give other ranks the updated values that they compute with. A collective."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """A DTensor's own part, as a plain tensor in the same memory; any other tensor as it is."""
+    """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-#: values that are summed in one exchange
-BUCKET = 1 << 25
-
-
-def _add_up(gradients: list[Tensor], reduction: Sum) -> None:
-    """In place; small gradients go together."""
+def _all_reduce(gradients: list[Tensor], reduction: GradReduction) -> None:
+    """Reduce in place; small gradients share one all-reduce."""
     bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
         bucket.append(gradient)
@@ -132,8 +126,3 @@ def _add_up(gradients: list[Tensor], reduction: Sum) -> None:
             for values, summed in zip(bucket, flat.split([values.numel() for values in bucket]), strict=True):
                 values.copy_(summed.view_as(values))
         bucket = []
-
-
-def parts_of(objective: nn.Module, model: nn.Module, mesh: Mesh, held: Held) -> Parts:
-    """The parts that a layout made when it was applied; the module's parameters where it shards no rows."""
-    return getattr(objective, "parts", None) or Parts(model, mesh, held)

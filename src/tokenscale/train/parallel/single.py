@@ -1,10 +1,10 @@
-"""One process: nothing to spread."""
-
-from torch import nn
+"""One process: nothing to split."""
 
 from tokenscale.train.parallel.mesh import Mesh
+from tokenscale.train.parallel.parallelize import ParallelModel
 
 
-def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
-    """The model on its device."""
-    return objective.to(mesh.world.device)
+def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+    """Move the model to its device."""
+    parallel.module.to(mesh.world.device)
+    return parallel

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from tokenscale.data.order.shares import rows_of
-from tokenscale.train.models.losses import correct_labels, linear_cross_entropy_sum
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
+from tokenscale.train.parallel.deferred_weight_grads import DeferredLinear
 from tokenscale.train.parallel.mesh import Mesh
-from tokenscale.train.parallel.sharding import Cut, Sum, held_of
+from tokenscale.train.parallel.parallelize import ParallelModel
+from tokenscale.train.parallel.sharding import GradReduction, ShardSpec
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,14 @@ class _Scatter(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """This rank's entries of a vocabulary, and how ranks agree about all of it (`models.losses.Share`)."""
+    """This rank's entries of the vocabulary, and reductions over all of it (`models.losses.VocabularyShard`)."""
 
     first: int
     ranks: Ranks
+
+    def gather(self, hidden_btd: Tensor) -> Tensor:
+        """[B, T / count, d] of each rank → [B, T, d]: the loss of this rank's entries needs all positions."""
+        return self.ranks.gather(hidden_btd)
 
     def maximum(self, values: Tensor) -> Tensor:
         """Of all ranks, in place. A collective."""
@@ -102,93 +107,101 @@ class Vocabulary:
         return values
 
 
-def apply(objective: nn.Module, mesh: Mesh) -> nn.Module:
-    """Leave this rank its part of each matrix, in place; parameters keep their names.
+def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+    """Keep this rank's part of each matrix, in place; parameters keep their names.
 
-    Norms, positions and the biases of what writes into the residual stream are on every rank, which sees some positions
-    only: their gradients are summed over the group. Every rank must have built the same weights.
+    Norms, positions and the biases of layers that write into the residual stream are replicated. Each rank computes
+    some positions only, so their gradients are summed over the group. Every rank must have built the same weights.
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
-    model, held = objective.model, held_of(objective)
-    cuts: dict[str, Cut] = {}
+    model, sharding = parallel.objective.model, parallel.sharding
+    specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
-            _cut_part(block.attention, f"blocks.{number}.attention", ranks, cuts, "output")
-            _cut_part(block.feed_forward, f"blocks.{number}.feed_forward", ranks, cuts, "down")
+            _split_part(block.attention, f"blocks.{number}.attention", ranks, specs, "output")
+            _split_part(block.feed_forward, f"blocks.{number}.feed_forward", ranks, specs, "down")
     vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
-    tied = model.settings.tied_embeddings
     if model.embedding is not None:
-        _cut(model.embedding, "embedding", "weight", 0, ranks, cuts)
-        model.embedding.forward = partial(_look_up, model.embedding, vocabulary)
+        _split(model.embedding, "embedding", "weight", 0, ranks, specs)
+        model.embedding = VocabularyParallelEmbedding(model.embedding, vocabulary)
     if model.head is not None:
-        if tied:
+        if model.settings.tied_embeddings:
             model.head.weight = model.embedding.weight
         else:
-            _cut(model.head, "head", "weight", 0, ranks, cuts)
-        objective.loss = partial(_loss, objective, vocabulary)
+            _split(model.head, "head", "weight", 0, ranks, specs)
+        parallel.objective.vocabulary = vocabulary
     if getattr(model, "positions", None) is not None:
         model.positions.register_forward_hook(partial(_own_positions, ranks))
-    repeated = tuple(name for name, _ in model.named_parameters() if name not in cuts)
-    held.cuts |= cuts
-    if repeated:
-        held.sums.append(Sum(repeated, ranks.group))
+    replicated = tuple(name for name, _ in model.named_parameters() if name not in specs)
+    sharding.specs |= specs
+    if replicated:
+        sharding.reductions.append(GradReduction(replicated, ranks.group))
     if ranks.index:
-        held.repeated.update(repeated)
-    return objective
+        sharding.replicated.update(replicated)
+    return parallel
 
 
-def _cut_part(part: nn.Module, name: str, ranks: Ranks, cuts: dict[str, Cut], last: str) -> None:
-    """Attention or feed-forward: its layers by outputs (whole heads, hidden units), the `last` one by inputs."""
-    for child, linear in part.named_children():
+class RowParallelLinear(nn.Linear):
+    """A linear layer of which each rank has some inputs: [B, T, d / count] → this rank's positions [B, T / count, d].
+
+    It takes over a layer whose weight is split already. The bias is added once, to the sum.
+    """
+
+    def __init__(self, linear: nn.Linear, ranks: Ranks):
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias, self._ranks = linear.weight, linear.bias, ranks
+        #: another product where weight gradients are deferred
+        self._product = linear.product if isinstance(linear, DeferredLinear) else F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, sum over the ranks and scatter by positions."""
+        y = self._ranks.scatter(self._product(x, self.weight))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class VocabularyParallelEmbedding(nn.Embedding):
+    """An embedding of which each rank has some rows: tokens [B, T] → this rank's positions [B, T / count, d]."""
+
+    def __init__(self, embedding: nn.Embedding, vocabulary: Vocabulary):
+        super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
+        self.weight, self._vocabulary = embedding.weight, vocabulary
+
+    def forward(self, tokens_bt: Tensor) -> Tensor:
+        """Look up this rank's rows, sum over the ranks and scatter by positions."""
+        rows = tokens_bt - self._vocabulary.first
+        others = (rows < 0) | (rows >= len(self.weight))
+        x = F.embedding(rows.masked_fill(others, 0), self.weight)
+        return self._vocabulary.ranks.scatter(x.masked_fill(others[..., None], 0))
+
+
+def _split_part(part: nn.Module, name: str, ranks: Ranks, specs: dict[str, ShardSpec], last: str) -> None:
+    """Split attention or feed-forward: layers by outputs (whole heads, hidden units), the `last` one by inputs."""
+    for child, linear in list(part.named_children()):
         if child == last:
-            _cut(linear, f"{name}.{child}", "weight", 1, ranks, cuts)
-            linear.forward = partial(_rows, linear, ranks)
+            _split(linear, f"{name}.{child}", "weight", 1, ranks, specs)
+            setattr(part, child, RowParallelLinear(linear, ranks))
             continue
-        _cut(linear, f"{name}.{child}", "weight", 0, ranks, cuts)
+        _split(linear, f"{name}.{child}", "weight", 0, ranks, specs)
         if linear.bias is not None:
-            _cut(linear, f"{name}.{child}", "bias", 0, ranks, cuts)
-    part.register_forward_pre_hook(partial(_collect, ranks))
+            _split(linear, f"{name}.{child}", "bias", 0, ranks, specs)
+    part.register_forward_pre_hook(partial(_gather_inputs, ranks))
 
 
-def _cut(module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, cuts: dict[str, Cut]) -> None:
+def _split(module: nn.Module, name: str, kind: str, dim: int, ranks: Ranks, specs: dict[str, ShardSpec]) -> None:
     weight = getattr(module, kind)
     mine = ranks.mine(weight.shape[dim])
     setattr(module, kind, nn.Parameter(weight.detach().narrow(dim, mine.start, len(mine)).clone()))
-    cuts[f"{name}.{kind}"] = Cut(dim, mine.start, tuple(weight.shape))
+    specs[f"{name}.{kind}"] = ShardSpec(dim, mine.start, tuple(weight.shape))
 
 
-def _collect(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:
-    """Before attention and feed-forward: all positions, in the format that products will have."""
+def _gather_inputs(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:
+    """Before attention and feed-forward: gather all positions, in the format that products will have."""
     x, *rest = arguments
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     return ranks.gather(x), *rest
 
 
-def _rows(module: nn.Linear, ranks: Ranks, x_btd: Tensor) -> Tensor:
-    """A linear layer of which each rank has some inputs. Its bias is added once, to the sum."""
-    product = getattr(module, "product", F.linear)  # another one, where gradients by weights wait (see `deferred`)
-    y = ranks.scatter(product(x_btd, module.weight))
-    return y if module.bias is None else y + module.bias.to(y.dtype)
-
-
-def _look_up(module: nn.Embedding, vocabulary: Vocabulary, tokens_bt: Tensor) -> Tensor:
-    """This rank's positions [B, T / count, d], each from the rank that has the token's row."""
-    rows = tokens_bt - vocabulary.first
-    others = (rows < 0) | (rows >= len(module.weight))
-    x = F.embedding(rows.masked_fill(others, 0), module.weight)
-    return vocabulary.ranks.scatter(x.masked_fill(others[..., None], 0))
-
-
 def _own_positions(ranks: Ranks, module: nn.Module, arguments: tuple, y: Tensor) -> Tensor:
     """[..., T, d] → this rank's positions of it."""
     return y.unflatten(-2, (ranks.count, -1)).select(-3, ranks.index)
-
-
-def _loss(objective: nn.Module, vocabulary: Vocabulary, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
-    """The loss of all positions, the same on every rank; from the logits of `loss_chunk` at a time, or of all."""
-    hidden = vocabulary.ranks.gather(hidden_btd)
-    head, chunk = objective.model.head, objective.loss_chunk
-    if objective.correct is not None:
-        objective.correct += correct_labels(hidden, head, labels_bt, chunk, share=vocabulary)
-    return linear_cross_entropy_sum(hidden, head, labels_bt, chunk, compiled=objective.compiled, share=vocabulary)

@@ -1,4 +1,4 @@
-"""Where the ranks of a run came up: told and compared before the first of them exchanges anything with another."""
+"""Nodes and devices of the ranks, compared before the first collective."""
 
 import os
 import platform
@@ -12,48 +12,48 @@ from torch.distributed import Store
 
 from tokenscale.base.errors import UserError
 
-#: what NCCL's log says of the network between nodes; the second since 2.27
+#: the line of NCCL's log that names the network between nodes; the second form since 2.27
 NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (.+?)(?: to comm)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Spot:
+class NodeDevice:
     """One rank's node and device."""
 
     node: str
     device: str
 
 
-def spot_of(device: torch.device, environment: Mapping[str, str] = os.environ) -> Spot:
-    """This rank's. A GPU goes by its own identity, whatever number it is seen under; a CPU is there for all."""
+def node_device(device: torch.device, environment: Mapping[str, str] = os.environ) -> NodeDevice:
+    """Return this rank's node and device. A GPU is named by its UUID; ranks on a CPU never share a device."""
     name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"process {os.getpid()}"
-    return Spot(environment.get("SLURMD_NODENAME") or platform.node(), name)
+    return NodeDevice(environment.get("SLURMD_NODENAME") or platform.node(), name)
 
 
-def exchange_devices(mine: Spot, rank: int, size: int, store: Store) -> list[Spot]:
-    """Every rank's spot, in their order. All ranks must ask."""
+def exchange_devices(mine: NodeDevice, rank: int, size: int, store: Store) -> list[NodeDevice]:
+    """Return the devices of all ranks, in their order. A collective."""
     store.set(f"spot/{rank}", "\n".join(asdict(mine).values()))
     found = store.multi_get([f"spot/{other}" for other in range(size)])
-    return [Spot(*text.decode().split("\n")) for text in found]
+    return [NodeDevice(*text.decode().split("\n")) for text in found]
 
 
-def check(spots: list[Spot], nodes: int | None) -> None:
-    """Raise UserError where two ranks share a device, or where they do not fill the nodes that were asked for evenly.
+def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
+    """Raise UserError where two ranks share a device, or where ranks do not fill the requested nodes evenly.
 
-    Such a world computes the right losses at a speed that means nothing. `nodes` None: any number of nodes will do.
+    Such a run computes the right losses at a meaningless speed. `nodes` None: any number of nodes is accepted.
     """
-    seen: dict[Spot, int] = {}
-    for rank, spot in enumerate(spots):
-        if spot in seen:
+    seen: dict[NodeDevice, int] = {}
+    for rank, node_device in enumerate(devices_of_ranks):
+        if node_device in seen:
             raise UserError(
                 "two ranks have the same device.",
-                ranks=f"{seen[spot]} and {rank}",
-                node=spot.node,
-                device=spot.device,
+                ranks=f"{seen[node_device]} and {rank}",
+                node=node_device.node,
+                device=node_device.device,
                 next="give each rank its own: srun --gpus-per-task=1, or LOCAL_RANK that counts on each node",
             )
-        seen[spot] = rank
-    found = list(dict.fromkeys(spot.node for spot in spots))
+        seen[node_device] = rank
+    found = list(dict.fromkeys(node_device.node for node_device in devices_of_ranks))
     if nodes is None:
         return
     if len(found) != nodes:
@@ -63,18 +63,18 @@ def check(spots: list[Spot], nodes: int | None) -> None:
             found=f"{len(found)}: {', '.join(found)}",
             next="start it with `python -m tokenscale launch`, which spells every option of srun out",
         )
-    each = len(spots) // nodes
-    if any(spot.node != found[rank // each] for rank, spot in enumerate(spots)):
+    each = len(devices_of_ranks) // nodes
+    if any(node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)):
         raise UserError(
             "the ranks do not fill their nodes one after the other.",
-            found=", ".join(f"{rank} on {spot.node}" for rank, spot in enumerate(spots)),
+            found=", ".join(f"{rank} on {node_device.node}" for rank, node_device in enumerate(devices_of_ranks)),
             expected=f"{each} neighbours on each of {nodes} nodes",
             next="srun --distribution=block, and as many tasks on every node",
         )
 
 
 def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
-    """What this process' NCCL says it talks over between nodes; None where its log is not kept or says nothing."""
+    """Return the network between nodes that NCCL's log of this process names; None without a log or such a line."""
     pattern = environment.get("NCCL_DEBUG_FILE", "")
     if "%p" not in pattern:
         return None
@@ -85,11 +85,11 @@ def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_network(expected: str, found: str | None) -> None:
-    """Raise UserError where NCCL talks over something else: over TCP it is right, and twenty times slower."""
+    """Raise UserError where NCCL uses another network than the expected one: TCP works, twenty times slower."""
     if found is None or expected.lower() not in found.lower():
         raise UserError(
-            "NCCL does not talk over the network that it should.",
+            "NCCL does not use the expected network between nodes.",
             expected=expected,
-            found=found or "nothing said in NCCL_DEBUG_FILE",
+            found=found or "no line about it in NCCL_DEBUG_FILE",
             next="look for its plugin in the container (aws-ofi-nccl), or change `network` in the machine's file",
         )

@@ -1,4 +1,4 @@
-"""The processes of one run: who I am, how we talk, how we part."""
+"""The processes of one run: rank, device, process group, and their end."""
 
 import atexit
 import gc
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
-from tokenscale.train.parallel import topology as places
+from tokenscale.train.parallel import topology
 
 
 class PortTaken(UserError):
-    """Another process listens where the ranks of this run were to meet."""
+    """Another process listens at the port where the ranks of this run rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class World:
     local_rank: int
     device: torch.device
     nodes: tuple[str, ...] = ()  # their names, in the order of ranks
-    network: str | None = None  # what NCCL says it talks over between nodes
+    network: str | None = None  # the network between nodes, as NCCL names it
 
     def sum(self, *values: float, integer: bool = False) -> list:
         """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""
@@ -44,14 +44,24 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def close(self) -> None:
+        """Tear down the process group in the order that does not abort: collect garbage, barrier, destroy.
+
+        Everything that counts is on disk before this is called.
+        """
+        if self.size > 1 and dist.is_initialized():
+            gc.collect()
+            dist.barrier()
+            dist.destroy_process_group()
+
 
 def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, network: str | None = None) -> World:
     """Join the run's process group, from the environment that torchrun or our own launcher sets.
 
-    `device` is the run's: "auto" takes a GPU a rank where there are GPUs, "cpu" never one.
-    Raises UserError when the world that came up is not the one the run asks for: N single-rank runs that believe they
-    are one N-rank run would give plausible, wrong figures, and so would two ranks on one GPU, another number of
-    `nodes`, or GPUs that talk over another `network` between them; and PortTaken.
+    `device` is the run's: "auto" takes one GPU per rank where there are GPUs, "cpu" never takes one.
+    Raises UserError where the processes are not those of the run: N single-rank runs in place of one N-rank run would
+    give plausible, wrong figures, and so would two ranks on one GPU, another number of `nodes`, or another `network`
+    between them. Raises PortTaken where another process has the port.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -75,46 +85,49 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     mine = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(mine)
-    spots = [places.spot_of(mine)]
+    devices_of_ranks = [topology.node_device(mine)]
     if size > 1:
-        store, rank, size = _met()
-        spots = places.exchange_devices(spots[0], rank, size, store)
-    places.check(spots, nodes)
+        store, rank, size = _rendezvous()
+        devices_of_ranks = topology.exchange_devices(devices_of_ranks[0], rank, size, store)
+    topology.check(devices_of_ranks, nodes)
     found = None
     if size > 1:
         group = dist.PrefixStore("group", store)
         backend, bound = ("nccl", mine) if cuda else ("gloo", None)
         dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
-        found = places.reported_network() if cuda else None
+        found = topology.reported_network() if cuda else None
         if network is not None and cuda and (nodes or 1) > 1:
-            places.check_network(network, found)
-    return World(rank, size, local_rank, mine, tuple(dict.fromkeys(spot.node for spot in spots)), found)
+            topology.check_network(network, found)
+    return World(
+        rank, size, local_rank, mine, tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)), found
+    )
 
 
-def _met() -> tuple[dist.Store, int, int]:
-    """(store of all ranks, rank, size) as the environment says where they meet."""
+def _rendezvous() -> tuple[dist.Store, int, int]:
+    """Return (store of all ranks, rank, world size) from the environment's address and port."""
     try:
         return next(dist.rendezvous("env://"))
     except dist.DistNetworkError as error:  # rank 0 alone listens, and can be refused so
         if "EADDRINUSE" not in str(error):
             raise
         raise PortTaken(
-            "another process has the port on which the ranks of this run were to meet.",
+            "another process has the port on which the ranks of this run rendezvous.",
             port=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
             next="start it again; if it stays, look for a process that an earlier job left on the first node",
         ) from None
 
 
-#: how long a rank keeps to itself that another one is gone: whoever started the ranks ends it in the meantime
+#: seconds a rank waits before it reports a lost peer, so that the original failure is reported first
 ECHO_S = 3.0
 
 
 @contextmanager
 def wait_for_root_cause(world: World) -> Iterator[None]:
-    """Where a rank fails, the others fail in their exchanges with it: what they say then waits for what it has said.
+    """Delay the traceback of a rank that lost a peer, until the peer's own error is printed.
 
-    A rank that fails has not parted, and its process group's threads still run: at the end of the interpreter they now
-    and then abort the process, which hides its exit code. So it ends without that, once its error has been printed.
+    When a rank dies, its peers fail in their next collective. A rank that fails does not tear down its process group,
+    whose threads sometimes abort the process at the end of the interpreter, which hides the exit code. Such a rank
+    therefore exits at once after its error is printed.
     """
     try:
         yield
@@ -128,18 +141,7 @@ def wait_for_root_cause(world: World) -> Iterator[None]:
 
 
 def _end(code: int) -> None:
-    """Of the process, at once, with all that it has said."""
+    """End the process at once, with its output flushed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def part(world: World) -> None:
-    """Tear the process group down in the order that does not abort: collect garbage, meet, destroy.
-
-    Everything that counts is on disk before this is called.
-    """
-    if world.size > 1 and dist.is_initialized():
-        gc.collect()
-        dist.barrier()
-        dist.destroy_process_group()

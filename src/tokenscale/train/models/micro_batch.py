@@ -1,0 +1,50 @@
+"""The inputs of one forward pass, on the device."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenscale.train.models.attention import Bounds
+from tokenscale.train.models.losses import IGNORED
+
+
+class MicroBatch(NamedTuple):
+    """Tokens and labels [B, T] on the device, and the document boundaries where attention stays inside documents."""
+
+    tokens_bt: Tensor
+    labels_bt: Tensor
+    bounds: Bounds | None = None
+
+
+class Rows(Protocol):
+    """Rows on the host: a training batch or a held-out slice."""
+
+    tokens_bt: np.ndarray
+    labels_bt: np.ndarray
+
+
+def micro_batch(batch: Rows, rows: slice, device: torch.device) -> MicroBatch:
+    """Copy some rows of a batch to the device.
+
+    Without any such rows, return one row whose labels are all ignored: every rank must take part in every collective.
+    """
+    tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
+    if len(tokens) == 0:
+        tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
+        labels = torch.full_like(tokens, IGNORED)
+    bounds = None
+    if getattr(batch, "document_ids_bt", None) is not None:
+        ids = torch.from_numpy(batch.document_ids_bt[rows])
+        ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
+        bounds = Bounds(ids, device)
+    return MicroBatch(_copy(tokens, device), _copy(labels, device), bounds)
+
+
+def _copy(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device; to a GPU through pinned memory, without waiting.
+
+    torch keeps the pinned memory until the copy is done, so the loader may reuse its buffers at once.
+    """
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

@@ -1,0 +1,109 @@
+"""Split a model over the ranks of a layout: the order of the methods, and what they return."""
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from tokenscale.settings.registry import PARALLEL
+from tokenscale.train.activation_checkpointing import checkpoint_blocks
+from tokenscale.train.memory_probe import Probe
+from tokenscale.train.models.micro_batch import MicroBatch
+from tokenscale.train.models.objective import Objective
+from tokenscale.train.parallel.mesh import Mesh
+from tokenscale.train.parallel.sharding import LocalShards, ShardingState
+from tokenscale.train.phase_timer import Timer
+
+
+class PipelineRunner(Protocol):
+    """Runs micro-batches through the stages of a pipeline (`parallel.pipeline.Pipeline`)."""
+
+    def __call__(self, inputs: MicroBatch) -> Tensor:
+        """Return the sum of losses without gradients, the same on every rank of the pipeline."""
+        ...
+
+    def step(
+        self,
+        inputs: Callable[[int], MicroBatch],
+        *,
+        weight: Tensor,
+        micro_steps: int,
+        timer: Timer,
+        autocast: Callable[[], AbstractContextManager],
+        no_sync: Callable[[], AbstractContextManager],
+        probe: Probe | None,
+    ) -> Tensor:
+        """Run the forward and backward passes of one optimizer step; return the sum of losses."""
+        ...
+
+    def broadcast_from_last(self, value: Tensor) -> Tensor:
+        """Return the last stage's value on every rank of the pipeline."""
+        ...
+
+
+@dataclass
+class BucketListener:
+    """Called each time DDP has a bucket of gradients complete on this rank, before the bucket is reduced."""
+
+    on_ready: Callable[[], None] | None = None
+
+
+@dataclass
+class ParallelModel:
+    """One rank's part of a model, and how a training step uses it. Every parallel method takes one and returns one."""
+
+    #: the plain objective: model and loss; its model's parameters have the names of checkpoints
+    objective: Objective
+    #: what computes the loss: the objective, a pipeline stage, or DDP or FSDP around one of them
+    module: nn.Module
+    #: what pipeline and tensor parallelism have split, and which gradients to reduce after backward
+    sharding: ShardingState = field(default_factory=ShardingState)
+    #: the parts of the parameters that this rank's optimizer updates
+    shards: LocalShards | None = None
+    pipeline: PipelineRunner | None = None
+    #: context of backward passes that reduce no gradients; the pass after it reduces the sum
+    no_sync: Callable[[], AbstractContextManager] = nullcontext
+    bucket_listener: BucketListener | None = None
+
+    def loss(self, inputs: MicroBatch) -> Tensor:
+        """Return the sum of losses of some rows. A collective where the layout communicates in forward."""
+        return self.pipeline(inputs) if self.pipeline is not None else self.module(*inputs)
+
+
+def parallelize(
+    objective: Objective, mesh: Mesh, *, activation_checkpointing: str = "none", compiled: bool = False
+) -> ParallelModel:
+    """Split a model over the ranks of a mesh, in place. Every rank must have built it with the same weights.
+
+    The order is that of torchtitan: each step works on what the one before has left to this rank, and DDP or FSDP come
+    last because they register their hooks on the final modules.
+    """
+    *splits, data_parallel = mesh.layout.methods
+    parallel = ParallelModel(objective, objective)
+
+    # 1. pipeline: keep this rank's layers; 2. tensor: keep this rank's part of each matrix
+    for method in splits:
+        parallel = _apply(method, parallel, mesh)
+    blocks = [block for block in objective.model.blocks if block is not None]
+
+    # 3. activation checkpointing, inside what is compiled
+    checkpoint_blocks(blocks, activation_checkpointing)
+
+    # 4. compile block by block: equal blocks share one compilation
+    if compiled:
+        for block in blocks:
+            block.compile()
+
+    # 5. single device, DDP, ZeRO-1, FSDP or HSDP
+    parallel = _apply(data_parallel, parallel, mesh)
+    if parallel.shards is None:
+        parallel.shards = LocalShards(objective.model, mesh, parallel.sharding)
+    return parallel
+
+
+def _apply(method: str, parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+    """Apply one method of `registry.PARALLEL`. Only the modules of the layout's own methods are imported."""
+    return importlib.import_module(PARALLEL[method]).apply(parallel, mesh)
