@@ -93,9 +93,9 @@ def test_trainings_on_raw_and_on_token_list_are_one(lab, trained, tmp_path):
 
 def test_each_file_is_code_of_its_own_runs_only():
     own = {
-        "formats/raw.py": RunSettings(approach="raw"),
-        "parallel/each.py": RunSettings(layout=LayoutSettings(data=2, copies="each")),
-        "training/dpo.py": RunSettings(objective="dpo"),
+        "data/stores/raw.py": RunSettings(approach="raw"),
+        "train/parallel/each.py": RunSettings(layout=LayoutSettings(data=2, copies="each")),
+        "train/dpo.py": RunSettings(objective="dpo"),
     }
     for file in own:
         uses = {
