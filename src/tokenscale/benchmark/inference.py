@@ -30,7 +30,7 @@ from tokenscale.settings.closure import closure_of
 from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import RECORD
-from tokenscale.train.checkpoint_models import Opened
+from tokenscale.train.checkpoint_models import CheckpointModel
 from tokenscale.train.evaluation.generation import Sampling, generate_rows
 
 VERSION = 1
@@ -44,7 +44,7 @@ Cell = tuple[int, int, int]
 class Writer:
     """A run's model, the run's id, its tokenizer, and ids to make prompts of."""
 
-    opened: Opened
+    opened: CheckpointModel
     run_id: str
     engine: Tokenizer
     ids: list[int]

@@ -27,7 +27,7 @@ from tokenscale.data.tokenizers.manifest import read_manifest
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
-from tokenscale.train.checkpoint_models import Opened, open_checkpoint
+from tokenscale.train.checkpoint_models import CheckpointModel, open_checkpoint
 from tokenscale.train.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
 from tokenscale.train.evaluation.translation import Translation, held_out_pairs, translate
 from tokenscale.train.precision import autocast_of
@@ -106,7 +106,7 @@ def evaluate(
     return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
 
 
-def report_of(opened: Opened, found: Scores, data: str) -> str:
+def report_of(opened: CheckpointModel, found: Scores, data: str) -> str:
     """What the verb prints."""
     causal = opened.run.objective == "causal"
     per_byte = found.bits_per_byte
@@ -128,7 +128,7 @@ def report_of(opened: Opened, found: Scores, data: str) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
 
 
-def report_of_bleu(opened: Opened, found: list[Translation], data: str) -> str:
+def report_of_bleu(opened: CheckpointModel, found: list[Translation], data: str) -> str:
     """The same of translations: their BLEU, and the first of them."""
     score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
     lines = {
@@ -156,7 +156,7 @@ def evaluate_bleu(
     device: str = "auto",
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
-) -> tuple[Opened, list[Translation]]:
+) -> tuple[CheckpointModel, list[Translation]]:
     """Translate the first pairs of a corpus, by its name or folder; by default that of the training.
 
     Raises UserError for a corpus that holds no pairs, a model that was not trained on any, and as `open_checkpoint`.
@@ -199,7 +199,7 @@ def evaluate_store(
     device: str = "auto",
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
-) -> tuple[Opened, Scores]:
+) -> tuple[CheckpointModel, Scores]:
     """Score the first `rows` rows of a packed store (None: all), as the validation of a training does it.
 
     Raises UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
@@ -244,7 +244,7 @@ def evaluate_text(
     device: str = "auto",
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
-) -> tuple[Opened, Scores]:
+) -> tuple[CheckpointModel, Scores]:
     """Score whole documents, each for itself, tokenized now with the checkpoint's tokenizer: of a corpus by its name or
     folder, or of files (Parquet, JSON lines, text). Longer ones are cut into windows as packed rows cut them.
 
@@ -302,7 +302,7 @@ def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
-def _requested(rows: Rows, opened: Opened, manifest: dict[str, Any]) -> Rows:
+def _requested(rows: Rows, opened: CheckpointModel, manifest: dict[str, Any]) -> Rows:
     """The rows with the labels, and the masks, that the run was trained for."""
     tokens, labels = as_requested(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
     return replace(rows, tokens_bt=tokens, labels_bt=labels)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load
-from tokenscale.train.checkpoint_models import Opened, open_checkpoint
+from tokenscale.train.checkpoint_models import CheckpointModel, open_checkpoint
 from tokenscale.train.evaluation.generation import Sampling, generate
 
 
@@ -90,7 +90,7 @@ def texts_of(
     ]
 
 
-def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> Opened:
+def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> CheckpointModel:
     """A checkpoint that writes text. Raises UserError as `open_checkpoint` does, and for a masked model."""
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
@@ -104,7 +104,7 @@ def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str 
 
 def behind(
     prompt: str,
-    opened: Opened,
+    opened: CheckpointModel,
     engine: Tokenizer,
     max_new_tokens: int,
     sampling: Sampling,

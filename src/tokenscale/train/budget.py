@@ -1,4 +1,4 @@
-"""How far a training has come in its budget, and when it ends: the same answer on every rank."""
+"""The budget of a run: how much of it is used, and when it ends; equal on every rank."""
 
 import math
 
@@ -11,7 +11,7 @@ from tokenscale.train.parallel.world import World
 
 
 def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float) -> int | None:
-    """Optimizer steps of a budget that is known before it begins; None for useful tokens and for wall time."""
+    """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and for wall time."""
     if budget.kind == "epochs":
         return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
     if budget.kind == "flops":
@@ -20,7 +20,7 @@ def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int
 
 
 def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
-    """Whether an epoch ends in step `step` (from 0): its last row is read in it.
+    """Return whether an epoch ends in step `step` (from 0): its last row is read in it.
 
     >>> [epoch_ends(k, rows_per_epoch=10, global_batch=4) for k in range(5)]
     [False, False, True, False, True]
@@ -29,7 +29,7 @@ def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
 
 
 class Budget:
-    """Answers "which share is behind us" before each step and "was that the last" after it.
+    """Compute the used share of the budget before each step, and whether the step was the last one after it.
 
     With a number of steps both are arithmetic. Otherwise all ranks' useful tokens decide, or the clock of rank 0, which
     are exchanged before the step's forward passes: read after them, when they are long there, they cost no wait.
@@ -58,11 +58,13 @@ class Budget:
         self.stop = False  # some rank has been told to stop; all ranks say so after the same step
 
     def share(self, step: int) -> float:
-        """Share of the budget that is behind us before step `step`, 0 to 1; one number on all ranks."""
+        """Return the share of the budget that is used before step `step`, 0 to 1; one number on all ranks."""
         return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
 
     def since_warmup(self, step: int) -> float:
-        """The same, of what is left of the budget at the peak of the learning rate; for budgets without steps."""
+        """Return the used share of what was left of the budget at the peak of the learning rate; for budgets without
+        steps.
+        """
         share = self.share(step)
         if step <= max(self._warmup - 1, 0):
             self._warm = share
@@ -90,8 +92,9 @@ class Budget:
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
-        """Whether step `step` was the last; it took `seconds` here. Of a wall time, the first step that begins after it
-        is the last."""
+        """Return whether step `step`, which took `seconds` here, was the last. With a wall time, the first step that
+        begins after it is the last.
+        """
         self._seconds += seconds
         if self.steps is None:
             useful, clock, _ = _read(*self._exchanged)
@@ -101,12 +104,13 @@ class Budget:
         return self.ended(step + 1)
 
     def ended(self, done: int) -> bool:
-        """Whether nothing is left of the budget after `done` steps."""
+        """Return whether nothing is left of the budget after `done` steps."""
         return done >= self.steps if self.steps is not None else self._done >= self._goal
 
     def state(self) -> dict[str, float]:
-        """Plain numbers; the seconds are this rank's, and rank 0's count. `clock`: what a budget in seconds has seen of
-        them, which is what was over when the last step began."""
+        """Return the state as plain numbers. The seconds are this rank's; rank 0's count. `clock` is the part of a
+        wall-time budget that was used when the last step began.
+        """
         clock = {"clock": self._done} if self.steps is None and not self._counts_tokens else {}
         return {
             "useful_tokens": self._tokens.item() + self._alone,
@@ -115,7 +119,7 @@ class Budget:
         } | clock
 
     def load(self, state: dict[str, float]) -> None:
-        """What `state` returned on rank 0, of a run with this budget or another."""
+        """Restore what `state` returned on rank 0, of a run with this budget or another."""
         self._tokens.fill_(state["useful_tokens"])
         self._seconds, self._warm = state["seconds"], state["warm"]
         self._done = state["useful_tokens"] if self._counts_tokens else state.get("clock", state["seconds"])

@@ -1,4 +1,4 @@
-"""Weights and resume states on disk: safetensors and JSON, never a pickle; whole or not there.
+"""Weights and resume states on disk: safetensors and JSON, never a pickle; complete or absent.
 
 A checkpoint is a folder. Each rank writes `rank=NNNNN.safetensors` with the pieces of tensors that it owns, and
 `rank=NNNNN.json` with their index, its random state and its place in the data; rank 0 then writes `checkpoint.json`,
@@ -54,13 +54,13 @@ class Piece:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Piece":
-        """The whole tensor."""
+        """Return a piece that is the whole tensor."""
         return cls(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
 
 
 @dataclass
 class State:
-    """What one rank contributes to a checkpoint. `pieces` are those it owns: each piece has one owner."""
+    """One rank's contribution to a checkpoint. `pieces` are those it owns: each piece has one owner."""
 
     pieces: dict[str, Piece]
     rank_record: dict[str, Any] = field(default_factory=dict)  # random state, place in the data
@@ -75,7 +75,9 @@ class State:
 
 
 def write_rank(folder: Path, rank: int, state: State) -> None:
-    """This rank's two files, in `folder` + `.partial`; the JSON is last, and says that the tensors are on disk."""
+    """Write this rank's two files into `folder` + `.partial`. The JSON is written last and marks the tensors as
+    complete.
+    """
     partial = partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"rank={rank:05d}"
@@ -116,12 +118,12 @@ def commit(folder: Path, world_size: int, record: dict[str, Any], *, patience_s:
 
 
 def partial_of(folder: Path) -> Path:
-    """Where a checkpoint lies until it is complete."""
+    """Return the folder of a checkpoint until it is complete."""
     return folder.with_name(folder.name + PARTIAL)
 
 
 class Checkpoint:
-    """A complete checkpoint, opened for reading. Tensors are read when they are asked for, and only the parts needed.
+    """A complete checkpoint, opened for reading. Tensors are read on request, and only the needed parts of them.
 
     Raises UserError where a file is missing, cut off, changed or not what its index says.
     """
@@ -151,7 +153,7 @@ class Checkpoint:
                 self._add(self._json(name), verify)
 
     def _add(self, rank: dict[str, Any], verify: bool) -> None:
-        """Take in what one rank's JSON says."""
+        """Add the index of one rank's file."""
         check_types(rank, RANK)
         self._check(rank["file"], rank, verify)
         if self.record["kind"] == "resume":
@@ -168,15 +170,15 @@ class Checkpoint:
             self._parts.setdefault(key, []).append((rank["file"], offsets))
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of tensors that begin with `prefix`, without it."""
+        """Return the names of tensors that begin with `prefix`, without it."""
         return [key.removeprefix(prefix) for key in self._parts if key.startswith(prefix)]
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, put together from its pieces, on the CPU."""
+        """Return a whole tensor, assembled from its pieces, on the CPU."""
         return self.part(name, (0,) * len(self.shapes[name]), tuple(self.shapes[name]))
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """The part [offsets, offsets + shape) of a tensor, from the pieces that overlap it, on the CPU."""
+        """Return the part [offsets, offsets + shape) of a tensor, from the pieces that overlap it, on the CPU."""
         if name not in self._parts:
             raise self._error("the checkpoint has no such tensor.", tensor=name)
         result, filled = None, 0
@@ -221,7 +223,7 @@ class Checkpoint:
 
 
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """(shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
+    """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
     checkpoint = Checkpoint(folder)
     with understood(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
         shape = from_dict(ModelSettings, checkpoint.record["model"])
@@ -257,10 +259,10 @@ def _sync(folder: Path) -> None:
 
 
 def to_json_bytes(state: Tensor) -> str:
-    """A byte tensor (a random generator's state) as hex text."""
+    """Return a byte tensor (a random generator's state) as hex text."""
     return bytes(state.tolist()).hex()
 
 
 def from_json_bytes(text: str) -> Tensor:
-    """The tensor of `to_json_bytes`."""
+    """Return the tensor that `to_json_bytes` encoded."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

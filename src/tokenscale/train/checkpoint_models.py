@@ -1,4 +1,4 @@
-"""A checkpoint as a model that computes, with what its run says of it."""
+"""Models from checkpoints, ready for evaluation and generation."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ HALF = {"bf16": torch.bfloat16, "bf16-true": torch.bfloat16, "fp16": torch.float
 
 
 @dataclass(frozen=True)
-class Opened:
+class CheckpointModel:
     """A model without dropout on its device, the run that made it, and the folder of its tokenizer."""
 
     folder: Path
@@ -33,7 +33,7 @@ class Opened:
 
     @property
     def name(self) -> str:
-        """What to call it in print."""
+        """Return the model's name for terminal output."""
         return f"{self.folder}: {self.record['run_id']}, after {self.record['step']:,} steps"
 
 
@@ -44,7 +44,7 @@ def open_checkpoint(
     device: str = "auto",
     sequence_length: int = 0,
     document_mask: bool | None = None,
-) -> Opened:
+) -> CheckpointModel:
     """Read a checkpoint of any layout. Rows may be as long as those it was trained on, or of `sequence_length` where
     that is more; weights keep their number format. `document_mask` None: attention as in training.
 
@@ -75,4 +75,4 @@ def open_checkpoint(
     model = build(shape, positions, objective=run.objective, kernel="sdpa" if shape.transformers else kernel)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
-    return Opened(folder, model.to(where).eval(), run, record, tokenizer or held, where, positions)
+    return CheckpointModel(folder, model.to(where).eval(), run, record, tokenizer or held, where, positions)

@@ -1,4 +1,4 @@
-"""Which checkpoints a run writes, keeps, begins from and deletes; on disk they are those of `checkpoint.py`.
+"""Which checkpoints a run writes, keeps, resumes from and deletes. `checkpoint.py` has their format.
 
 `results/runs/<run id>/checkpoints/`: `step=00000100` are resume states, `final` and `best` hold weights alone.
 """
@@ -24,7 +24,9 @@ FOLDER, DAMAGED = "checkpoints", ".damaged"
 
 
 class Checkpoints:
-    """One rank's view of a run's checkpoints. `digest` is that of the attempt: states of other code are not resumed."""
+    """One rank's view of a run's checkpoints. `digest` is the attempt's code digest: states of other code are not
+    resumed.
+    """
 
     def __init__(self, run: RunSettings, directory: Path, world: World, record: dict[str, Any], tokenizer: Path | None):
         self.settings, self.folder, self._run = run.checkpoints, directory / FOLDER, run
@@ -35,7 +37,8 @@ class Checkpoints:
         self.seconds: list[tuple[str, int, float]] = []  # (folder, bytes, seconds) of what has been written
 
     def newest(self) -> Checkpoint | None:
-        """The newest resume state of this run that this code and data can go on from. None: begin anew. A collective.
+        """Return the newest resume state of this run that this code and data can resume from; None: start anew. A
+        collective.
 
         Rank 0 chooses. It puts a damaged one aside (`.damaged`), with a line that says so.
         """
@@ -61,7 +64,7 @@ class Checkpoints:
         return None
 
     def named(self, where: str) -> Checkpoint:
-        """The resume state that `resume_from` names. Raises UserError where it does not fit this run."""
+        """Return the resume state that `resume_from` names. Raises UserError where it does not fit this run."""
         found = Checkpoint(where)
         if found.record["kind"] != "resume":
             raise UserError(
@@ -92,7 +95,7 @@ class Checkpoints:
         return found
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:
-        """Whether a resume state is to be written after `done` steps."""
+        """Return whether a resume state is to be written after `done` steps."""
         if last:
             return self.settings.keep_resume_state
         if done == 0:
@@ -123,7 +126,7 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Until what is being written is complete. Raises what the writing raised."""
+        """Wait until all writing is complete. Raises what the writing raised."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -132,7 +135,7 @@ class Checkpoints:
             raise failed
 
     def forget(self) -> None:
-        """Rank 0: delete resume states, those half written included; the run has ended, and keeps none."""
+        """Rank 0: delete resume states, incomplete ones included, because the run has ended."""
         for folder in self.folder.glob("*"):
             state = folder.name.startswith("step=") and not self.settings.keep_resume_state
             if state or folder.name.endswith((PARTIAL, DAMAGED, ".old")):
@@ -173,13 +176,13 @@ class Checkpoints:
         return sorted(found, key=lambda f: int(f.name[5:]))
 
 
-def place(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Where the data go on, for batches of any world size."""
+def data_state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the position in the data after which to continue, for batches of any world size."""
     return merge_states([state["data"] for state in checkpoint.ranks])
 
 
-def reported(log: Callable[..., None], checkpoints: Checkpoints) -> None:
-    """Tell the log of what has been written since it was told last."""
+def log_checkpoints(log: Callable[..., None], checkpoints: Checkpoints) -> None:
+    """Log the checkpoints that have been written since the last call."""
     while checkpoints.seconds:
         name, size, seconds = checkpoints.seconds.pop(0)
         log("checkpoint", status=name, bytes=size, duration_s=seconds)

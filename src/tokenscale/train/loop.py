@@ -1,4 +1,4 @@
-"""One run on one rank: build, loop, record."""
+"""The training loop of one run on one rank."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from tokenscale.train import memory_probe as memory
 from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
-from tokenscale.train.checkpoints import Checkpoints, place, reported
+from tokenscale.train.checkpoints import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import validate
 from tokenscale.train.models.attention import choose_kernel
@@ -42,7 +42,7 @@ from tokenscale.train.watchdog import Watchdog
 
 @dataclass(frozen=True)
 class Inputs:
-    """Directories that a run reads; None for what its approach does not need."""
+    """Directories that a run reads; None for what its data strategy does not need."""
 
     corpus: Path | None = None
     tokenizer: Path | None = None
@@ -70,7 +70,7 @@ def train(
 
 
 class Training:
-    """What the steps of one run share. `batches` stand in the place of those that the run's approach reads."""
+    """A run in progress on one rank. `batches` replaces the batches of the run's data strategy."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Training:
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
     def run(self) -> torch.nn.Module:
-        """The loop, and the end."""
+        """Run the loop to its end and return the trained model."""
         try:
             with self.signals:
                 return self._run()
@@ -179,7 +179,9 @@ class Training:
         return self.trainer.model
 
     def step(self) -> bool:
-        """One optimizer step and what is due after it. Returns whether it was the last."""
+        """Run one optimizer step, and validation and checkpoints that are due after it. Return whether it was the last
+        step.
+        """
         run, step = self.settings, self.done
         self.watch.beat()
         self.trace.before(step)
@@ -230,7 +232,7 @@ class Training:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
 
     def _between(self, *, validating: bool = False, saving: bool = False, at_start: bool = False) -> None:
-        """Validation and checkpoints, between two steps."""
+        """Run validation and write checkpoints between two steps."""
         if at_start:
             validating = self.held_out is not None and self.settings.validation.at_start
             saving = self.checkpoints.due(0, epoch_ended=False, last=False)
@@ -242,7 +244,7 @@ class Training:
                 self._save("best", "model")
         if saving:
             self._save(f"step={self.done:08d}", "resume")
-        reported(self.writer.event, self.checkpoints)
+        log_checkpoints(self.writer.event, self.checkpoints)
 
     def _validate(self) -> float:
         self.watch.beat()
@@ -268,7 +270,7 @@ class Training:
         return found.loss_sum / max(found.useful_tokens, 1)
 
     def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
-        """This rank's share of the held-out pairs; who reads the logs scores them."""
+        """Translate this rank's share of the held-out pairs. BLEU is computed when the logs are read."""
         positions, device = self.settings.sequence_length, self.world.device
         for found in translate(self.trainer.model, pairs, tokenizer, positions, device):
             self.watch.beat()
@@ -313,7 +315,7 @@ class Training:
         self.checkpoints.save(name, kind, state, facts)
 
     def _resume(self) -> None:
-        """Go on from a checkpoint, if there is one for this run."""
+        """Resume from a checkpoint if there is one for this run."""
         found = self.checkpoints.newest()
         if found is not None:
             self.begins_at = found.record["begins_at"]
@@ -337,7 +339,7 @@ class Training:
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")
 
     def _restore(self, found: Checkpoint) -> None:
-        self.batches.seek(place(found))
+        self.batches.seek(data_state(found))
         self.budget.load(found.record["budget"])
         self.trainer.loss_scale.load(found.record["loss_scale"])
         if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
@@ -347,11 +349,13 @@ class Training:
             self.trainer.load_random_state(found.ranks[self.world.rank]["random"])
 
     def _interrupt(self, joules: float | None) -> None:
-        """A state to go on from, the logs, no seal. Raises Interrupted once all ranks have theirs on disk."""
+        """Write a resume state and the logs, and leave the record unsealed. Raises Interrupted once all ranks have
+        written.
+        """
         if self._state_after != self.done:
             self._save(f"step={self.done:08d}", "resume")
         self.checkpoints.wait()
-        reported(self.writer.event, self.checkpoints)
+        log_checkpoints(self.writer.event, self.checkpoints)
         self.writer.event("run_stop", status="interrupted", step=self.done, energy_j=joules)
         self.writer.close()
         self.world.barrier()
@@ -365,7 +369,7 @@ class Training:
         raise Interrupted(self.done)
 
     def _end(self, joules: float | None) -> None:
-        """Results first: weights, logs, the sealed record; then what is no longer needed."""
+        """Write weights, logs and the sealed record, then delete what is no longer needed."""
         stopped = self.log.stopped_at
         done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
         if stopped is None and self.settings.checkpoints.final:
@@ -373,7 +377,7 @@ class Training:
         if stopped is None and self.translator is not None:
             self._translate(*self.translator)
         self.checkpoints.wait()
-        reported(self.writer.event, self.checkpoints)
+        log_checkpoints(self.writer.event, self.checkpoints)
         self.writer.event("run_stop", status=state, step=done, energy_j=joules)
         self.writer.close()
         self.world.barrier()  # every rank's files are complete before the record that names their hashes

@@ -1,4 +1,4 @@
-"""What fills a device's memory: parameters, gradients, optimizer state, activations."""
+"""Memory of a training step: parameters, gradients, optimizer state and activations."""
 
 import resource
 import sys
@@ -17,7 +17,9 @@ from tokenscale.train.parallel.sharding import local
 
 
 def peak(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a GPU; the largest resident set of this process on a CPU."""
+    """Return the peak memory in bytes: the most that was allocated on a GPU; the largest resident set of the process on
+    a CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
@@ -25,8 +27,9 @@ def peak(device: torch.device) -> int:
 
 
 class Probe:
-    """Measures one step, in bytes that this rank holds: parameters, gradients, optimizer state, and what backward needs
-    of one forward pass (activations). `costs.memory` predicts the same."""
+    """Measure one step, in bytes on this rank: parameters, gradients, optimizer state, and what backward needs of one
+    forward pass (activations). `costs.memory` predicts the same.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool):
         self._model, self._device, self._compiled = model, device, compiled
@@ -34,7 +37,7 @@ class Probe:
 
     @contextmanager
     def forward(self, times: int = 1) -> Iterator[None]:
-        """Measure the activations of the forward pass in the block; `times` such are held at once.
+        """Measure the activations of the forward pass in the `with` block; `times` such passes are in memory at once.
 
         On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
         autograd saves, and those of products that blocks keep when they are computed again, as far as they stand at its
@@ -66,19 +69,20 @@ class Probe:
             self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
     def _weights(self) -> set[int]:
-        """Places of the parameters' storages as they are now."""
+        """Return the addresses of the parameters' current storages."""
         return {local(weight).untyped_storage()._cdata for weight in self._model.parameters()}
 
     def _gathered(self) -> dict[int, int]:
-        """Place → bytes of weights that FSDP has put together from all ranks: those that are no DTensors now. They may
-        be there before a pass, since validation gives nothing back."""
+        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors now. They may be
+        there before a pass, since validation does not reshard.
+        """
         if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
             return {}
         storages = [w.untyped_storage() for w in self._model.parameters() if not hasattr(w, "to_local")]
         return {storage._cdata: storage.nbytes() for storage in storages}
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        """After the update, while gradients are there."""
+        """Measure after the update, while gradients exist."""
         weights = [local(p) for p in self._model.parameters()]
         gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
         moments = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
@@ -94,7 +98,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class _Products(TorchDispatchMode):
-    """Remembers what the operations gave that selective recomputation keeps."""
+    """Record the outputs of the operations that selective checkpointing stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,5 +116,5 @@ class _Products(TorchDispatchMode):
         return found
 
     def kept(self) -> dict[int, int]:
-        """Place → bytes of those that are still there."""
+        """Return address → bytes of the outputs that still exist."""
         return {made.cdata: size for made, size in self._made if not made.expired()}

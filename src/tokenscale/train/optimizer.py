@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices only, and clipping that really clips, folded into the update."""
+"""AdamW with decay on matrices only, and clipping by the global norm as part of the fused update."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: laps by the host's clock on a CPU, by events on a GPU, which nobody waits for."""
+"""Time by phase of a step: laps by the host's clock on a CPU, by CUDA events on a GPU, without waiting."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ PARTS = ("h2d", "forward", "backward", "bubble", "exposed_communication", "optim
 
 @dataclass
 class Laps:
-    """Seconds of one step by part; `step` is the whole, from the end of the step before to the end of this one."""
+    """Seconds of one step by phase. `step` is the whole, from the end of the step before to the end of this one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     step_s: float = 0.0
@@ -20,27 +20,27 @@ class Laps:
 
 
 class Timer(Protocol):
-    """Takes the laps of steps. `read` gives those since the last reading; on a GPU it waits for the last of them."""
+    """Time the phases of steps. `read` returns the laps since the last reading; on a GPU it waits for the last one."""
 
     def restart(self) -> None:
-        """The next step begins now: what came before (validation, a checkpoint) belongs to no step."""
+        """Begin a step now; the time before (validation, a checkpoint) belongs to no step."""
         ...
 
     def lap(self, part: str) -> None:
-        """What was done since the last lap was this part of the step."""
+        """Attribute the time since the last lap to a phase of the step."""
         ...
 
     def end(self) -> None:
-        """The step ends here, and the next one begins."""
+        """End the step and begin the next one."""
         ...
 
     def read(self) -> list[Laps]:
-        """Laps of the steps that have ended since the last reading."""
+        """Return the laps of the steps that have ended since the last reading."""
         ...
 
 
 class HostTimer:
-    """For devices that compute in the caller's thread."""
+    """A timer for devices that compute in the caller's thread."""
 
     def __init__(self) -> None:
         self._steps: list[Laps] = []
@@ -70,7 +70,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """For a GPU: events are recorded in its stream and read later, so that the host runs ahead."""
+    """A timer for a GPU: events are recorded in its stream and read later, so that the host runs ahead."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -121,5 +121,5 @@ class CudaTimer:
 
 
 def timer_of(device: torch.device) -> Timer:
-    """The timer of a device."""
+    """Return the timer of a device."""
     return CudaTimer(device) if device.type == "cuda" else HostTimer()

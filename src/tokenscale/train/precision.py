@@ -1,4 +1,4 @@
-"""Number formats of a training: autocast, weights in bf16, scaled losses for fp16, float8 products."""
+"""Number formats of training: autocast, bf16 weights, loss scaling for fp16, float8 products."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_of(precision: str, device: torch.device) -> Callable[[], AbstractContextManager]:
-    """A fresh autocast context for each use: 16 bits over fp32 weights, or none."""
+    """Return a function that makes an autocast context: 16 bits over fp32 weights, or none."""
     if precision not in AUTOCAST:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=AUTOCAST[precision])
@@ -40,7 +40,7 @@ class LossScale:
         self._interval = interval
 
     def update(self, found_inf: Tensor) -> None:
-        """After a step; `found_inf` is 1 where the gradient was not finite, else 0."""
+        """Update the scale after a step; `found_inf` is 1 where the gradient was not finite, else 0."""
         if not self.active:
             return
         good = (self._good + 1) * (1 - found_inf)
@@ -49,11 +49,11 @@ class LossScale:
         self._good = torch.where(grown, torch.zeros_like(good), good)
 
     def state(self) -> dict[str, float]:
-        """Plain numbers."""
+        """Return the state as plain numbers."""
         return {"scale": self.scale.item(), "good": self._good.item()} if self.active else {}
 
     def load(self, state: dict[str, float]) -> None:
-        """What `state` returned."""
+        """Restore what `state` returned."""
         if state:
             self.scale.fill_(state["scale"])
             self._good.fill_(state["good"])

@@ -1,4 +1,4 @@
-"""A trace of some steps by torch.profiler, and Python's garbage collector kept out of the others."""
+"""Traces by torch.profiler, and garbage collection at fixed steps."""
 
 import gc
 from pathlib import Path
@@ -10,7 +10,7 @@ from tokenscale.settings.run import ProfileSettings
 
 
 class Trace:
-    """Records steps `first` to `first + steps` of this rank into `<folder>/trace.json.gz`, for Perfetto or Chrome."""
+    """Record steps `first` to `first + steps` of this rank into `<folder>/trace.json.gz`, for Perfetto or Chrome."""
 
     def __init__(self, settings: ProfileSettings, folder: Path, device: torch.device):
         self._first, self._after = settings.first, settings.first + settings.steps
@@ -19,20 +19,20 @@ class Trace:
         self._profile: profile | None = None
 
     def before(self, step: int) -> None:
-        """Step `step` begins."""
+        """Start the trace if step `step` is the first to record."""
         if step == self._first and self._after > self._first:
             self._profile = profile(activities=self._activities, record_shapes=True, profile_memory=True)
             self._profile.start()
 
     def after(self, done: int) -> None:
-        """`done` steps are behind us."""
+        """Write the trace if `done` steps end the recording."""
         if self._profile is not None:
             self._profile.step()
             if done >= self._after:
                 self.close()
 
     def close(self) -> None:
-        """Write what there is."""
+        """Write an unfinished trace."""
         if self._profile is not None:
             self._profile.stop()
             self._profile.export_chrome_trace(str(self._path))
@@ -40,7 +40,7 @@ class Trace:
 
 
 class Garbage:
-    """Collects every `every` steps on all ranks together, and not in between: a pause on one rank is one on all."""
+    """Collect garbage every `every` steps on all ranks together, not in between: a pause of one rank is one of all."""
 
     def __init__(self, every: int):
         self._every, self._was = every, gc.isenabled()
@@ -50,12 +50,12 @@ class Garbage:
             gc.disable()
 
     def after(self, done: int) -> None:
-        """`done` steps are behind us."""
+        """Collect garbage if it is due after `done` steps."""
         if self._every and done % self._every == 0:
             gc.collect(1)
 
     def close(self) -> None:
-        """As it was."""
+        """Restore automatic collection."""
         if self._every:
             gc.unfreeze()
             if self._was:

@@ -1,4 +1,4 @@
-"""What a run's record says of where and how it was computed."""
+"""The run's record: where and how it was computed."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokenscale.train.parallel.world import World
 
 
 def launched(attempt_directory: Path) -> dict[str, Any]:
-    """What the launcher left for this attempt: digests of its code and inputs."""
+    """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
     prepared = attempt_directory / "attempt.json"
     return read_json(prepared, "attempt's record") if prepared.is_file() else {}
 
@@ -24,7 +24,7 @@ def launched(attempt_directory: Path) -> dict[str, Any]:
 def start(
     run: RunSettings, directory: Path, attempt: int, world: World, launched: dict[str, Any], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the running record, from what the launcher left and what is known here."""
+    """Write the running record, from the launcher's facts and those known here."""
     hardware = {
         "device": device_name(world.device),
         "device_kind": world.device.type,
@@ -48,8 +48,9 @@ def start(
 
 
 def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
-    """What MFU and HFU are made of beside the device's peak: FLOPs a token by convention, and the number format. The
-    peak belongs to who reads the record: a new entry in that table must not train anything again."""
+    """Return FLOPs per token by convention and the number format, from which MFU and HFU follow. The device's peak is
+    looked up when the record is read: a new entry in that table must not retrain anything.
+    """
     counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
     repeated = hardware_flops_per_token(
         shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
@@ -59,7 +60,7 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
 
 
 def log_hashes(directory: Path) -> dict[str, str]:
-    """Of all attempts: a resumed run's series is theirs together."""
+    """Return the hashes of the logs of all attempts: a resumed run's series is theirs together."""
     files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
     return {str(f.relative_to(directory)): sha256_file(f) for f in files}
 
@@ -69,7 +70,7 @@ def device_name(device: torch.device) -> str:
 
 
 def pci_bus_id(device: torch.device) -> str | None:
-    """Where NVML finds the device; None for what is no GPU."""
+    """Return the PCI address by which NVML finds the device; None for a device that is no GPU."""
     if device.type != "cuda":
         return None
     facts = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""Ending before the end: a signal becomes a checkpoint between two steps, on all ranks after the same one."""
+"""Interruption: a signal becomes a checkpoint between two steps, on all ranks after the same step."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """The training stopped after a step, with a state to go on from on disk. Raised on every rank."""
+    """Training stopped after a step, with a resume state on disk. Raised on every rank."""
 
     def __init__(self, step: int):
         super().__init__(f"interrupted after step {step}; the next attempt goes on from there")
@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """In its block, which signal has told this rank to stop, if any. Blocks may be nested.
+    """A context that records which signal has requested a stop, if any. Contexts may be nested.
 
     A second SIGINT ends the process at once, as it does everywhere; what is ignored (`nohup`) stays so.
     """

@@ -1,4 +1,4 @@
-"""Steps on their way to the log: what the device computed is read a few steps at a time, and every step is written."""
+"""The log of steps: results on the device are read a few steps at a time, and every step is written."""
 
 import math
 import sys
@@ -19,7 +19,9 @@ OVERFLOWS = 20
 
 
 class StepLog:
-    """Collects steps; `read` waits for the device once and writes them all. `stopped_at` is then the first bad step."""
+    """Collect steps; `read` waits for the device once and writes them all. `stopped_at` is then the first step with a
+    gradient that is not finite.
+    """
 
     def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool, counts: bool = True):
         self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
@@ -41,7 +43,7 @@ class StepLog:
         wait_s: float,
         own_s: float,
     ) -> None:
-        """A step whose work has been handed to the device.
+        """Add a step whose work has been queued on the device.
 
         Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that train on the same
         rows (a tensor group, a pipeline), one writes them (`counts`) and the others zeros.
@@ -63,7 +65,7 @@ class StepLog:
         return len(self._pending)
 
     def read(self) -> None:
-        """Write what has been collected. After the first step that cannot be gone on from, the rest is left out."""
+        """Write the collected steps. After the first step with a gradient that is not finite, the rest is left out."""
         if not self._pending:
             return
         rows = [(s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale) for _, s in self._pending]
@@ -101,7 +103,9 @@ class StepLog:
 
 
 class Progress:
-    """Prints for rank 0 only. On a terminal the line is rewritten; elsewhere one line in `every_s` seconds."""
+    """Print progress on rank 0 only. On a terminal the line is rewritten; elsewhere one line is printed in `every_s`
+    seconds.
+    """
 
     def __init__(self, steps: int | None, *, enabled: bool, every_s: float = 30.0):
         self.steps, self.enabled, self.every_s = steps, enabled, every_s
@@ -111,12 +115,12 @@ class Progress:
         self._first: float | None = None
 
     def log(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         if self.enabled:
             print(("\r\033[K" if self.live else "") + text, flush=True)
 
     def step(self, done: int, loss: float, useful_per_s: float, share: float) -> None:
-        """`done` steps are behind us, `share` of the budget."""
+        """Print the progress after `done` steps; `share` of the budget is used."""
         if not self.enabled:
             return
         now = time.monotonic()

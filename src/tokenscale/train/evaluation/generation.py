@@ -1,4 +1,4 @@
-"""Text from a causal model: one token after another, greedy or drawn."""
+"""Text generation by a causal model: one token after another, greedy or sampled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tokenscale.base.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 takes the likeliest (greedy); `top_k` 0 and `top_p` 1 leave all."""
+    """How the next token is chosen. `temperature` 0 takes the likeliest (greedy); `top_k` 0 and `top_p` 1 keep all."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -33,7 +33,7 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [V] → what the next token is drawn from, fp64 [V], sums to 1.
+    """Return the distribution that the next token is drawn from: logits [V] → fp64 [V], sums to 1.
 
     Softmax at the temperature; then the `top_k` likeliest tokens (Fan et al. 2018); then the fewest likeliest of these
     that hold at least `top_p` of what is left (nucleus, Holtzman et al. 2020), at least one.
@@ -51,7 +51,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def generate(
     model: nn.Module, prompt: Sequence[int], *, on_token: Callable[[int], None] | None = None, **options: Any
 ) -> list[int]:
-    """The tokens behind one prompt; `options` are those of `generate_rows`, and `on_token` receives each token."""
+    """Return the new tokens of one prompt. `options` are those of `generate_rows`; `on_token` receives each token."""
     on_tokens = None if on_token is None else lambda tokens: on_token(tokens[0])
     return generate_rows(model, [prompt], on_token=on_tokens, **options)[0]
 

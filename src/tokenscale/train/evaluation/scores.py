@@ -1,4 +1,4 @@
-"""How well a model predicts: loss, perplexity, bits per byte and accuracy, over rows of tokens or over whole texts."""
+"""Loss, perplexity, bits per byte and accuracy of a model, over rows of tokens or over whole texts."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -32,8 +32,9 @@ class Rows:
 
 @dataclass
 class Scores:
-    """Sums over what was scored. `text_bytes` are the UTF-8 bytes of the text that the useful tokens spell, where
-    somebody counted them."""
+    """Sums over the scored rows. `text_bytes` are the UTF-8 bytes of the text that the useful tokens spell, where they
+    were counted.
+    """
 
     loss_sum: float = 0.0
     useful_tokens: int = 0
@@ -43,23 +44,24 @@ class Scores:
 
     @property
     def loss(self) -> float:
-        """Mean of -log p(label), nats a useful token."""
+        """Return the mean of -log p(label) in nats per useful token."""
         return self.loss_sum / self.useful_tokens
 
     @property
     def perplexity(self) -> float:
-        """exp(loss) (Jelinek et al. 1977); depends on the tokenizer."""
+        """Return exp(loss) (Jelinek et al. 1977); it depends on the tokenizer."""
         return math.exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits of the whole text's probability, a byte of it: comparable between tokenizers (The Pile, Gao et al. 2020,
-        section 3.1). None where bytes are not known."""
+        """Return the text's total bits per byte of text, comparable between tokenizers (The Pile, Gao et al. 2020,
+        section 3.1). None where bytes are not known.
+        """
         return None if self.text_bytes is None else self.loss_sum / math.log(2) / self.text_bytes
 
     @property
     def accuracy(self) -> float:
-        """Share of the useful labels that have the largest logit."""
+        """Return the share of the useful labels that have the largest logit."""
         return self.correct / self.useful_tokens
 
 

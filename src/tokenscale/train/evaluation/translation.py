@@ -1,4 +1,4 @@
-"""Translations by a causal model that was trained on pairs: greedy, from the source and the EOS behind it."""
+"""Greedy translation by a causal model that was trained on pairs, from the source and the EOS after it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Translation:
-    """What a model made of a pair's source, and the seconds that it took."""
+    """The model's translation of a pair's source, and the seconds it took."""
 
     pair: Pair
     hypothesis: str
@@ -38,7 +38,9 @@ class Translation:
 
 
 def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[Pair]:
-    """The first pairs of a split of a built corpus, at most so many. UserError where its documents are no pairs."""
+    """Return the first pairs of a split of a built corpus, at most `count`. Raises UserError where its documents are no
+    pairs.
+    """
     text = RawText(corpus, split, verify=False)
     if not text.pairs or not len(text):
         raise UserError(
@@ -57,7 +59,7 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
 def translate(
     model: nn.Module, pairs: Sequence[Pair], tokenizer: Tokenizer, positions: int, device: torch.device
 ) -> Iterator[Translation]:
-    """Greedy translations, one pair after another: BOS + source + EOS, and from there the likeliest token until EOS.
+    """Yield greedy translations, one pair after another: BOS + source + EOS, then the likeliest token until EOS.
 
     At most twice as many tokens as the source has, and 16, so that a model that never ends a sentence ends, too; none
     behind `positions`. A source that leaves no room has an empty translation. Dropout is off meanwhile; attention is
@@ -84,7 +86,9 @@ def translate(
 
 @contextmanager
 def _plain(model: nn.Module) -> Iterator[None]:
-    """The model for reading a token at a time: no dropout, no compiled blocks, no kernel that wants bounds."""
+    """A context in which the model can read one token at a time: no dropout, no compiled blocks, no document
+    boundaries.
+    """
     training = model.training
     kernels = {module: module.kernel for module in model.modules() if isinstance(module, Attention)}
     with ExitStack() as stack:

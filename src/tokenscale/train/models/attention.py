@@ -41,7 +41,7 @@ class Bounds:
         self._made: dict[object, object] = {}
 
     def prepare(self, kernel: str, causal: bool) -> None:
-        """Make what this kernel needs now: outside of blocks that torch.compile looks into."""
+        """Build what this kernel needs now, outside of compiled blocks."""
         if kernel == "sdpa":
             self.mask(causal)
         elif kernel == "flex":
@@ -50,7 +50,7 @@ class Bounds:
             self.lengths()
 
     def positions(self) -> Tensor:
-        """Place of each token in its document, from 0; int64 [B, T]."""
+        """Return the position of each token in its document, from 0; int64 [B, T]."""
         if "positions" not in self._made:
             ids = self.document_ids
             places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
@@ -59,7 +59,7 @@ class Bounds:
         return self._made["positions"]
 
     def mask(self, causal: bool) -> Tensor:
-        """True where a query (third axis) sees a key (last axis): bool [B, 1, T, T]."""
+        """Return the mask, True where a query (third axis) sees a key (last axis): bool [B, 1, T, T]."""
         if ("mask", causal) not in self._made:
             ids = self.document_ids
             same = ids[:, None, :, None] == ids[:, None, None, :]
@@ -67,7 +67,7 @@ class Bounds:
         return self._made["mask", causal]
 
     def block_mask(self, causal: bool) -> object:
-        """The mask as FlexAttention takes it: a BlockMask, which names the blocks that hold anything."""
+        """Return the mask as FlexAttention's BlockMask, which lists the blocks that are not empty."""
         if ("blocks", causal) not in self._made:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -82,8 +82,9 @@ class Bounds:
         return self._made["blocks", causal]
 
     def lengths(self) -> tuple[Tensor, int]:
-        """(where documents begin in the rows laid end to end, and where the last one ends: int32 [documents + 1] on
-        the device; tokens of the longest)."""
+        """Return (cumulative document lengths of the rows laid end to end, int32 [documents + 1] on the device; tokens
+        of the longest document).
+        """
         if "lengths" not in self._made:
             ids = self._host
             begins = torch.ones_like(ids, dtype=torch.bool)
@@ -141,7 +142,7 @@ def attend(
 
 
 def choose_kernel(requested: str, *, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str:
-    """The kernel for a run: the one asked for, or for `auto` the fastest that can do it.
+    """Return the kernel of a run: the requested one, or for `auto` the fastest that is possible.
 
     `bounds`: attention stays inside documents; `dtype`: of queries, keys and values. Raises UserError where the one
     asked for cannot run here.
@@ -163,7 +164,7 @@ def choose_kernel(requested: str, *, device: torch.device, bounds: bool, dtype: 
 
 
 def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, dropout: float) -> str | None:
-    """Why a kernel cannot be used; None where it can."""
+    """Return why a kernel cannot be used; None where it can."""
     if kernel == "sdpa":
         return None
     if device.type != "cuda":

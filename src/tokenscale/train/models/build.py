@@ -1,4 +1,4 @@
-"""A model from its shape: the decoder of this project, or one of the library `transformers`.
+"""Models from their shapes: the decoder of this project, or a model of the library `transformers`.
 
 Both offer `hidden(tokens_bt, bounds=None) -> [B, T, d]`, what goes into the output head; `head`, the nn.Linear behind
 it; `forward`, the logits; `blocks`, the nn.ModuleList of equal parts; and `settings`, the shape with nothing left open.
@@ -15,7 +15,7 @@ from tokenscale.train.models import decoder
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> nn.Module:
-    """The model, on the CPU or wherever torch makes tensors now; its weights are those of `initialise`.
+    """Build a model on torch's default device. Its weights are unset until `initialise`.
 
     `objective` says whether each position sees those before it (`causal`) or the whole row (`masked`); `kernel` is one
     that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.

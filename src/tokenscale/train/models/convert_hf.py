@@ -1,5 +1,6 @@
-"""Weights of the decoder to and from the library `transformers`: Llama's shapes and GPT-2's. Pure functions on weights
-by name and configurations as plain values: the library itself is not needed.
+"""Conversion of the decoder's weights to and from the library `transformers`: Llama's shapes and GPT-2's.
+
+Pure functions on weights by name and plain configuration values: the library itself is not needed.
 
 Nothing is computed: matrices are renamed, GPT-2's transposed (its Conv1D holds [in, out]) and its query, key and value
 joined. So a way there and back gives the same bits.
@@ -65,7 +66,7 @@ CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def family(shape: ModelSettings) -> str:
-    """`llama` or `gpt2`. Raises UserError for a shape that neither of them has."""
+    """Return `llama` or `gpt2`. Raises UserError for a shape that neither of them has."""
     if shape.transformers is not None:
         raise UserError(
             "the model is one of transformers already.",
@@ -90,7 +91,7 @@ def family(shape: ModelSettings) -> str:
 
 
 def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple[dict[str, Any], Weights]:
-    """(what config.json says, weights by the library's names) of a decoder's named parameters.
+    """Return (the values of config.json, weights by the library's names) of a decoder's named parameters.
 
     `sequence_length` is how many positions the configuration states where they are not counted (rotary ones). Raises
     UserError for a shape that the library has not, and for weights that are missing, unknown or of another size.
@@ -114,7 +115,7 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
 
 
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
-    """(shape, weights by the decoder's names) of a model of the library, from its config.json and its weights.
+    """Return (shape, weights by the decoder's names) of a library model, from its config.json and its weights.
 
     Raises UserError for a type that is neither Llama nor GPT-2, for a setting of it that the decoder has not, and for
     weights that are missing or unknown.
@@ -154,7 +155,7 @@ def _layers(shape: ModelSettings, kind: str) -> list[tuple[str, str]]:
 
 
 def _names(shape: ModelSettings, kind: str) -> dict[str, str]:
-    """Our name → theirs, for every weight that stands alone in both."""
+    """Return our name → the library's, for every weight that both have as one tensor."""
     layer, whole = (LLAMA_LAYER, LLAMA) if kind == "llama" else (GPT2_LAYER, GPT2)
     pairs = [(ours, theirs) for ours, theirs in whole.items() if not (ours == "head" and shape.tied_embeddings)]
     pairs += [(a + ours, b + theirs) for a, b in _layers(shape, kind) for ours, theirs in layer.items()]
@@ -167,7 +168,7 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, str]:
 
 
 def _turned(name: str, weight: Tensor) -> Tensor:
-    """GPT-2's linear layers hold their matrices transposed; everything else stays as it is."""
+    """Transpose the matrices of GPT-2's linear layers; everything else stays as it is."""
     linear = name.endswith((f"{JOINED}.weight", ".c_proj.weight", ".c_fc.weight"))
     return weight.t().contiguous() if linear else weight
 
@@ -191,7 +192,7 @@ def _few(names: list[str]) -> str | None:
 
 
 def _llama_config(shape: ModelSettings, sequence_length: int) -> dict[str, Any]:
-    """The keys that published files have; versions 4 and 5 of the library read them."""
+    """Return the keys that published configurations have; versions 4 and 5 of the library read them."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

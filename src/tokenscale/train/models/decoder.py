@@ -20,12 +20,12 @@ LLAMA3 = {"factor": 32.0, "original_positions": 8192, "low_turns": 1.0, "high_tu
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear layer with whatever its memory held: `initialise` sets the weights, and billions are not drawn twice."""
+    """Return a linear layer with unset weights: `initialise` sets them, and billions of numbers are not drawn twice."""
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
 
 
 def new_embedding(rows: int, dimension: int) -> nn.Embedding:
-    """The same of an embedding."""
+    """Return an embedding with unset weights."""
     return nn.utils.skip_init(nn.Embedding, rows, dimension, device=torch.get_default_device())
 
 
@@ -43,14 +43,15 @@ class RMSNorm(nn.Module):
 
 
 def norm_of(model: ModelSettings) -> nn.Module:
-    """The norm that stands before each part and before the output head."""
+    """Return the norm that precedes each part of a block and the output head."""
     if model.norm == "rms":
         return RMSNorm(model.dimension, model.norm_epsilon)
     return nn.LayerNorm(model.dimension, model.norm_epsilon, bias=model.biases)
 
 
 def rotary_tables(length: int, head_dimension: int, theta: float, scaling: str = "none") -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64 angles.
+    """Return cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64
+    angles.
 
     `llama3` slows the low frequencies down, so that positions beyond the original context get angles that were seen
     in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
@@ -80,7 +81,7 @@ class LayerKVCache:
     length: int
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the next positions' keys and values in place; all so far, as views."""
+        """Write the next positions' keys and values in place; return all so far, as views."""
         end = self.length + key.shape[2]
         self.keys[:, :, self.length : end] = key
         self.values[:, :, self.length : end] = value
@@ -89,14 +90,14 @@ class LayerKVCache:
 
 @dataclass
 class KVCache:
-    """What generation keeps of the positions that were read: keys and values [layers, B, heads, T, head width]."""
+    """Keys and values of all positions read so far: [layers, B, heads, T, head width]."""
 
     keys: Tensor
     values: Tensor
     length: int = 0
 
     def of(self, layer: int) -> LayerKVCache:
-        """One layer's part."""
+        """Return one layer's part."""
         return LayerKVCache(self.keys[layer], self.values[layer], self.length)
 
 
@@ -215,7 +216,8 @@ class Decoder(nn.Module):
         return self.head(self.hidden(tokens_bt, bounds))
 
     def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: KVCache | None = None) -> Tensor:
-        """[B, T] → [B, T, d], what goes into the output head. With bounds, a row gives what its documents give alone.
+        """[B, T] → [B, T, d], the input of the output head. With document boundaries, a row gives what its documents
+        give alone.
 
         With a cache, positions go on from its length, and what is read is added to it: a prompt first, then one
         position at a time.
@@ -233,7 +235,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def embed(self, tokens_bt: Tensor, bounds: Bounds | None = None, start: int = 0) -> Tensor:
-        """[B, T] → [B, T, d], what goes into the first block; rows begin at position `start`."""
+        """[B, T] → [B, T, d], the input of the first block; rows begin at position `start`."""
         x = self.embedding(tokens_bt)
         if self.settings.positions == "learned":
             # inside documents positions are those of the document, as if it were a row of its own
@@ -258,7 +260,7 @@ class Decoder(nn.Module):
         return x
 
     def rotation(self, start: int, length: int, device: torch.device) -> Rotation:
-        """Cosines and sines of the positions start … start + length − 1; None where positions are learned."""
+        """Return cosines and sines of the positions start … start + length − 1; None where positions are learned."""
         model = self.settings
         if model.positions == "learned":
             return None
@@ -268,7 +270,7 @@ class Decoder(nn.Module):
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
     def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """An empty cache for `length` positions of `rows` rows; at most the sequence length this was built for."""
+        """Return an empty cache for `length` positions of `rows` rows, at most the model's sequence length."""
         model = self.settings
         if length > self.sequence_length:
             raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")

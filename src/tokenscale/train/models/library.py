@@ -50,17 +50,17 @@ class LibraryModel(nn.Module):
         self.put_head(nn.Identity())
 
     def put_head(self, module: nn.Module) -> None:
-        """Put a module where the library's model has its output head."""
+        """Set the module at the place of the library model's output head."""
         owner, _, name = self._head_name.rpartition(".")
         setattr(self.model.get_submodule(owner), name, module)
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The equal parts; none where a type has no list of them (ALBERT runs one block again and again)."""
+        """The model's equal blocks; empty where a type has no list of them (ALBERT runs one block repeatedly)."""
         return _blocks(self.model, self.settings)
 
     def hidden(self, tokens_bt: Tensor, bounds: None = None) -> Tensor:
-        """[B, T] → [B, T, d], what goes into the output head. Attention goes over padding and over documents."""
+        """[B, T] → [B, T, d], the input of the output head. Attention covers padding and all documents of a row."""
         if bounds is not None:
             raise ValueError("attention of a model of transformers takes no bounds of documents")
         positions = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)[None]
@@ -86,7 +86,7 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
 
 
 def initialise(model: LibraryModel, seed: int) -> None:
-    """The type's own initial weights, drawn on the CPU from the seed alone; the caller's random state stays."""
+    """Set the type's own initial weights, drawn on the CPU from the seed alone. The caller's random state stays."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     model.put_head(model.head)
@@ -128,7 +128,7 @@ def save(
 
 @functools.cache
 def weights(shape: ModelSettings) -> Weights:
-    """Numbers of a model's weights (see `costs.flops.weights`), from a build without storage."""
+    """Count a model's weights (see `costs.flops.weights`), from a build without storage."""
     if shape.vocabulary_size is None or shape.maximum_positions is None:
         raise ValueError("the vocabulary and the positions are not resolved yet")
     library = _library()
@@ -150,7 +150,7 @@ def weights(shape: ModelSettings) -> Weights:
 
 
 class _Twin:
-    """A model without storage: its head's name, and whether it has to be told the positions."""
+    """A model without storage, inspected for its head's name and whether it takes positions."""
 
     def __init__(self, model: Any, shape: ModelSettings):
         self.model = model
@@ -201,7 +201,7 @@ def _twin(shape: ModelSettings, objective: str) -> _Twin:
 
 
 def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
-    """The library's model, its weights as yet whatever the library left there."""
+    """Build the library's model, with whatever weights the library sets."""
     library = _library()
     config_class = _config_class(shape)
     masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -222,7 +222,7 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
 
 
 def _config(shape: ModelSettings, config_class: type) -> Any:
-    """The type's configuration with the shape's sizes, each dropout as the shape says, and no special ids."""
+    """Return the type's configuration with the shape's sizes and dropout, and no special ids."""
     default = config_class()
     known = set(default.to_dict()) | set(config_class.attribute_map)
     values: dict[str, Any] = {}

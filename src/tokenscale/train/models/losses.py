@@ -1,4 +1,4 @@
-"""Losses, as sums: who divides by what is decided where all ranks are known."""
+"""Losses as sums. They are normalised where the useful tokens of all ranks are known."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -27,11 +27,11 @@ class VocabularyShard(Protocol):
         ...
 
     def maximum(self, values: Tensor) -> Tensor:
-        """Elementwise, over all who have a part; in place."""
+        """Reduce to the elementwise maximum over all shards, in place."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
-        """The same, added up."""
+        """Reduce to the sum over all shards, in place."""
         ...
 
 
@@ -70,8 +70,9 @@ def linear_cross_entropy_sum(
 
 @torch.no_grad()
 def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """(`cross_entropy_sum(head(hidden), labels)`; `correct_labels`): two scalars, from the logits of `chunk` positions
-    at a time (0: all)."""
+    """Return (`cross_entropy_sum(head(hidden), labels)`, `correct_labels`) as two scalars, from the logits of `chunk`
+    positions at a time (0: all).
+    """
     loss_sum = torch.zeros((), device=hidden_btd.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)
     hidden, labels = hidden_btd.flatten(0, 1), labels_bt.flatten()
@@ -86,7 +87,7 @@ def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, 
 def correct_labels(
     hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: VocabularyShard | None = None
 ) -> Tensor:
-    """How many useful labels have the largest logit (of equal ones, the first entry's), int64; a scalar.
+    """Count the useful labels that have the largest logit (of equal ones, the first entry's): a scalar, int64.
 
     Logits of `chunk` positions exist at a time (0: all). With a `share`, `head` has that part of the vocabulary's rows.
     """
@@ -166,7 +167,7 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor, share: VocabularyShard | None = None) -> tuple[Tensor, Tensor]:
-    """(the summed loss, its gradient by the logits: softmax - one-hot): the gradient lies where the logits lay.
+    """Return (the summed loss, its gradient by the logits: softmax - one-hot). The gradient reuses the logits' memory.
 
     logits [n, V] in fp32, labels [n]. Of a share, V are its entries: the sum of exponentials and the label's logit are
     then added up over all shares.
@@ -196,5 +197,5 @@ def _fused() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 @functools.cache
 def fused_cross_entropy_sum() -> Callable[[Tensor, Tensor], Tensor]:
-    """`cross_entropy_sum`, compiled once for all who ask."""
+    """Return `cross_entropy_sum`, compiled once per process."""
     return torch.compile(cross_entropy_sum)

@@ -1,4 +1,4 @@
-"""What a model is trained for: its loss, as one module, so that whatever spreads the training wraps all of it."""
+"""Training objectives: a model and its loss as one module, so that DDP and FSDP wrap both."""
 
 import importlib
 
@@ -37,13 +37,14 @@ class Objective(nn.Module):
         self.vocabulary: VocabularyShard | None = None
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
-        """The loss as a sum; who divides by what is decided where all ranks are known."""
+        """Return the sum of losses. The trainer divides by the useful tokens of all ranks."""
         return self.loss(self.model.hidden(tokens_bt, bounds), labels_bt)
 
     @staticmethod
     def count(labels_bt: np.ndarray) -> int:
-        """What the sum is divided by, over all ranks: labels that count. Batches say it of themselves, as
-        `useful_tokens`; of held-out rows it is asked here."""
+        """Return the number of labels that count, by which the sum is divided over all ranks. Training batches have it
+        as `useful_tokens`; this is for held-out rows.
+        """
         return int((labels_bt != IGNORED).sum())
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class Objective(nn.Module):
 
 
 def objective_of(name: str, model: nn.Module, *, loss_chunk: int, compiled: bool) -> Objective:
-    """The objective of this name around a model; its class is found by its dotted name, and no other is imported."""
+    """Return the objective of this name around a model. Its class is imported by its dotted name, and no other is."""
     goal = OBJECTIVES[name]
     made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)
     return made(model, loss_chunk=loss_chunk, compiled=compiled)

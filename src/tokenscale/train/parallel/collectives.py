@@ -1,4 +1,4 @@
-"""Exchanges whose names differ between torch's versions."""
+"""Collectives whose names differ between torch's versions."""
 
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The grid of ranks that a layout's degrees span: the one place that makes groups of ranks."""
+"""The device mesh that a layout's degrees span; the only place that creates process groups."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,8 @@ from tokenscale.train.parallel.world import World
 
 
 class Mesh:
-    """One rank's view of [pipeline, data, shard, tensor]. To make it, or a group of `group_by`, is a collective.
+    """One rank's view of the mesh [pipeline, data, shard, tensor]. Creating it, or a group with `group_by`, is a
+    collective.
 
     Ranks with neighbouring numbers are those of one node: tensor groups, which exchange in every block, lie closest
     together, then the shards of a copy, then copies; stages, which exchange least, lie furthest apart.
@@ -32,23 +33,25 @@ class Mesh:
             self.copy = self.group_by(lambda place: place.data) if layout.data > 1 else dist.group.WORLD
 
     def size(self, axis: str) -> int:
-        """A degree."""
+        """Return a degree of the layout."""
         return getattr(self.layout, axis)
 
     def index(self, axis: str) -> int:
-        """This rank's place along a degree."""
+        """Return this rank's coordinate along a degree."""
         return getattr(self.place, axis)
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one along `axis` only; None for a degree of 1."""
+        """Return the ranks that differ from this one along `axis` only; None for a degree of 1."""
         return self._devices.get_group(axis) if self.size(axis) > 1 else None
 
     def devices(self, *axes: str) -> DeviceMesh:
-        """The part of the mesh along those of `axes` whose degree is above 1, at this rank's other places."""
+        """Return the submesh along those of `axes` whose degree is above 1, at this rank's other coordinates."""
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[Place], object | None]) -> dist.ProcessGroup | None:
-        """The ranks with the same key as this one's; None for a key of None. All ranks must ask, with one function."""
+        """Return the group of the ranks with the same key as this one's; None for a key of None. A collective: all
+        ranks call it with one function.
+        """
         found: dict[object, list[int]] = {}
         for rank in range(self.world.size):
             if (value := key(self.layout.place(rank))) is not None:

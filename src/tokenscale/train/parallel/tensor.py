@@ -45,7 +45,7 @@ class Ranks:
         return _Scatter.apply(x_btd, self)
 
     def mine(self, rows: int) -> range:
-        """This rank's of so many rows."""
+        """Return this rank's range of `rows` rows."""
         return rows_of(rows, self.index, self.count)
 
 
@@ -97,12 +97,12 @@ class Vocabulary:
         return self.ranks.gather(hidden_btd)
 
     def maximum(self, values: Tensor) -> Tensor:
-        """Of all ranks, in place. A collective."""
+        """Reduce to the elementwise maximum over all ranks, in place. A collective."""
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self.ranks.group)
         return values
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all ranks, in place. A collective."""
+        """Reduce to the sum over all ranks, in place. A collective."""
         dist.all_reduce(values, group=self.ranks.group)
         return values
 
