@@ -2,6 +2,9 @@
 
 import re
 
+from docutils.nodes import SkipNode
+from latex2mathml.converter import convert
+
 from tokenscale import __version__
 
 project = "tokenscale"
@@ -10,8 +13,8 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-# formulas stay as they are written: MathJax would come from the network
-html_math_renderer = None
+# MathML, which browsers draw themselves: MathJax would come from the network
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"tokenscale {version}"
 exclude_patterns = ["_build"]
@@ -33,6 +36,17 @@ def _file(match):
     return f"`{path}`" if label in path else f"{label} (`{path}`)"
 
 
+def _inline_math(self, node):
+    self.body.append(convert(node.astext()))
+    raise SkipNode
+
+
+def _block_math(self, node):
+    self.body.append(f"<p>{convert(node.astext(), display='block')}</p>")
+    raise SkipNode
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("source-read", _rewrite)

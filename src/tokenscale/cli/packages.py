@@ -56,6 +56,7 @@ PACKAGES = (
     Package("sphinx", "sphinx", "test", "the documentation site"),
     Package("myst-parser", "myst_parser", "test", "the documentation site"),
     Package("furo", "furo", "test", "the documentation site"),
+    Package("latex2mathml", "latex2mathml", "test", "formulas of the documentation site"),
     Package("tensorboard", "tensorboard", "test"),
     Package("accelerate", "accelerate", "test"),
 )
