@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError
 try:  # a trainer without the package writes no stores, and checks the whole files that it reads by SHA-256
     from xxhash import xxh3_64_intdigest, xxh3_128
 except ImportError:
-    xxh3_64_intdigest = xxh3_128 = None
+    xxh3_64_intdigest = xxh3_128 = None  # type: ignore[assignment,misc]
 
 
 @contextmanager
@@ -101,7 +101,8 @@ class HashedFile:
     def __init__(self, path: str | Path):
         self.sha256 = ""
         self._path, self._digest = path, hashlib.sha256()
-        self._pool, self._pending = ThreadPoolExecutor(1, "sha256"), None
+        self._pool = ThreadPoolExecutor(1, "sha256")
+        self._pending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
         self._file = open(self._path, "wb")

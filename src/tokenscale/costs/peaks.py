@@ -62,5 +62,5 @@ def peak_flops(device_name: str, number: str = "bf16") -> float | None:
     True
     """
     peak = peak_of(device_name)
-    found = peak and getattr(peak, number)
+    found = getattr(peak, number) if peak else None
     return None if found is None else found * 1e12

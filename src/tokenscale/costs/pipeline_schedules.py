@@ -160,7 +160,7 @@ def balanced(costs: list[int], stages: int) -> list[range]:
         raise ValueError(f"{len(costs)} layers in {stages} stages")
     sums = [0, *accumulate(costs)]
     # best[n]: (cost of the most expensive, minus the ends of the stages) of the first n items
-    best = {n: (sums[n], (-n,)) for n in range(1, len(costs) + 1)}
+    best: dict[int, tuple[int, tuple[int, ...]]] = {n: (sums[n], (-n,)) for n in range(1, len(costs) + 1)}
     for stage in range(2, stages + 1):
         best = {
             n: min((max(best[cut][0], sums[n] - sums[cut]), (*best[cut][1], -n)) for cut in range(stage - 1, n))

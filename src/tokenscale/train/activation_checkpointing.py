@@ -31,12 +31,12 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
     if mode == "none":
         return
     for block in blocks:
-        block.__class__ = _checkpointed(type(block), mode == "selective")
+        block.__class__ = _checkpointed(type(block), mode == "selective")  # type: ignore[arg-type]
 
 
 @functools.cache
 def _checkpointed(block_class: type[nn.Module], selective: bool) -> type[nn.Module]:
-    contexts = {"context_fn": _selective_contexts} if selective else {}
+    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if selective else {}
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(block_class.forward, self, *args, use_reentrant=False, **contexts, **kwargs)

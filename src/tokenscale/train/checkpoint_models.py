@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json
@@ -14,6 +13,7 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD, read_model
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
+from tokenscale.train.models.language_model import LanguageModel
 
 #: sixteen bits of a run's precision
 HALF = {"bf16": torch.bfloat16, "bf16-true": torch.bfloat16, "fp16": torch.float16}
@@ -24,7 +24,7 @@ class CheckpointModel:
     """A model without dropout on its device, the run that made it, and the folder of its tokenizer."""
 
     folder: Path
-    model: nn.Module
+    model: LanguageModel
     run: RunSettings
     record: dict[str, Any]
     tokenizer: Path

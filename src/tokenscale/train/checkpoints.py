@@ -84,12 +84,12 @@ class Checkpoints:
             )
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not trained on
-        other = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
-        if other or found.record.get("science_code") != self._record.get("science_code"):
+        differing = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
+        if differing or found.record.get("science_code") != self._record.get("science_code"):
             raise UserError(
                 "the checkpoint was made with other code or data.",
                 checkpoint=where,
-                differs=", ".join(other) or "code",
+                differs=", ".join(differing) or "code",
                 next="train the other run again, which writes a new one",
             )
         return found

@@ -51,11 +51,12 @@ def update(
         if not bad:  # waits for the device: what the fused kernel spares
             optimizer.step()
         return norm, norm / divisor, bad
-    optimizer.grad_scale, optimizer.found_inf = divisor * loss_scale, bad
+    # attributes that torch.optim.AdamW reads for the fused kernel, as torch.amp.GradScaler sets them
+    optimizer.grad_scale, optimizer.found_inf = divisor * loss_scale, bad  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:
-        del optimizer.grad_scale, optimizer.found_inf
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     return norm, norm / divisor, bad
 
 

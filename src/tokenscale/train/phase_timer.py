@@ -80,7 +80,8 @@ class CudaTimer:
 
     def restart(self) -> None:
         """See `Timer`."""
-        self._began, self._laps = self._record(), []
+        self._began = self._record()
+        self._laps: list[tuple[str, torch.cuda.Event]] = []
 
     def lap(self, part: str) -> None:
         """See `Timer`."""

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenscale.base.errors import UserError
+from tokenscale.train.models.language_model import LanguageModel
 
 #: precision → the type that autocast computes products in
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,7 +20,7 @@ def autocast_of(precision: str, device: torch.device) -> Callable[[], AbstractCo
     return lambda: torch.autocast(device.type, dtype=AUTOCAST[precision])
 
 
-def cast_weights(model: nn.Module, precision: str) -> None:
+def cast_weights(model: LanguageModel, precision: str) -> None:
     """`bf16-true`: every parameter in bf16. Buffers (rotary tables) stay as they are: they are no weights."""
     if precision == "bf16-true":
         for weight in model.parameters():
@@ -59,7 +60,7 @@ class LossScale:
             self._good.fill_(state["good"])
 
 
-def float8(model: nn.Module, device: torch.device) -> None:
+def float8(model: LanguageModel, device: torch.device) -> None:
     """Make the products of the blocks' linear layers float8 (torchao, dynamic scaling), in place.
 
     Raises UserError where the device or the package cannot.

@@ -73,5 +73,5 @@ def pci_bus_id(device: torch.device) -> str | None:
     """Return the PCI address by which NVML finds the device; None for a device that is no GPU."""
     if device.type != "cuda":
         return None
-    facts = torch.cuda.get_device_properties(device)
+    facts: Any = torch.cuda.get_device_properties(device)  # its type leaves the address out
     return f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch
@@ -16,6 +16,7 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.models.micro_batch import MicroBatch, micro_batch
 from tokenscale.train.models.objective import objective_of
 from tokenscale.train.optimizer import adamw, total_norm, update
@@ -52,7 +53,7 @@ class Trainer:
         shape: ModelSettings,
         world: World,
         kernel: str,
-        initial: Callable[[nn.Module, int], None] = initialise,
+        initial: Callable[[LanguageModel, int], None] = initialise,
     ):
         self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
         self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)

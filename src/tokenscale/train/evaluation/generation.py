@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenscale.base.errors import UserError
+from tokenscale.train.models.decoder import Decoder
+from tokenscale.train.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def generate(
-    model: nn.Module, prompt: Sequence[int], *, on_token: Callable[[int], None] | None = None, **options: Any
+    model: LanguageModel, prompt: Sequence[int], *, on_token: Callable[[int], None] | None = None, **options: Any
 ) -> list[int]:
     """Return the new tokens of one prompt. `options` are those of `generate_rows`; `on_token` receives each token."""
     on_tokens = None if on_token is None else lambda tokens: on_token(tokens[0])
@@ -58,7 +60,7 @@ def generate(
 
 @torch.inference_mode()
 def generate_rows(
-    model: nn.Module,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -86,12 +88,12 @@ def generate_rows(
     generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
     count = max(0, min(max_new_tokens, positions - length))
     cache = None
-    if cached and hasattr(model, "cache") and count:
+    if cached and isinstance(model, Decoder) and count:
         cache = model.cache(len(rows), length + count, model.head.weight.dtype, device)
     ended, read = [False] * len(rows), 0
     for end in range(length, length + count):
         inputs = torch.tensor([row[read:] for row in rows], device=device)
-        hidden = model.hidden(inputs) if cache is None else model.hidden(inputs, cache=cache)
+        hidden = model.hidden(inputs, cache=cache) if isinstance(model, Decoder) else model.hidden(inputs)
         read = 0 if cache is None else end
         logits = model.head(hidden[:, -1])[:, :vocabulary_size].float().cpu()
         for n, row in enumerate(rows):

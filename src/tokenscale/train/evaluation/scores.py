@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.train.models.attention import Bounds
+from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.models.losses import linear_scores
 
 #: windows that are sorted by length before they are put into batches: few positions are then padding
@@ -67,7 +67,7 @@ class Scores:
 
 @torch.no_grad()
 def scores(
-    model: nn.Module,
+    model: LanguageModel,
     batches: Iterable[Rows],
     device: torch.device,
     autocast: Callable[[], AbstractContextManager] = nullcontext,

@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.train.evaluation.generation import Sampling, generate
 from tokenscale.train.models.decoder import Attention
+from tokenscale.train.models.language_model import LanguageModel
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -57,7 +57,7 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
 
 @torch.inference_mode()
 def translate(
-    model: nn.Module, pairs: Sequence[Pair], tokenizer: Tokenizer, positions: int, device: torch.device
+    model: LanguageModel, pairs: Sequence[Pair], tokenizer: Tokenizer, positions: int, device: torch.device
 ) -> Iterator[Translation]:
     """Yield greedy translations, one pair after another: BOS + source + EOS, then the likeliest token until EOS.
 
@@ -85,7 +85,7 @@ def translate(
 
 
 @contextmanager
-def _plain(model: nn.Module) -> Iterator[None]:
+def _plain(model: LanguageModel) -> Iterator[None]:
     """A context in which the model can read one token at a time: no dropout, no compiled blocks, no document
     boundaries.
     """

@@ -13,6 +13,8 @@ All four give the same values, to the rounding of their number format.
 import functools
 import importlib.util
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +40,7 @@ class Bounds:
             document_ids = document_ids.pin_memory()  # the copy then waits for nothing
         self._host = document_ids
         self.document_ids = document_ids.to(device, non_blocking=True) if device is not None else document_ids
-        self._made: dict[object, object] = {}
+        self._made: dict[object, Any] = {}
 
     def prepare(self, kernel: str, causal: bool) -> None:
         """Build what this kernel needs now, outside of compiled blocks."""
@@ -66,7 +68,7 @@ class Bounds:
             self._made["mask", causal] = same.tril() if causal else same
         return self._made["mask", causal]
 
-    def block_mask(self, causal: bool) -> object:
+    def block_mask(self, causal: bool) -> Any:
         """Return the mask as FlexAttention's BlockMask, which lists the blocks that are not empty."""
         if ("blocks", causal) not in self._made:
             from torch.nn.attention.flex_attention import create_block_mask
@@ -185,7 +187,7 @@ def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, 
 
 
 @functools.cache
-def _flex() -> object:
+def _flex() -> Callable[..., Tensor]:
     """FlexAttention, compiled: uncompiled it makes all scores in full, for tests of it only."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -198,12 +200,13 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, cut: Tensor, longest: int
 
     known = _parameters()
     if "enable_gqa" in known:
-        more = {"enable_gqa": query.shape[1] != key.shape[1]}
+        more: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]}
     else:  # before 2.12 each query head needs a key head
         groups = query.shape[1] // key.shape[1]
         key, value, more = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), {}
     more |= {"window_size": (-1, 0 if causal else -1)} if "window_size" in known else {"is_causal": causal}  # 2.10
-    return varlen_attn(query, key, value, cut, cut, longest, longest, **more)
+    y: Any = varlen_attn(query, key, value, cut, cut, longest, longest, **more)
+    return y
 
 
 @functools.cache

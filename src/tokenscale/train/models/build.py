@@ -1,20 +1,15 @@
-"""Models from their shapes: the decoder of this project, or a model of the library `transformers`.
-
-Both offer `hidden(tokens_bt, bounds=None) -> [B, T, d]`, what goes into the output head; `head`, the nn.Linear behind
-it; `forward`, the logits; `blocks`, the nn.ModuleList of equal parts; and `settings`, the shape with nothing left open.
-"""
+"""Models from their shapes: the decoder of this project, or a model of the library `transformers`."""
 
 import importlib
 from types import ModuleType
 
-from torch import nn
-
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.train.models import decoder
+from tokenscale.train.models.language_model import LanguageModel
 
 
-def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> nn.Module:
+def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:
     """Build a model on torch's default device. Its weights are unset until `initialise`.
 
     `objective` says whether each position sees those before it (`causal`) or the whole row (`masked`); `kernel` is one
@@ -25,14 +20,14 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
     return decoder.Decoder(shape, sequence_length, causal=OBJECTIVES[objective].causal, kernel=kernel)
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialise(model: LanguageModel, seed: int) -> None:
     """Set every weight from the seed alone, the same on any rank, device and thread count."""
-    if model.settings.transformers is not None:
-        _library().initialise(model, seed)
-    else:
+    if isinstance(model, decoder.Decoder):
         decoder.initialise(model, seed)
+    else:
+        _library().initialise(model, seed)
 
 
 def _library() -> ModuleType:
-    """By its dotted name, so that only runs of such a model depend on that code."""
+    """Import the library models by name, so that only runs of such a model depend on that code."""
     return importlib.import_module(MODELS["transformers"])

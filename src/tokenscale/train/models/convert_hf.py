@@ -260,7 +260,7 @@ def _llama_shape(config: dict[str, Any]) -> ModelSettings:
         vocabulary_size=config["vocab_size"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         rope_theta=float(theta),
-        rope_scaling=scaling,
+        rope_scaling=scaling,  # type: ignore[arg-type]
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
         initial_deviation=config.get("initializer_range", 0.02),
         biases=biases,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.attention import Bounds, attend
+from tokenscale.train.models.language_model import LanguageModel
 
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
 Rotation = tuple[Tensor, Tensor] | None
@@ -184,7 +185,7 @@ class Block(nn.Module):
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """Token ids [B, T] → logits [B, T, V], for rows of at most `sequence_length` positions.
 
     Weights are unset until `initialise`, or until others are loaded. `causal=False` makes an encoder of it, for
@@ -210,10 +211,6 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
         # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.
         self._rotation: Rotation = None
-
-    def forward(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
-        """[B, T] → [B, T, V]."""
-        return self.head(self.hidden(tokens_bt, bounds))
 
     def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None, cache: KVCache | None = None) -> Tensor:
         """[B, T] → [B, T, d], the input of the output head. With document boundaries, a row gives what its documents

@@ -18,6 +18,8 @@ from tokenscale.base.errors import UserError, nearest
 from tokenscale.costs.flops import Weights
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.train.models.attention import Bounds
+from tokenscale.train.models.language_model import LanguageModel
 
 #: field of a shape → what configurations call it: the standard name, then those of types that do not map theirs to it
 NAMES = {
@@ -33,7 +35,7 @@ NAMES = {
 NEEDED = ("dimension", "layers", "heads", "vocabulary_size")
 
 
-class LibraryModel(nn.Module):
+class LibraryModel(LanguageModel):
     """Token ids [B, T] → logits [B, T, V] by a model of `transformers`, masked or causal by the objective.
 
     The head is taken out of the model and put beside it, so that a loss can be computed from `hidden` and `head`
@@ -55,21 +57,17 @@ class LibraryModel(nn.Module):
         setattr(self.model.get_submodule(owner), name, module)
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
         """The model's equal blocks; empty where a type has no list of them (ALBERT runs one block repeatedly)."""
         return _blocks(self.model, self.settings)
 
-    def hidden(self, tokens_bt: Tensor, bounds: None = None) -> Tensor:
+    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """[B, T] → [B, T, d], the input of the output head. Attention covers padding and all documents of a row."""
         if bounds is not None:
             raise ValueError("attention of a model of transformers takes no bounds of documents")
         positions = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)[None]
         stated = {"position_ids": positions} if self.states_positions else {}
         return self.model(input_ids=tokens_bt, **stated).logits  # the head is an identity
-
-    def forward(self, tokens_bt: Tensor, bounds: None = None) -> Tensor:
-        """[B, T] → [B, T, V]."""
-        return self.head(self.hidden(tokens_bt, bounds))
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LibraryModel:
@@ -221,7 +219,7 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     return auto.from_config(config, dtype=dtype)
 
 
-def _config(shape: ModelSettings, config_class: type) -> Any:
+def _config(shape: ModelSettings, config_class: Any) -> Any:
     """Return the type's configuration with the shape's sizes and dropout, and no special ids."""
     default = config_class()
     known = set(default.to_dict()) | set(config_class.attribute_map)

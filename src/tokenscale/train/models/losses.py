@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,10 @@ FP16_SCALE = 1024.0
 class VocabularyShard(Protocol):
     """The part of a vocabulary whose rows of the output head this rank holds."""
 
-    #: its first entry
-    first: int
+    @property
+    def first(self) -> int:
+        """The first entry."""
+        ...
 
     def gather(self, hidden_btd: Tensor) -> Tensor:
         """Return the hidden states of all positions, from those of each rank."""
@@ -110,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -121,9 +123,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compiled: bool,
         share: VocabularyShard | None,
     ) -> Tensor:
-        loss_and_gradient = functools.partial(_loss_and_gradient, share=share)
-        if compiled and share is None:
-            loss_and_gradient = _fused()
+        fused = compiled and share is None
+        loss_and_gradient = _fused() if fused else functools.partial(_loss_and_gradient, share=share)
         wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -156,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, factor: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors)
         return *gradients, None, None, None, None, None, None
 

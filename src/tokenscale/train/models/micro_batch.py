@@ -21,8 +21,20 @@ class MicroBatch(NamedTuple):
 class Rows(Protocol):
     """Rows on the host: a training batch or a held-out slice."""
 
-    tokens_bt: np.ndarray
-    labels_bt: np.ndarray
+    @property
+    def tokens_bt(self) -> np.ndarray:
+        """Token ids [rows, T]."""
+        ...
+
+    @property
+    def labels_bt(self) -> np.ndarray:
+        """Labels [rows, T], -100 where a label does not count."""
+        ...
+
+    @property
+    def document_ids_bt(self) -> np.ndarray | None:
+        """Documents [rows, T], where attention stays inside them."""
+        ...
 
 
 def micro_batch(batch: Rows, rows: slice, device: torch.device) -> MicroBatch:
@@ -35,7 +47,7 @@ def micro_batch(batch: Rows, rows: slice, device: torch.device) -> MicroBatch:
         tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
         labels = torch.full_like(tokens, IGNORED)
     bounds = None
-    if getattr(batch, "document_ids_bt", None) is not None:
+    if batch.document_ids_bt is not None:
         ids = torch.from_numpy(batch.document_ids_bt[rows])
         ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
         bounds = Bounds(ids, device)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
+from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.models.losses import (
     IGNORED,
     VocabularyShard,
@@ -29,9 +30,10 @@ class Objective(nn.Module):
     tensor parallelism splits what `loss` uses: an objective that needs the whole model has `whole` in the registry.
     """
 
-    def __init__(self, model: nn.Module, *, loss_chunk: int = 0, compiled: bool = False):
+    def __init__(self, model: LanguageModel, *, loss_chunk: int = 0, compiled: bool = False):
         super().__init__()
-        self.model, self.loss_chunk, self.compiled = model, loss_chunk, compiled
+        self.model: LanguageModel = model
+        self.loss_chunk, self.compiled = loss_chunk, compiled
         self.correct: Tensor | None = None
         #: set by tensor parallelism: the entries of the output head that this rank has
         self.vocabulary: VocabularyShard | None = None
@@ -60,7 +62,7 @@ class Objective(nn.Module):
         return linear_cross_entropy_sum(hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share)
 
 
-def objective_of(name: str, model: nn.Module, *, loss_chunk: int, compiled: bool) -> Objective:
+def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: bool) -> Objective:
     """Return the objective of this name around a model. Its class is imported by its dotted name, and no other is."""
     goal = OBJECTIVES[name]
     made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)

@@ -1,9 +1,10 @@
 """Backward split in two: gradients of inputs at once, gradients of weights later (Qi et al. 2023, zero bubble)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 
 class DeferredWeightGrads:
@@ -41,7 +42,7 @@ class DeferredLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
 
-    def product(self, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Tensor:
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`F.linear` with a deferred weight gradient."""
         return _DeferredProduct.apply(x, weight, bias, self._deferred)
 
@@ -58,14 +59,14 @@ def _add(weight: nn.Parameter, values: Tensor) -> None:
 class _DeferredProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: DeferredWeightGrads
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: DeferredWeightGrads
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.deferred.store(ctx.weight, ctx.bias, x, gradient)
         return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None

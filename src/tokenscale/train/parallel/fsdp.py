@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from tokenscale.data.order.shares import rows_of
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import LocalShards, ShardingState
+from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
@@ -61,10 +62,10 @@ class FSDPShards(LocalShards):
         self._index, self._count = mesh.index("shard"), mesh.size("shard")
         super().__init__(model, mesh, sharding)
 
-    def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
+    def _rows(self, weight: Any) -> tuple[Tensor, int, int]:
         return weight.to_local().detach(), rows_of(len(weight), self._index, self._count).start, len(weight)
 
     def _assign_gradients(self) -> None:
         """Views: nothing is copied."""
         for name, weight in self.model.named_parameters():
-            self.by_name[name].tensor.grad = None if weight.grad is None else weight.grad.to_local()
+            self.by_name[name].tensor.grad = None if weight.grad is None else local(weight.grad)

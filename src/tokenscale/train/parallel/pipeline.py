@@ -7,6 +7,7 @@ the layers of other ranks. Parameters keep their names, so that tensor and shard
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
 from tokenscale.train.memory_probe import Probe
+from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.parallel.deferred_weight_grads import DeferredWeightGrads
@@ -29,7 +31,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     A tied embedding (which is also the output head) is on the first rank and on the last, and its gradient is summed
     over both. Every rank must have built the same weights.
     """
-    model, sharding, layout = parallel.objective.model, parallel.sharding, mesh.layout
+    model, sharding, layout = cast(Decoder, parallel.objective.model), parallel.sharding, mesh.layout
     rank, ranks = mesh.index("pipeline"), layout.pipeline
     stages = stages_of(model.settings, model.sequence_length, layout.stages)
     mine = stages[rank::ranks]
@@ -65,7 +67,7 @@ class PipelineStage(nn.Module):
 
     def forward(self, inputs: MicroBatch, x_btd: Tensor | None, layers: range, *, first: bool, last: bool) -> Tensor:
         """Run a group of layers. `x_btd` [B, T, d] comes from the stage before; None for the first stage."""
-        model, bounds = self.objective.model, inputs.bounds
+        model, bounds = cast(Decoder, self.objective.model), inputs.bounds
         if bounds is not None:
             bounds.prepare(model.kernel, model.causal)
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd

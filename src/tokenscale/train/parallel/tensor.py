@@ -13,14 +13,15 @@ together anywhere: the loss needs their maximum, their sum and the label's own (
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from tokenscale.data.order.shares import rows_of
+from tokenscale.train.models.decoder import Block, Decoder
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.deferred_weight_grads import DeferredLinear
 from tokenscale.train.parallel.mesh import Mesh
@@ -65,23 +66,23 @@ def _scattered(x: Tensor, ranks: Ranks) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return _gathered(x, ranks)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _scattered(gradient, ctx.ranks), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return _scattered(x, ranks)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _gathered(gradient, ctx.ranks), None
 
 
@@ -114,12 +115,12 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     some positions only, so their gradients are summed over the group. Every rank must have built the same weights.
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
-    model, sharding = parallel.objective.model, parallel.sharding
+    model, sharding = cast(Decoder, parallel.objective.model), parallel.sharding
     specs: dict[str, ShardSpec] = {}
     for number, block in enumerate(model.blocks):
         if block is not None:  # else another stage's
-            _split_part(block.attention, f"blocks.{number}.attention", ranks, specs, "output")
-            _split_part(block.feed_forward, f"blocks.{number}.feed_forward", ranks, specs, "down")
+            _split_part(cast(Block, block).attention, f"blocks.{number}.attention", ranks, specs, "output")
+            _split_part(cast(Block, block).feed_forward, f"blocks.{number}.feed_forward", ranks, specs, "down")
     vocabulary = Vocabulary(ranks.mine(model.settings.vocabulary_size).start, ranks)
     if model.embedding is not None:
         _split(model.embedding, "embedding", "weight", 0, ranks, specs)
@@ -179,7 +180,7 @@ def _split_part(part: nn.Module, name: str, ranks: Ranks, specs: dict[str, Shard
     for child, linear in list(part.named_children()):
         if child == last:
             _split(linear, f"{name}.{child}", "weight", 1, ranks, specs)
-            setattr(part, child, RowParallelLinear(linear, ranks))
+            setattr(part, child, RowParallelLinear(cast(nn.Linear, linear), ranks))
             continue
         _split(linear, f"{name}.{child}", "weight", 0, ranks, specs)
         if linear.bias is not None:
