@@ -113,7 +113,7 @@ def test_only_models_of_transformers_depend_on_the_code_for_them():
 
 def test_a_store_depends_on_its_own_format_only():
     for form, entry in FORMATS.items():
-        code = names(code_of("pretokenize", entry.module, TOKENIZERS["bpe"]))
+        code = names(code_of("pretokenize", entry.module, TOKENIZERS["bpe"].module))
         others = {other.module.rsplit(".", 1)[1] for name, other in FORMATS.items() if name != form}
         assert not code & {f"formats/{other}.py" for other in others}, form
 
@@ -157,7 +157,7 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZERS["bpe"]))
+    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZERS["bpe"].module))
     assert found and found - code <= {"base/errors.py", "settings/registry.py"}
 
 

@@ -14,7 +14,7 @@ rule benchmark_data:
             "tokenscale.benchmark.data",
             *(approach.module for approach in BATCHES.values()),
             *(FORMATS[a.format].module for a in BATCHES.values() if a.format),
-            TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind],
+            TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind].module,
         ),
     output:
         "results/benchmarks/data/{benchmark}.json",
@@ -45,7 +45,9 @@ rule benchmark_storage:
             "benchmark",
             "tokenscale.benchmark.storage",
             *(form.module for form in FORMATS.values()),
-            TOKENIZERS[settings.tokenizers[storage_benchmark(w).tokenizer].kind],
+            TOKENIZERS[
+                settings.tokenizers[storage_benchmark(w).tokenizer].kind
+            ].module,
         ),
     output:
         "results/benchmarks/storage/{benchmark}.json",

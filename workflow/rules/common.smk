@@ -404,7 +404,7 @@ def storage_benchmark(w):
 def inference_code(w):
     """The code that opens and asks the models of an experiment's runs."""
     runs = [run.settings for run in settings.runs(w.experiment)]
-    variants = {TOKENIZERS[run.tokenizer.kind] for run in runs}
+    variants = {TOKENIZERS[run.tokenizer.kind].module for run in runs}
     if any(run.model.transformers is not None for run in runs):
         variants.add(MODELS["transformers"])
     return code_of("benchmark", "tokenscale.benchmark.inference", *sorted(variants))

@@ -26,7 +26,7 @@ rule build_corpus:
     input:
         downloads=lambda w: downloads_of(w.corpus),
         code=lambda w: code_of(
-            "corpus", SOURCES[settings.corpora[w.corpus].source.kind]
+            "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
         ),
     output:
         "results/corpus/{corpus}/manifest.json",

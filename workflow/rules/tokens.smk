@@ -6,7 +6,7 @@ rule build_tokenizer:
         ],
         source=lambda w: tokenizer_sources(settings.tokenizers[w.tokenizer]),
         code=lambda w: code_of(
-            "tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind]
+            "tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module
         ),
     output:
         "results/tokenizers/{tokenizer}/manifest.json",
@@ -41,7 +41,7 @@ rule pretokenize:
         code=lambda w: code_of(
             "pretokenize",
             FORMATS[StoreSettings.parse(w.store).format].module,
-            TOKENIZERS[settings.tokenizers[w.tokenizer].kind],
+            TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
         ),
     output:
         "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",

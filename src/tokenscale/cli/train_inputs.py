@@ -26,9 +26,9 @@ from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load
 from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import DOWNLOADED, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
+from tokenscale.settings.registry import BATCHES, DOWNLOADS, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 RESULTS = Path("results")
@@ -138,7 +138,7 @@ def corpus_of(settings: CorpusSettings, log: Callable[[str], None] = print) -> P
     if _is_current(settings, directory):
         return directory / "manifest.json"
     downloads = None
-    if settings.source.kind in DOWNLOADED:
+    if settings.source.kind in DOWNLOADS:
         downloads = RESULTS / "downloads" / settings.name
         # by name: only what lies elsewhere needs the modules that fetch
         importlib.import_module("tokenscale.data.corpus.download").fetch_corpus(settings, downloads)
@@ -170,7 +170,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
             return False
     if settings.source.kind != "files":
         return True
-    return importlib.import_module(SOURCES["files"]).describe(settings.source) == manifest["source"]
+    return importlib.import_module(SOURCES["files"].module).describe(settings.source) == manifest["source"]
 
 
 def tokenizer_of(

@@ -71,7 +71,7 @@ def _variants(run: RunSettings) -> list[str]:
     if run.store is not None:
         variants.append(FORMATS[run.store.format].module)
     if run.reads_text:
-        variants.append(TOKENIZERS[run.tokenizer.kind])
+        variants.append(TOKENIZERS[run.tokenizer.kind].module)
     if (objective := OBJECTIVES[run.objective].module) is not None:
         variants.append(objective)
     if run.labels in LABELS:

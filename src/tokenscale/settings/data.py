@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, unknown, without_password
 from tokenscale.settings.options import NAME, STRICT, default_of, option
-from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.registry import DOWNLOADS, FORMATS, SOURCES, TOKENIZERS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 #: what names something that is no file here: `s3://…`, `file:…`, `data:…`
@@ -34,18 +34,6 @@ class LengthSettings:
 #: options that name files of a source, each with that of the translations, line for line
 TARGETS_OF = {"files": "target_files", "validation_files": "validation_target_files"}
 FILE_LISTS = (*TARGETS_OF, *TARGETS_OF.values())
-_READ = ("validation_files", *TARGETS_OF.values(), "format", "text_column", "target_column", "separator")
-#: kind of a source → (options that it needs, options that it may have)
-SOURCE_OPTIONS = {
-    "docstrings": ((), ("packages",)),
-    "files": (("files",), _READ),
-    "url": (("files",), (*_READ, "downloaded", "published_documents")),
-    "hub": (("repository", "revision", "files"), (*_READ, "downloaded", "published_documents")),
-    "dummy": (("documents",), ("vocabulary_size", "lengths", "seed")),
-    "grammar": (("documents",), ("held_out", "seed")),
-}
-#: kinds whose files come over the network, by a rule of their own
-DOWNLOADED = ("url", "hub")
 
 
 @dataclass(frozen=True)
@@ -54,11 +42,10 @@ class SourceSettings:
 
     __pydantic_config__ = STRICT
 
-    kind: Literal["docstrings", "files", "url", "hub", "dummy", "grammar"] = option(
+    kind: Literal[*SOURCES] = option(
         "docstrings",
-        "docstrings: one docstring a document, from installed packages; files: Parquet, JSONL, TSV or text; url: such "
-        "files from the web; hub: from a Hugging Face dataset; dummy: random numbers; grammar: made-up German "
-        "sentences with their English translations. By default what the other keys imply",
+        "; ".join(f"{name}: {source.description}" for name, source in SOURCES.items())
+        + ". By default what the other keys imply",
     )
     packages: tuple[str, ...] = option(
         ("stdlib", "pydoc_data", "numpy", "pandas", "matplotlib"), "docstrings: packages to read (never imported)"
@@ -115,7 +102,7 @@ class SourceSettings:
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for options that do not fit the kind."""
-        needed, known = SOURCE_OPTIONS[self.kind]
+        needed, known = SOURCES[self.kind].needs, SOURCES[self.kind].options
         found = [(name, f"kind {self.kind} needs it") for name in needed if not getattr(self, name)]
         fields = {f.name: f for f in dataclasses.fields(self)}
         for name in fields.keys() - {"kind", "maximum_documents", *needed, *known}:
@@ -125,7 +112,7 @@ class SourceSettings:
             found.append(("revision", f"{self.revision!r} is no commit (40 hex digits); a branch can move"))
         for name in FILE_LISTS:
             found += [(name, text) for f in getattr(self, name) if (text := address_problem(f, self.kind))]
-        if self.kind in DOWNLOADED:
+        if self.kind in DOWNLOADS:
             for name in FILE_LISTS:
                 hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
                 found += [(name, f"{h!r} is no SHA-256 (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)]
@@ -148,12 +135,12 @@ class SourceSettings:
     @property
     def pairs(self) -> bool:
         """Whether a document is a text and its translation."""
-        return self.target_column is not None or bool(self.target_files) or self.kind == "grammar"
+        return self.target_column is not None or bool(self.target_files) or SOURCES[self.kind].pairs
 
     @property
     def brings_validation(self) -> bool:
         """Whether the source says itself what is held out."""
-        return bool(self.validation_files) or self.kind == "grammar"
+        return bool(self.validation_files) or SOURCES[self.kind].validation
 
     @staticmethod
     def implied_kind(values: dict[str, object]) -> str:
@@ -256,7 +243,7 @@ class TokenizerSettings:
     __pydantic_config__ = STRICT
 
     name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME)
-    kind: Literal["tekken", "huggingface", "bpe", "numbers", "unknown"] = option(
+    kind: Literal[*TOKENIZERS, "unknown"] = option(
         "tekken", "which family; unknown: that of a converted store, of which only the ids are known"
     )
     source: str | None = option(None, "huggingface: hub name, or a folder that holds tokenizer.json")
@@ -276,12 +263,11 @@ class TokenizerSettings:
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for options that do not fit the kind."""
-        needs = {"tekken": (), "huggingface": ("source",), "bpe": ("corpus", "vocabulary_size")}
-        wanted = needs.get(self.kind, ("vocabulary_size",))
-        known = ("source", "revision", "bos", "eos") if self.kind == "huggingface" else wanted
-        found = [(name, f"kind {self.kind} needs it") for name in wanted if getattr(self, name) is None]
+        # a converted store's own tokenizer is known by its size alone
+        needs, options = TOKENIZERS[self.kind][1:] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
+        found = [(name, f"kind {self.kind} needs it") for name in needs if getattr(self, name) is None]
         for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size"):
-            if getattr(self, name) is not None and name not in known:
+            if getattr(self, name) is not None and name not in (*needs, *options):
                 found.append((name, f"has no meaning for kind {self.kind}"))
         if self.kind == "bpe" and self.vocabulary_size is not None and self.vocabulary_size < 259:
             found.append(("vocabulary_size", "256 bytes and 3 control tokens need at least 259"))

@@ -7,6 +7,35 @@ therefore reruns nothing. What an entry's module has to offer: docs/extend.md.
 from typing import NamedTuple
 
 
+class SourceSpec(NamedTuple):
+    """A kind of source. `module` has `describe`, `documents` and `KEEP_EARLIER`.
+
+    `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `pairs`: every document is
+    a text and its translation. `validation`: it has validation documents of its own, which the module's
+    `validation_documents` reads. `download` is the module that fetches its files, apart, so that a corpus does not
+    depend on how they came.
+    """
+
+    module: str
+    description: str
+    needs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    pairs: bool = False
+    validation: bool = False
+    download: str | None = None
+
+
+class TokenizerSpec(NamedTuple):
+    """A kind of tokenizer. `module` has `make`, `load` and `ENGINES`.
+
+    `needs` and `options` are the fields of `TokenizerSettings` that it must have and may have.
+    """
+
+    module: str
+    needs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
 class Format(NamedTuple):
     """How tokens lie at rest. `module` has `write`, and the class `reader`, which opens a store.
 
@@ -49,23 +78,58 @@ class Goal(NamedTuple):
     flops: float = 1.0
 
 
-#: source kind → the module that reads it (a dotted name, so that a corpus depends on its own source only)
+_READ = (
+    "validation_files",
+    "target_files",
+    "validation_target_files",
+    "format",
+    "text_column",
+    "target_column",
+    "separator",
+)
+_FETCHED = (*_READ, "downloaded", "published_documents")
+#: source kind → its module and its options
 SOURCES = {
-    "docstrings": "tokenscale.data.corpus.docstrings",
-    "files": "tokenscale.data.corpus.files",
-    "url": "tokenscale.data.corpus.fetched",
-    "hub": "tokenscale.data.corpus.fetched",
-    "dummy": "tokenscale.data.corpus.dummy",
-    "grammar": "tokenscale.data.corpus.grammar",
+    "docstrings": SourceSpec(
+        "tokenscale.data.corpus.docstrings",
+        "one docstring a document, from installed packages",
+        options=("packages",),
+    ),
+    "files": SourceSpec("tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text", ("files",), _READ),
+    "url": SourceSpec(
+        "tokenscale.data.corpus.fetched",
+        "such files from the web",
+        ("files",),
+        _FETCHED,
+        download="tokenscale.data.corpus.url",
+    ),
+    "hub": SourceSpec(
+        "tokenscale.data.corpus.fetched",
+        "from a Hugging Face dataset",
+        ("repository", "revision", "files"),
+        _FETCHED,
+        download="tokenscale.data.corpus.hub",
+    ),
+    "dummy": SourceSpec(
+        "tokenscale.data.corpus.dummy", "random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")
+    ),
+    "grammar": SourceSpec(
+        "tokenscale.data.corpus.grammar",
+        "made-up German sentences with their English translations",
+        ("documents",),
+        ("held_out", "seed"),
+        pairs=True,
+        validation=True,
+    ),
 }
-#: source kind → the module that brings its files (apart, so that a corpus does not depend on how they came)
-DOWNLOADS = {"url": "tokenscale.data.corpus.url", "hub": "tokenscale.data.corpus.hub"}
-#: tokenizer kind → the module that makes and loads it
+#: source kind → the module that fetches its files
+DOWNLOADS = {name: source.download for name, source in SOURCES.items() if source.download}
+#: tokenizer kind → its module and its options
 TOKENIZERS = {
-    "tekken": "tokenscale.data.tokenizers.tekken",
-    "huggingface": "tokenscale.data.tokenizers.huggingface",
-    "bpe": "tokenscale.data.tokenizers.bpe",
-    "numbers": "tokenscale.data.tokenizers.numbers",
+    "tekken": TokenizerSpec("tokenscale.data.tokenizers.tekken"),
+    "huggingface": TokenizerSpec("tokenscale.data.tokenizers.huggingface", ("source",), ("revision", "bos", "eos")),
+    "bpe": TokenizerSpec("tokenscale.data.tokenizers.bpe", ("corpus", "vocabulary_size")),
+    "numbers": TokenizerSpec("tokenscale.data.tokenizers.numbers", ("vocabulary_size",)),
 }
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
 #: format → where its writer and its reader are (`data/stores/manifest.py` finds them)

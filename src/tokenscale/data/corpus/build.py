@@ -52,7 +52,7 @@ def build(
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
-    source = importlib.import_module(SOURCES[settings.source.kind])
+    source = importlib.import_module(SOURCES[settings.source.kind].module)
     description = source.describe(settings.source, downloads)
     own = source.validation_documents(settings.source, downloads) if settings.source.brings_validation else None
     documents = source.documents(settings.source, downloads)

@@ -37,7 +37,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
         )
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
-    kind = importlib.import_module(TOKENIZERS[settings.kind])
+    kind = importlib.import_module(TOKENIZERS[settings.kind].module)
     path, facts = kind.make(settings, directory, corpus_directory)
     manifest = {
         "schema_version": VERSION,

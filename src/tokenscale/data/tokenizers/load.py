@@ -32,5 +32,5 @@ def load(directory: Path, engine: str = "auto") -> Tokenizer:
                 found=f"sha256 {found}",
                 next=restore(directory),
             )
-    module = importlib.import_module(TOKENIZERS[manifest["kind"]])
+    module = importlib.import_module(TOKENIZERS[manifest["kind"]].module)
     return module.load(directory / manifest["file"]["name"], manifest, engine)

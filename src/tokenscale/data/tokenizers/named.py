@@ -9,6 +9,7 @@ from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.data.tokenizers.manifest import read_manifest
 from tokenscale.settings.data import TokenizerSettings
+from tokenscale.settings.registry import TOKENIZERS
 
 #: where the workflow puts tokenizers
 BUILT = Path("results/tokenizers")
@@ -101,7 +102,7 @@ def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any
         return TokenizerSettings(name=name, kind=kind, source=source, revision=facts.get("revision"))
     if kind == "bpe":
         return TokenizerSettings(name=name, kind=kind, corpus=name, vocabulary_size=vocabulary_size)
-    if kind in ("numbers", "unknown"):
+    if kind not in TOKENIZERS or "vocabulary_size" in TOKENIZERS[kind].needs:
         return TokenizerSettings(name=name, kind=kind, vocabulary_size=vocabulary_size)
     return TokenizerSettings(name=name, kind=kind)
 
