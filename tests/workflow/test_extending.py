@@ -1,0 +1,237 @@
+"""A source, a tokenizer, an approach and a figure of one's own: each one file and one line of settings/registry.py.
+
+Formats, copies and objectives are added by docs/extend.md, which `make docs-test` runs.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.once import once
+from tests.workflow.conftest import EVERY_SCALE, RUNS, Project, copy_of, make_project
+
+pytestmark = [pytest.mark.experiment, pytest.mark.workflow]
+
+REGISTRY = "src/tokenscale/settings/registry.py"
+FORTUNE = '''
+"""The source `fortune`: short sentences, counted."""
+
+KEEP_EARLIER = False
+
+
+def describe(source, downloads=None):
+    return {"kind": "fortune", "documents": source.documents}
+
+
+def documents(source, downloads=None):
+    for i in range(source.documents):
+        yield f"Fortune {i} favours the bold and the patient.", f"fortune::{i}"
+'''
+BYTES = '''
+"""The tokenizer `bytes`: an id for each byte of UTF-8, after three control tokens."""
+
+import json
+
+import numpy as np
+
+from tokenscale.data.tokenizers.base import Tokenizer, joined, strings
+
+ENGINES = {}
+
+
+def make(settings, directory, corpus_directory):
+    path = directory / "bytes.json"
+    path.write_text(json.dumps({"control": 3}))
+    return path, {"vocabulary_size": 259, "bos_id": 0, "eos_id": 1, "pad_id": 2}
+
+
+def load(path, manifest, engine="auto"):
+    return Bytes(manifest)
+
+
+class Bytes(Tokenizer):
+    def encode(self, texts):
+        return joined([np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) + 3 for text in strings(texts)])
+
+    def decode(self, ids):
+        return bytes(int(i) - 3 for i in ids if i >= 3).decode(errors="replace")
+'''
+ENDS = '''
+"""The approach `ends`: the last tokens of each document, padded."""
+
+import numpy as np
+
+from tokenscale.data.batches.online import OnlineDocuments
+from tokenscale.data.batches.rows import RowBatches
+from tokenscale.data.stores.labels import labels_of
+from tokenscale.data.stores.padded import pad
+
+
+def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory, rank, world_size):
+    documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
+    width, tokenizer = run.sequence_length + 1, documents.tokenizer
+
+    def read(indices):
+        rows = [pad(document[-width:], width, tokenizer.pad_id) for document in documents.documents(indices)]
+        tokens = np.stack([row for row, _ in rows]).astype(np.int64)
+        return tokens[:, :-1], labels_of(tokens, lengths=np.array([length for _, length in rows]))
+
+    return RowBatches(read, len(documents), run, tokenizer.vocabulary_size, rank, world_size)
+'''
+STEPS_TAKEN = '''
+"""How many steps each run took."""
+
+from tokenscale.report.style import figure, style
+
+TITLE = "Measured steps"
+QUERIES = ("throughput",)
+
+
+def data(throughput):
+    return throughput[["run_id", "steps"]]
+
+
+def draw(throughput):
+    with style():
+        made, (axes,) = figure(1)
+        axes.bar(throughput["series"], throughput["steps"])
+        axes.set_ylabel("steps")
+    return made
+
+
+def caption(throughput):
+    return f"{len(throughput)} runs."
+
+
+def alt(throughput):
+    return f"Bars of the measured steps of {len(throughput)} runs."
+'''
+#: table of the registry → (the line, the file, its text)
+ADDED = {
+    "SOURCES": (
+        '"fortune": SourceSpec("tokenscale.data.corpus.fortune", "short sentences", ("documents",)),',
+        "data/corpus/fortune.py",
+        FORTUNE,
+    ),
+    "TOKENIZERS": (
+        '"bytes": TokenizerSpec("tokenscale.data.tokenizers.utf8"),',
+        "data/tokenizers/utf8.py",
+        BYTES,
+    ),
+    "BATCHES": ('"ends": Approach("tokenscale.data.batches.ends"),', "data/batches/ends.py", ENDS),
+    "FIGURES": (
+        '"steps_taken": "tokenscale.report.drawings.steps_taken",',
+        "report/drawings/steps_taken.py",
+        STEPS_TAKEN,
+    ),
+}
+FIGURE = "results/figures/toys/steps_taken"
+
+
+def build(folder) -> None:
+    """A project with the four files and the four lines, and one experiment that uses them, run up to its figure."""
+    project = make_project(folder)
+    text = (project.root / REGISTRY).read_text()
+    for table, (line, file, module) in ADDED.items():
+        text, found = re.subn(rf"^{table} = {{\n", rf"\g<0>    {line}\n", text, flags=re.MULTILINE)
+        assert found == 1, table
+        (project.root / "src/tokenscale" / file).write_text(module.lstrip())
+    (project.root / REGISTRY).write_text(text)
+    config = {
+        "scale": "demo",
+        "experiments": ["toys"],
+        "corpora": {"fortunes": {"source": {"kind": "fortune", "documents": 60}}},
+        "tokenizers": {"bytes": {"kind": "bytes"}},
+    }
+    experiment = {
+        "question": "Does what was added work together?",
+        "runs": RUNS | {"corpus": "fortunes", "tokenizer": "bytes", "approach": "ends"},
+        "figures": ["steps_taken"],
+        "scales": EVERY_SCALE,
+    }
+    (project.root / "config/config.yaml").write_text(json.dumps(config))
+    (project.root / "config/claims.yaml").write_text("{}")
+    for old in (project.root / "config/experiments").iterdir():
+        old.unlink()
+    (project.root / "config/experiments/toys.yaml").write_text(json.dumps(experiment))
+    project.snakemake("--cores", "2", f"{FIGURE}.svg")
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory) -> Project:
+    made = once(tmp_path_factory, "extended", build)
+    return copy_of(Project(made / "project"), tmp_path_factory.mktemp("extended-copy"))
+
+
+def manifest(project: Project, folder: str) -> dict:
+    return json.loads((project.root / "results" / folder / "manifest.json").read_text())
+
+
+def test_a_source_is_one_file_and_one_line(extended):
+    made = manifest(extended, "corpus/fortunes")
+    assert made["source"] == {"kind": "fortune", "documents": 60}
+    assert sum(split["rows"] for split in made["splits"].values()) == 60
+
+
+def test_a_tokenizer_is_one_file_and_one_line(extended):
+    assert manifest(extended, "tokenizers/bytes")["vocabulary_size"] == 259
+
+
+def test_an_approach_is_one_file_and_one_line(extended):
+    (log,) = extended.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert "ends" in str(log) and len(steps) == RUNS["budget"]["steps"]
+    # each document is longer than a row, whose first token is none of its start: all labels count
+    assert all(step["total_tokens"] == step["useful_tokens"] == 4 * 32 for step in steps)
+
+
+def test_a_figure_is_one_file_and_one_line(extended):
+    assert pq.read_table(extended.root / f"{FIGURE}.parquet").num_rows == 1
+    assert (extended.root / f"{FIGURE}.svg").stat().st_size > 1000
+
+
+MISTAKES = {
+    "source": ("config.yaml", {"corpora": {"c": {"source": {"kind": "fortun", "documents": 1}}}}),
+    "option": ("config.yaml", {"corpora": {"c": {"source": {"kind": "fortune"}}}}),
+    "tokenizer": ("config.yaml", {"tokenizers": {"t": {"kind": "byte"}}}),
+    "figure": ("experiments/toys.yaml", {"figures": ["steps_take"]}),
+    "approach": ("experiments/toys.yaml", {"runs": {"approach": "end"}}),
+}
+#: prints the error of each mistake, and the schemas that editors read
+CHECK = """
+import json, pathlib, sys
+from tokenscale.base.errors import UserError
+from tokenscale.settings.config import load, schemas
+found = {}
+for name, (file, changes) in json.loads(sys.argv[1]).items():
+    path = pathlib.Path("config", file)
+    before = path.read_text()
+    values = json.loads(before)
+    for key, value in changes.items():
+        values[key] = values[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(values))
+    try:
+        load().runs("toys")
+    except UserError as error:
+        found[name] = error.render()
+    path.write_text(before)
+print(json.dumps({"errors": found, "schemas": json.dumps(schemas())}))
+"""
+
+
+def test_errors_and_schemas_name_what_was_added(extended):
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, json.dumps(MISTAKES)],
+        cwd=extended.root, env=extended.environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = {"source": "'fortune'", "tokenizer": "'bytes'", "figure": "'steps_taken'", "approach": "'ends'"}
+    for name, word in (expected | {"option": "kind fortune needs it"}).items():
+        assert word in found["errors"][name]
+    for name in ("fortune", "bytes", "ends"):  # a schema takes any name of a figure
+        assert f'"{name}"' in found["schemas"]
