@@ -168,11 +168,11 @@ def test_a_ledger_s_sql_reads_its_tables_and_nothing_else(tmp_path, sql):
     (tmp_path / "other.csv").write_text("value\n1\n")
     folder = tables.write(tmp_path / "demo", runs=[tables.run("a")])
     (folder / "experiment.json").write_text("{}")
-    asked = claims._Asked("demo", folder)
+    opened = claims._ClaimTables("demo", folder)
     with pytest.raises(UserError, match="does not run"):
-        asked.rows("claim", sql.replace("{other}", str(tmp_path / "other.csv")))
+        opened.rows("claim", sql.replace("{other}", str(tmp_path / "other.csv")))
     assert (tmp_path / "other.csv").read_text() == "value\n1\n"
-    asked.close()
+    opened.close()
 
 
 def test_duckdb_gives_no_library_the_environment(monkeypatch):
