@@ -1,7 +1,7 @@
 """Run the fast tests of what changed: python -m tests.quick [BASE]. Called by `make quick`.
 
 A changed test file runs itself. A changed module runs the unit tests that import it, and its docstring examples.
-Long tests stay out (marks `experiment`, `long`, `slow`, `distributed`, `workflow`), and so do files beyond the tenth.
+Long tests stay out (marks `experiment`, `long`, `distributed`, `workflow`), and so do files beyond the tenth.
 """
 
 import re
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FAST = "not (experiment or long or slow or distributed or workflow)"
+FAST = "not (experiment or long or distributed or workflow)"
 #: most test files of one call
 LIMIT = 10
 

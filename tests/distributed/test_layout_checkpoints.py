@@ -29,7 +29,7 @@ from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 
 
 def write_seeds(world, runs, folder):

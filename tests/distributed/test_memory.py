@@ -15,7 +15,7 @@ from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.phase_timer import HostTimer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 PARTS = ("parameters", "gradients", "optimizer", "activations")
 GPT2 = replace(
     SHAPE, norm="layer", positions="learned", maximum_positions=30, activation="gelu", biases=True, tied_embeddings=True

@@ -31,7 +31,7 @@ from tokenscale.train.memory_probe import Probe
 from tokenscale.train.parallel.pipeline import StageP2P
 from tokenscale.train.phase_timer import HostTimer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow(77), pytest.mark.distributed]
 TIED = "GPT-2's parts, its tied embedding among them"
 VARIANTS = {
     TIED: {

@@ -13,6 +13,8 @@ from tokenscale.settings.machine import Machine
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 TEXTS = ["whoever starts the ranks of a run they are the ranks of one run " * n for n in range(1, 30)]
 
 

@@ -14,6 +14,8 @@ from tokenscale.settings.run import BudgetSettings, ScheduleSettings, Validation
 from tokenscale.train.loop import Training
 from tokenscale.train.signals import Interrupted
 
+pytestmark = pytest.mark.slow(16)
+
 TEXTS = ["a rank that is told alone tells the others with the tokens of the next step " * n for n in range(1, 30)]
 
 

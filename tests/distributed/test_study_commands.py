@@ -22,7 +22,7 @@ from tokenscale.data.order.digest import MODULUS
 from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.run import RunSettings
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 PRESET = """\
 model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_heads: 2, max_seq_len: 32}

@@ -26,7 +26,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train.loop import train
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow(25), pytest.mark.distributed]
 STEPS = 8
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 

@@ -9,6 +9,8 @@ import pytest
 from tests.faults.campaign import campaign, table
 from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Lab, chain, drawn, lies_in
 
+pytestmark = pytest.mark.slow(20)
+
 #: one project after another, in the order in which a workflow comes to them: those of one rule run side by side, and
 #: one that had ended before its neighbour was killed is not met again
 CHAINS = {

@@ -4,7 +4,11 @@ import os
 import re
 import signal
 
+import pytest
+
 from tests.slurm.projects import events, run_of, whole
+
+pytestmark = pytest.mark.slow(20)
 
 
 def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):

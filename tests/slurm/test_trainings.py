@@ -8,6 +8,8 @@ import pytest
 
 from tests.slurm.projects import events, losses, run_of, whole
 
+pytestmark = pytest.mark.slow(20)
+
 #: columns that are times, and what measures or names the place: memory, threads, jobs, nodes
 PLACE = ("_s", "memory_peak_bytes", "threads_per_rank", "job_ids", "node_names", "machine", "slurm_logs", "seal")
 

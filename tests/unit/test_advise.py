@@ -22,6 +22,8 @@ from tokenscale.data.tokenizers.build import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.registry import FORMATS
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 T = 64
 DOCUMENTS = 6_000
 

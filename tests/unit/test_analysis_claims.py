@@ -17,6 +17,8 @@ from tokenscale.report import claims as words
 from tokenscale.settings.claims import Claim, Document, Ledger
 from tokenscale.settings.claims_file import read
 
+pytestmark = pytest.mark.slow(20)
+
 ROOT = Path(__file__).parents[2]
 SPEED = "SELECT useful_tokens_per_s AS value, run_id FROM throughput WHERE approach = 'packed'"
 PAIRS = """

@@ -24,6 +24,8 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
 from tokenscale.settings.run import APPROACHES
 
+pytestmark = pytest.mark.slow(30)
+
 T = 16
 PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin]
 

@@ -22,7 +22,10 @@ from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.run import APPROACHES
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+pytestmark = [
+    pytest.mark.slow(30),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+]
 T = 16
 READERS = {"packed": PackedStore, "pretokenized-padded": PaddedStore, "token-list": TokenListStore}
 

@@ -10,6 +10,8 @@ from benchmarks import analysis
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 
+pytestmark = pytest.mark.experiment
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):

@@ -10,6 +10,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.benchmark import collectives
 from tokenscale.cli.main import main
 
+pytestmark = pytest.mark.experiment
+
 SIZES = [4096, 32772, 262144]
 
 

@@ -16,6 +16,8 @@ from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import APPROACHES
 
+pytestmark = pytest.mark.experiment
+
 T = 16
 
 

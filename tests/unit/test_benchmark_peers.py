@@ -11,6 +11,8 @@ from tokenscale.benchmark.peers import Peers
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 T = 16
 ROWS = np.arange(400, dtype=np.int32).reshape(40, 10)
 ORDER = np.random.default_rng(0).permutation(40).reshape(8, 5)

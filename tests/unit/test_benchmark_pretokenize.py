@@ -8,6 +8,8 @@ from benchmarks import pretokenize
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.data.corpus.raw_text import RawText
 
+pytestmark = pytest.mark.experiment
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

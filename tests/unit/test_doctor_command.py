@@ -13,6 +13,8 @@ from tests.machines import ROOT, STAGES
 from tokenscale.cli import doctor, packages
 from tokenscale.cli import doctor_probe as probe
 
+pytestmark = pytest.mark.slow(17)
+
 
 def run_doctor(*arguments, without=(), cwd=ROOT, **environment):
     code = f"import sys\nfor name in {list(without)!r}: sys.modules[name] = None\n"

@@ -35,6 +35,8 @@ from tokenscale.train.evaluation.scores import rows_of_documents, windows
 from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World
 
+pytestmark = pytest.mark.slow(20)
+
 T = 32
 WORDS = "what a model has learnt shows in what it expects of a text that it has never seen before é 漢".split()
 WORLD = World(0, 1, 0, torch.device("cpu"))

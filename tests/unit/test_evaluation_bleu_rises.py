@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.corpora import Lab, make_tokenizer
@@ -13,6 +14,8 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
+
+pytestmark = pytest.mark.experiment
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=1200, held_out=40))

@@ -25,6 +25,8 @@ from tokenscale.train.checkpoint import Piece, State, commit, write_rank
 from tokenscale.train.models.build import build as build_model
 from tokenscale.train.models.build import initialise
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
 
 

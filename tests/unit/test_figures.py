@@ -16,6 +16,8 @@ from tokenscale.report.style import SCHEDULES, inline
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 
 def made(folder, **options):
     ingest(logs.write_demo(folder, **options), folder / "runs", folder / "tables", [folder / "bench.json"])

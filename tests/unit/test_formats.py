@@ -18,6 +18,8 @@ from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
+pytestmark = pytest.mark.slow(24)
+
 T = 16
 PADDED = StoreSettings("padded", sequence_length=T)
 TOKEN_LIST = StoreSettings("token-list")

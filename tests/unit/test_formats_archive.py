@@ -20,6 +20,8 @@ from tokenscale.data.stores.manifest import open_store, read_store_manifest, sea
 from tokenscale.data.stores.write import write
 from tokenscale.settings.data import StoreSettings
 
+pytestmark = pytest.mark.slow(23)
+
 ARCHIVE = StoreSettings("archive")
 PACKED = StoreSettings("packed", sequence_length=T)
 

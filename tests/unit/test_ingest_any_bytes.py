@@ -14,6 +14,8 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 
+pytestmark = pytest.mark.slow(31)
+
 LINES = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(

@@ -8,6 +8,8 @@ import pytest
 from tokenscale.analysis import logs
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
+pytestmark = pytest.mark.slow(11)
+
 SAMPLE = {
     "INTEGER": [0, 1, -5, 2**31 - 1],
     "BIGINT": [0, 3, 2**52, -(2**63), 2**63 - 1],

@@ -26,6 +26,8 @@ from tokenscale.train.models.losses import (
 )
 from tokenscale.train.models.objective import Objective
 
+pytestmark = pytest.mark.slow(43)
+
 
 def made(positions=60, width=32, vocabulary=97, *, bias=True, dtype=torch.float32, ignored=0.3, seed=0):
     """(hidden [2, positions / 2, width], head, labels), logits of some spread."""

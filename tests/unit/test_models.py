@@ -14,6 +14,8 @@ from tokenscale.train.models.build import initialise as initialise_any
 from tokenscale.train.models.decoder import Decoder, initialise, rotary_tables, rotate
 from tokenscale.train.models.losses import cross_entropy_sum
 
+pytestmark = pytest.mark.slow(19)
+
 MICRO = PRESETS["llama-micro"].with_vocabulary(64)
 GPT2 = PRESETS["gpt2-micro"].with_vocabulary(64)
 

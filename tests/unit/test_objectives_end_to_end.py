@@ -15,6 +15,8 @@ from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleS
 from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World
 
+pytestmark = pytest.mark.experiment
+
 T = 32
 WORDS = "a model learns which word comes next because the same words come again in the same order".split()
 WORLD = World(0, 1, 0, torch.device("cpu"))

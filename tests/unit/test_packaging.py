@@ -17,6 +17,8 @@ from tests.long import wheels
 from tokenscale.cli import packages
 from tokenscale.cli.main import COMMANDS, main
 
+pytestmark = pytest.mark.slow(11)
+
 ROOT = Path(__file__).parents[2]
 #: conda's names where they differ from pip's
 CONDA = {
@@ -341,13 +343,3 @@ def test_github_runs_them_on_each_supported_python_and_may_only_read():
     assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", name) for name in used)
     # a pipe hides what fails in it, unless this shell is asked for
     assert workflow["defaults"]["run"]["shell"] == "bash" or not any("|" in line for line in commands)
-
-
-# -- rooms
-
-
-def test_the_lists_of_test_files_name_files_that_are_there():
-    """A file that is renamed would go back to `make test` without a word."""
-    from tests.conftest import EXPERIMENTS, LONGEST
-
-    assert [name for name in (*EXPERIMENTS, *LONGEST) if not (ROOT / "tests" / name).is_file()] == []

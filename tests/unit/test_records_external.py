@@ -21,6 +21,8 @@ from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 FACTS = {"approach": "my loop", "steps": 4, "global_batch": 8, "sequence_length": 64}
 LOOPS = Path(__file__).parent / "loops"
 

@@ -24,6 +24,8 @@ from tokenscale.report import paired_comparisons as pairs
 from tokenscale.report.captions import SHARED_CORES
 from tokenscale.settings.data import StorageSettings
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 #: what `queries.connect` itself reads
 VIEWS = {"steps_global", "validation"}
 EVIL = "<script>alert('x')</script> & \"co\""

@@ -19,6 +19,8 @@ from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 GPU = logs.HARDWARE | {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda", "cores": 64, "threads_per_rank": 8}
 
 

@@ -27,6 +27,8 @@ from tokenscale.report.verification import verify
 from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, IDENTICAL, Finding
 from tokenscale.settings.closure import listing
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"
 

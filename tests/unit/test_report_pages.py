@@ -20,6 +20,8 @@ from tokenscale.report.views import VIEWS
 from tokenscale.settings.claims_file import read
 from tokenscale.settings.registry import FIGURES
 
+pytestmark = pytest.mark.slow(25)
+
 EVIL = "<script>alert('x')</script> & \"co\""
 
 

@@ -12,6 +12,8 @@ from tokenscale.cli.main import main
 from tokenscale.report import build as whole
 from tokenscale.report import save
 
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"
 NAMES = ["demo", "second"]

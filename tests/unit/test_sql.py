@@ -17,6 +17,8 @@ from tokenscale.settings import closure
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.layout import LayoutSettings
 
+pytestmark = pytest.mark.slow(21)
+
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):

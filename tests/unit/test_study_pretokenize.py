@@ -21,6 +21,8 @@ from tokenscale.data.tokenizers.load import load
 from tokenscale.data.tokenizers.named import named
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
 
+pytestmark = pytest.mark.experiment
+
 T = 16
 TEXTS = [*HOSTILE, *texts_around(T), *HOSTILE]  # duplicates stay
 

@@ -17,6 +17,8 @@ from tokenscale.data.tokenizers.build import build
 from tokenscale.data.tokenizers.load import load
 from tokenscale.settings.data import TokenizerSettings
 
+pytestmark = pytest.mark.slow(23)
+
 TEXTS = [f"the quick brown fox number {i} jumps over the lazy dog" for i in range(50)] + list(HOSTILE)
 
 

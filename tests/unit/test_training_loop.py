@@ -28,6 +28,8 @@ from tokenscale.train.loop import Inputs, train
 from tokenscale.train.models.losses import cross_entropy_sum
 from tokenscale.train.parallel.world import World
 
+pytestmark = pytest.mark.slow(35)
+
 STEPS, T = 8, 32
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 WORLD = World(0, 1, 0, torch.device("cpu"))

@@ -9,7 +9,7 @@ from benchmarks import workflow
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 
 
 def snakemake(root, *arguments):

@@ -18,7 +18,7 @@ from tokenscale.settings.config import ALL
 from tokenscale.settings.experiments import Experiment, cells
 from tokenscale.settings.yaml_files import read_yaml
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
 
 #: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is sharded
 MOST = 3

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workflow.conftest import ROOT
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 
 
 def linked(project, *names):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.workflow.conftest import RUNS
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 
 LEARNING = RUNS | {
     "approach": "packed",

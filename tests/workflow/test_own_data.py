@@ -14,7 +14,7 @@ import pytest
 from tests.workflow.conftest import Project, make_project
 from tokenscale.settings import calls
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.slow(27), pytest.mark.workflow]
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"document {i} of {i * i} words" for i in range(50)]
 

@@ -9,7 +9,7 @@ from tests.workflow.conftest import CLAIMS, EXPERIMENTS
 from tests.workflow.jobs import RANKS, REPORT, WAYS, changed
 from tokenscale.base.files import canonical_json
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 
 
 def runs_of(project, experiment):

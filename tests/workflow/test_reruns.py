@@ -33,7 +33,7 @@ from tests.workflow.jobs import (
     source_files,
 )
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.slow(112), pytest.mark.workflow]
 
 
 @pytest.fixture(scope="module")

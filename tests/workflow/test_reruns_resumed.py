@@ -12,7 +12,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.settings import config as configuration
 from tokenscale.settings.options import to_dict
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.experiment, pytest.mark.workflow]
 
 FROM_ONE = {"run": {"layout.data": 1}, "step": 2}
 CHECKPOINTS = {"every": 2, "keep_last": 3, "keep_resume_state": True}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workflow.conftest import CONFIG, EXPERIMENTS, ROOT
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.slow(64), pytest.mark.workflow]
 
 
 def stale(project, *targets):

@@ -25,6 +25,8 @@ from tokenscale.cli import benchmark
 from tokenscale.cli import main as cli
 from tokenscale.report.save import KINDS
 
+pytestmark = pytest.mark.slow(20)
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Project:

@@ -19,7 +19,7 @@ from tokenscale.base.files import sha256_file, sha256_text
 from tokenscale.report import figure_metadata as passport
 from tokenscale.runs.records import provenance
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
 
 
 def write(project, name, **changes):
