@@ -35,10 +35,9 @@ run: $(READY)
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 	@echo "report: $(REPORT)"
 
-test: $(READY)
+test: lint
 	$(PYTEST) -m "not experiment and not long" $(HERE)
 	@echo "left out: make experiments-test, make docs-test, make faults-test, make slurm-test, make long-test"
-	@$(MAKE) --no-print-directory lint
 
 experiments-test: $(READY)
 	$(PYTEST) -m experiment $(HERE)

@@ -332,6 +332,16 @@ def test_github_runs_the_commands_of_ci_and_of_the_readme():
     assert order == sorted(order)
 
 
+def test_a_commit_runs_the_linters_of_make_lint():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    lint = re.search(r"(?ms)^lint:.*?\n\n", (ROOT / "Makefile").read_text())[0]
+    tools = re.findall(r"bin/(ruff \w+|snakefmt)", lint)
+    assert tools == [hook["name"] for hook in hooks] == ["ruff check", "ruff format", "snakefmt"]
+    assert all(hook["language"] == "system" and hook["entry"].startswith(".venv/bin/") for hook in hooks)
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "workflow").rglob("*.smk")]
+    assert all(re.search(hooks[2]["files"], name) for name in ["workflow/Snakefile", *files])
+
+
 def test_github_runs_them_on_each_supported_python_and_may_only_read():
     workflow, job, commands = commands_of_ci()
     assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads the key `on` as true
