@@ -1,4 +1,4 @@
-"""From logs to numbers: ingest, the second ingest, two questions beside pandas on the same JSON, and the whole report.
+"""From logs to numbers: ingest, two questions beside pandas on the same JSON, and the whole report.
 
 Made-up logs of the shape that a training writes, ten fields a line. Every arm is a process of its own, so that its peak
 memory is its own (of the report: that of all its processes together); in each round every arm has its turn. The answers
@@ -36,8 +36,6 @@ WARM_UP_STEPS = 3
 #: arm → what it does
 ARMS = {
     "ingest": "every log read, tables written",
-    "ingest, unchanged": "the same again, its tables deleted before",
-    "ingest, one log longer": "one more line in one log",
     "scaling": "query on Parquet",
     "time to target": "query on Parquet",
     "pandas scaling": "read_json and the same in pandas",
@@ -155,24 +153,16 @@ def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
     """Run one arm; wall seconds (of an ingest and of the report the whole process, of a question from its call to its
     answer), processor seconds and peak bytes of its process and those that it starts."""
     tables = root / TABLES
-    if arm.startswith("ingest"):
+    if arm == "ingest":
         command = ["-m", "tokenscale", "ingest", "--experiment", str(root / "runs.json"), "--runs", str(root / "runs")]
         command += ["--output", str(tables), "--threads", str(threads)]
-        command += ["--afresh"] if arm == "ingest" else []
-        if arm == "ingest, unchanged":
-            for path in tables.iterdir():
-                path.unlink()
-        if arm == "ingest, one log longer":
-            log = sorted(root.glob("runs/*/attempt=00/rank=00000/steps.jsonl"))[0]
-            with open(log, "ab") as file:
-                file.write(log.read_bytes().splitlines(keepends=True)[-1])
     elif arm == "report":
         command = ["-m", "tokenscale", "report", "all", "--experiments", TABLES.name, "--tables", str(tables.parent)]
         command += ["--figures", str(root / "figures"), "--output", str(root / REPORT), "--threads", str(threads)]
     else:
         command = [__file__, "--answer", arm, str(root)]
     text, cost = _process([sys.executable, *command], arm)
-    if arm.startswith("ingest") or arm == "report":
+    if arm in ("ingest", "report"):
         return cost
     answer = json.loads(text.splitlines()[-1])
     write_json(root / f"{arm}.json", answer["answer"])

@@ -80,7 +80,7 @@ def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch
 
 def test_a_query_is_asked_once_for_all_figures(tables, monkeypatch):
     with save.Tables(tables / "demo") as opened:
-        rows = opened.asked("stalls")
+        rows = opened.rows_of("stalls")
     monkeypatch.setattr(save, "query", lambda *_: pytest.fail("asked again"))
     with save.known({tables / "demo": {"stalls": rows}}):
         with save.Tables(tables / "demo") as opened:

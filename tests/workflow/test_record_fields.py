@@ -399,13 +399,6 @@ FIELDS = {
         "runs.[].run_id": name,
     },
     "tables/*/experiment.json": EXPERIMENT,
-    "tables/.*.kept/made_of.json": {
-        "code": sha256,
-        "others": sha256,
-        "runs.*.of": sha256,
-        "runs.*.groups.*": count,
-        "sizes.*": size,
-    },
     "figures/*/*.json": {
         "schema": one_of(1),
         "figure": name,

@@ -13,7 +13,6 @@ from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
 from tokenscale.analysis.bleu import bleu_columns
-from tokenscale.analysis.ingest_cache import STREAMED, Kept, made_of, stamps
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.store_rows import rows as store_rows
 from tokenscale.base.errors import UserError
@@ -25,8 +24,8 @@ Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
 OF_RUNS = tuple(name for name, columns in tables.TABLES.items() if "run_id" in columns and name != "runs")
-
-
+#: large tables, written one row group per run; the others are written at once
+STREAMED = ("steps", "spans")
 #: columns that are 0 where there is no log
 COUNTED = ("steps_seen", "attempts", "overlap_rows", "quarantined", "quarantined_benign")
 
@@ -39,13 +38,11 @@ def ingest(
     *,
     stores: list[Path] = (),
     corpora: list[Path] = (),
-    kept: Path | None = None,
     threads: int = 1,
 ) -> dict[str, int]:
-    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; returns row counts.
+    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; return row counts.
 
-    `kept` is a folder for the tables of the last ingest: what has not changed since is taken from there, and the
-    files have the same bytes. A run without logs is listed as missing; a broken line goes to quarantine. Raises
+    All logs are read on every call. A run without logs is listed as missing; a broken line goes to quarantine. Raises
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
     lists two runs as the same repeat.
     """
@@ -75,54 +72,42 @@ def ingest(
         **benchmark_rows(list(benchmarks)),
         "stores": store_rows(list(stores), list(corpora)),
     }
-    builds = [path.with_name("build.json") for path in stores]
-    of = {run_id: made_of(runs / run_id, [table["experiment"], entry]) for run_id, entry in listed.items()}
-    before, measured = Kept(kept), stamps([*benchmarks, *stores, *corpora, *builds])
-    if before.is_of(of, measured):
-        before.give(output)
-        counts = before.counts()
-    else:
 
-        def rows_of(run_id: str) -> Tables:
-            return before.run(run_id, of[run_id]) or one_run(listed[run_id], table["experiment"], runs)
+    def read(run_id: str) -> Tables:
+        return one_run(listed[run_id], table["experiment"], runs)
 
-        # closed here: were an abandoned one collected in a thread that is starting, the two would wait for each other
-        with closing(_ahead(rows_of, list(listed), threads)) as made:
-            counts, groups = _write(output, made, others, experiment)
-        before.take(output, {run_id: {"of": of[run_id], "groups": groups[run_id]} for run_id in listed}, measured)
+    # Close the generator here. If it were collected while a thread starts, both would wait for each other.
+    with closing(_ahead(read, list(listed), threads)) as runs_tables:
+        counts = _write(output, runs_tables, others, experiment)
     fields = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "target_loss")
     write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in (*fields, "figures")}})
     return counts
 
 
 def _write(
-    output: Path, made: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path
-) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """Write the tables of all runs and the others; (rows of each, run → table → number of its row group)."""
-    counts, groups = Counter(), {}
+    output: Path, runs: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path
+) -> dict[str, int]:
+    """Write the tables of all runs and the others; return row counts."""
+    counts = Counter()
     places: dict[tuple, str] = {}
     small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
-    numbers = Counter()
     with ExitStack() as stack:
         add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}
-        for run_id, found in made:
+        for _, found in runs:
             _own_place(found["runs"].to_pylist()[0], places, experiment)
-            groups[run_id] = {}
             for name, rows in found.items():
                 counts[name] += len(rows)
                 if name not in STREAMED:
                     small[name].append(rows)
                 elif len(rows):
                     add[name](rows)
-                    groups[run_id][name] = numbers[name]
-                    numbers[name] += 1
         for name, rows in others.items():
             small[name].append(tables.of_rows(name, rows))
             counts[name] = len(rows)
         for name in tables.TABLES:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())
-    return {name: counts[name] for name in tables.TABLES}, groups
+    return {name: counts[name] for name in tables.TABLES}
 
 
 def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Iterator[tuple[str, Tables]]:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from tokenscale.analysis import alike
 from tokenscale.analysis.tables import ARROW
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
@@ -118,8 +117,7 @@ def _clean(content: bytes, begin: int, end: int, kind: str) -> pa.Table | None:
         return None
     if not isinstance(first, dict):
         return None
-    columns = alike.read(memoryview(content)[begin:end], list(first), SCHEMAS[kind])
-    found = _parsed(content[begin:end], kind, set(first)) if columns is None else dict(zip(first, columns, strict=True))
+    found = _parsed(content[begin:end], kind, set(first))
     if found is None or REQUIRED[kind] not in found or found[REQUIRED[kind]].null_count:
         return None
     if "schema" in found and (pc.max(found["schema"]).as_py() or 0) > VERSION:

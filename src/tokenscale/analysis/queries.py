@@ -161,8 +161,7 @@ def _restoring(tables: Path, remove: Path | None = None) -> str:
     """The command that makes an experiment's tables again from its logs."""
     folder = Path(os.path.relpath(tables))
     if folder.parts[:-1] == ("results", "tables"):
-        # what an ingest keeps to read only changes are links to the tables' own files: damaged, too
-        command = f"rm -rf results/tables/.{folder.name}.kept && snakemake -f {folder}/runs.parquet --cores 2"
+        command = f"snakemake -f {folder}/runs.parquet --cores 2"
     else:  # a copy of an experiment's tables
         command = f"python -m tokenscale ingest --experiment results/experiments/NAME/runs.json --output {tables}"
     return f"rm -r {remove} && {command}" if remove else command

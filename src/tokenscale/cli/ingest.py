@@ -1,7 +1,6 @@
-"""Logs of an experiment's runs → typed tables (Parquet). Reads only what has changed."""
+"""Logs of an experiment's runs → typed tables (Parquet)."""
 
 import argparse
-import shutil
 from pathlib import Path
 
 
@@ -19,18 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help=f"manifests of {what}"
         )
     parser.add_argument("--output", required=True, type=Path, help="folder of the tables: results/tables/<name>")
-    parser.add_argument("--afresh", action="store_true", help="read every log, also those that have not changed")
     parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingest and say how much."""
+    """Ingest and print row counts."""
     from tokenscale.analysis.ingest import ingest
 
-    # beside the tables: whoever makes them anew may delete their folder first
-    kept = arguments.output.parent / f".{arguments.output.name}.kept"
-    if arguments.afresh:
-        shutil.rmtree(kept, ignore_errors=True)
     counts = ingest(
         arguments.experiment,
         arguments.runs,
@@ -38,7 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.benchmark,
         stores=arguments.store,
         corpora=arguments.corpus,
-        kept=kept,
         threads=max(arguments.threads, 1),
     )
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
