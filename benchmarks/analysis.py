@@ -158,7 +158,7 @@ def _arm(root: Path, arm: str, threads: int) -> dict[str, Any]:
         command += ["--output", str(tables), "--threads", str(threads)]
     elif arm == "report":
         command = ["-m", "tokenscale", "report", "all", "--experiments", TABLES.name, "--tables", str(tables.parent)]
-        command += ["--figures", str(root / "figures"), "--output", str(root / REPORT), "--threads", str(threads)]
+        command += ["--figures", str(root / "figures"), "--output", str(root / REPORT)]
     else:
         command = [__file__, "--answer", arm, str(root)]
     text, cost = _process([sys.executable, *command], arm)

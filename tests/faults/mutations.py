@@ -152,13 +152,13 @@ GUARDS = {
     ),
     "messages carry no signature": Guard("base/errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
     "a forged verdict is told": Guard(
-        "report/verification_claims.py",
+        "report/verification.py",
         "rows[name] != found[name]]",
         "False]",
         f"{FOLDER}::test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it",
     ),
     "a ledger that was changed is told": Guard(
-        "report/verification_claims.py",
+        "report/verification.py",
         "if any(rows[name].get(key) != found[name][key] for key in STATED)]",
         "if False]",
         f"{FOLDER}::test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit",

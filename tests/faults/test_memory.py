@@ -1,7 +1,4 @@
-"""Memory is full: for an allocation in a rank, for a process of a pool that the kernel kills, for each library."""
-
-import os
-import signal
+"""Memory is full: for an allocation in a rank, for each library."""
 
 import duckdb
 import numpy as np
@@ -9,12 +6,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests import logs
 from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
-from tokenscale.analysis.ingest import ingest
 from tokenscale.cli import main as cli
 from tokenscale.cli.operating_system_errors import error_of
-from tokenscale.report import build as whole
 from tokenscale.train.loop import Training
 
 HUGE = 1 << 60
@@ -70,23 +64,3 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
     start(run, inputs, tmp_path / "whole")
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     assert (tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().startswith('{"schema":2,"step":6,')
-
-
-def killed(*given, **options):
-    """As a process that the kernel chose."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_of_the_report_that_the_kernel_kills(tmp_path, monkeypatch, capfd):
-    table = logs.write_demo(tmp_path / "demo", world_sizes=(1,), approaches=("packed",), figures=["data_stall_share"])
-    ingest(table, tmp_path / "demo/runs", tmp_path / "tables/demo")
-    places = {name: str(tmp_path / name) for name in ("tables", "figures")} | {"output": str(tmp_path / "report")}
-    argv = ["report", "all", *(word for n, v in places.items() for word in (f"--{n}", v)), "--experiments", "demo"]
-    with monkeypatch.context() as patch:
-        patch.setattr(whole.pdf, "save_figure", killed)
-        assert cli.main(argv) == 2
-    said = capfd.readouterr().err
-    assert said.startswith("tokenscale: one of this command's processes was killed") and "Traceback" not in said
-    assert not (tmp_path / "report/index.html").exists()
-    assert cli.main(argv) == 0
-    assert (tmp_path / "report/index.html").exists()

@@ -20,11 +20,10 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import bundle, changes, page, pdf, save, verification_claims
+from tokenscale.report import build, bundle, changes, page, pdf, registry, save
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report.table import Table, latex, markdown
-from tokenscale.report.verification import verify
-from tokenscale.report.verification_findings import CODE, DATA, FOREIGN, IDENTICAL, Finding
+from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import listing
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
@@ -76,17 +75,14 @@ def hashes(folder):
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
 
 
-def cut(results, output, edit=None):
-    """The page of the figure alone in a file; `edit` is appended to its drawing commands."""
+def edited(results, output, number=None, edit=b""):
+    """The report's PDF as another program saves it; `edit` is appended to the drawing commands of a page."""
     writer = pypdf.PdfWriter(clone_from=results / "report" / "report.pdf")
-    (found,) = [p for p in writer.pages if passport.of_page(p)]
-    if edit:
+    if number is not None:
         stream = DecodedStreamObject()
-        stream.set_data(found.get_contents().get_data() + edit)
-        found[NameObject("/Contents")] = writer._add_object(stream)
-    alone = pypdf.PdfWriter()
-    alone.add_page(found)
-    alone.write(output)
+        stream.set_data(writer.pages[number].get_contents().get_data() + edit)
+        writer.pages[number][NameObject("/Contents")] = writer._add_object(stream)
+    writer.write(output)
     return output
 
 
@@ -216,11 +212,33 @@ def test_a_figure_as_it_was_made_is_identical(made, kind):
     assert finding.verdict == IDENTICAL and not finding.lines()[1:]
 
 
-def test_a_page_cut_out_of_the_report_is_drawn_again(made, tmp_path):
-    (finding,) = verify(cut(made, tmp_path / "page.pdf"), made)
-    assert finding.verdict == IDENTICAL
-    (finding,) = verify(cut(made, tmp_path / "forged.pdf", b"\n0 0 m 100 100 l S\n"), made)
-    assert finding.verdict == FOREIGN and "edited" in finding.differs[0]
+def test_the_pages_of_the_pdf_that_were_edited_are_named(made, tmp_path):
+    saved = edited(made, tmp_path / "saved.pdf")
+    assert saved.read_bytes() != (made / "report" / "report.pdf").read_bytes()
+    (finding,) = verify(saved, made)
+    assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
+    (finding,) = verify(edited(made, tmp_path / "forged.pdf", 2, b"\n0 0 m 100 100 l S\n"), made)
+    title = registry.module(FIGURE).TITLE
+    assert finding.verdict == FOREIGN and finding.differs == [f"edited: pages that differ: 3 ({title})"]
+
+
+def test_an_edited_font_and_a_missing_page_of_the_pdf_are_named(made, tmp_path):
+    writer = pypdf.PdfWriter(clone_from=made / "report" / "report.pdf")
+    font = next(iter(writer.pages[0]["/Resources"]["/Font"].values())).get_object()
+    font[NameObject("/BaseFont")] = NameObject("/Other")
+    writer.write(tmp_path / "font.pdf")
+    (finding,) = verify(tmp_path / "font.pdf", made)
+    assert finding.verdict == FOREIGN and finding.differs == ["edited: its fonts are not those of the report"]
+    writer = pypdf.PdfWriter(clone_from=made / "report" / "report.pdf")
+    writer.remove_page(len(writer.pages) - 1)
+    writer.write(tmp_path / "short.pdf")
+    (finding,) = verify(tmp_path / "short.pdf", made)
+    assert finding.verdict == FOREIGN and finding.differs == ["edited: pages are missing"]
+    pages = pypdf.PdfWriter()
+    pages.add_page(writer.pages[2])
+    pages.write(tmp_path / "page.pdf")
+    (finding,) = verify(tmp_path / "page.pdf", made)
+    assert finding.verdict == FOREIGN and "no passport" in finding.differs[0]
 
 
 def test_an_edited_drawing_under_a_true_passport_is_named(results):
@@ -274,8 +292,9 @@ def test_changed_tables_are_data_changed_and_the_run_is_named(results):
     assert finding.verdict == DATA
     assert any("query stalls" in line for line in finding.differs)
     assert any("1 of 4 rows" in line and run in line for line in finding.differs)
-    whole, *parts = verify(results / "report" / "report.pdf", results)
-    assert whole.verdict == DATA and [p.verdict for p in parts] == [DATA]
+    (finding,) = verify(results / "report" / "report.pdf", results)
+    assert finding.verdict == DATA and "the tables of demo have changed" in finding.differs
+    assert "3 (Share of the training step spent waiting for data)" in finding.differs[-1]
 
 
 def test_tables_that_change_nothing_of_a_figure_leave_it_identical(results):
@@ -429,7 +448,7 @@ def judged(results):
     """A copy of the report with judged claims, and the ledger."""
     ledger, folder = results / "claims.yaml", results / "report"
     ledger.write_text(LEDGER)
-    claims = verification_claims.judge(ledger, results / "tables", ["demo"], folder)
+    claims = build.judge(ledger, results / "tables", ["demo"], folder)
     written(results, claims)
     return results, ledger
 
@@ -463,9 +482,9 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(jud
 def test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit(judged, tmp_path, capsys):
     results, ledger = judged
     (tmp_path / "claims.yaml").write_text(LEDGER.replace("0.9", "0.8"))
-    again = verification_claims.judge(tmp_path / "claims.yaml", results / "tables", ["demo"], tmp_path)
+    again = build.judge(tmp_path / "claims.yaml", results / "tables", ["demo"], tmp_path)
     finding = Finding("report")
-    verification_claims.compare(finding, results / "report" / "claims.json", again)
+    compare_claims(finding, results / "report" / "claims.json", again)
     assert finding.verdict == CODE and finding.differs == [
         "claims.json: the ledger states these claims otherwise: waits"
     ]

@@ -1,4 +1,4 @@
-"""The whole report in one command: the bytes of the single verbs, queries asked once, errors told once."""
+"""The whole report in one command: the bytes of the single commands, and what is refused."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,6 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import sha256_file
 from tokenscale.cli.main import main
-from tokenscale.report import build as whole
 from tokenscale.report import save
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
@@ -71,54 +70,43 @@ def test_it_is_what_the_single_verbs_make(tables, tmp_path, monkeypatch, capsys)
 def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no ledger
     one, single = tmp_path / "one", tmp_path / "single.html"
-    assert main(["report", "all", *asked(tables, one, "demo"), "--threads", "1"]) == 0
+    assert main(["report", "all", *asked(tables, one, "demo")]) == 0
     places = ["--tables", str(tables), "--figures", str(one / "figures"), "--output", str(single)]
     assert main(["report", "page", *places, "--experiments", "demo"]) == 0
     assert sha256_file(one / "report" / "index.html") == sha256_file(single)
     assert not list(one.rglob("claims.*")) and not list(one.rglob("demo.html"))
 
 
-def test_a_query_is_asked_once_for_all_figures(tables, monkeypatch):
+def test_a_query_is_run_once_for_all_figures(tables, monkeypatch):
     with save.Tables(tables / "demo") as opened:
         rows = opened.rows_of("stalls")
-    monkeypatch.setattr(save, "query", lambda *_: pytest.fail("asked again"))
-    with save.known({tables / "demo": {"stalls": rows}}):
-        with save.Tables(tables / "demo") as opened:
-            assert opened.rows("stalls") is rows.frame
-        with save.Tables(tables / "second") as other, pytest.raises(pytest.fail.Exception, match="asked again"):
-            other.rows("stalls")
-    with save.Tables(tables / "demo") as opened, pytest.raises(pytest.fail.Exception, match="asked again"):
-        opened.rows("stalls")
+        monkeypatch.setattr(save, "query", lambda *_: pytest.fail("queried again"))
+        assert opened.rows("stalls") is rows.frame
 
 
-def test_a_mistake_that_a_process_finds_is_told_once_with_its_part(tables, tmp_path, capfd):
+def test_no_figure_is_drawn_twice(tables, tmp_path, monkeypatch):
+    drawn, draw = [], save.draw
+    monkeypatch.setattr(
+        save, "draw", lambda made, *rest, **options: drawn.append(made.name) or draw(made, *rest, **options)
+    )
+    assert main(["report", "all", *asked(tables, tmp_path, *NAMES)]) == 0
+    assert drawn == [FIGURE, FIGURE]
+
+
+def test_a_missing_table_is_named(tables, tmp_path, capfd):
     (tmp_path / "tables").mkdir()
     for path in (tables / "demo").iterdir():
         if path.name != "benchmarks.parquet":
             (tmp_path / "tables" / path.name).symlink_to(path)
     assert main(["report", "all", *asked(tmp_path, tmp_path / "out", "tables")]) == 2
     said = capfd.readouterr().err
-    assert said.count("a table is missing") == 1 and "query" in said and "Traceback" not in said
-
-
-def test_a_fault_in_a_process_names_the_figure(tables, tmp_path, monkeypatch):
-    def broken(_):
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(save, "parquet", broken)
-    with pytest.raises(ZeroDivisionError, match="a bug") as caught:
-        whole.write(["demo"], tables, tmp_path / "figures", tmp_path / "report", threads=1)
-    assert caught.value.__notes__ == ["while making figure data_stall_share of demo"]
+    assert said.count("a table is missing") == 1 and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "said"),
-    [
-        (["demo", "demo"], [], "named twice"),
-        (["demo", "nobody"], [], "experiment's description"),
-        (["demo"], ["--threads", "0"], "no process, no report"),
-    ],
+    ("names", "said"),
+    [(["demo", "demo"], "named twice"), (["demo", "nobody"], "experiment's description")],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, capsys, names, options, said):
-    assert main(["report", "all", *asked(tables, tmp_path / "out", *names), *options]) == 2
+def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, capsys, names, said):
+    assert main(["report", "all", *asked(tables, tmp_path / "out", *names)]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()

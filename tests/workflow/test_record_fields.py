@@ -333,7 +333,7 @@ PROVENANCE = {
     "tokenscale": version,
     "experiments.*.tables": sha256,
     "experiments.*.data_from": date,
-    **{f"experiments.*.figures.*.{field}": sha256 for field in ("code", "data", "page", "queries.*.sql")},
+    **{f"experiments.*.figures.*.{field}": sha256 for field in ("code", "data", "queries.*.sql")},
     "experiments.*.figures.*.queries.*.rows": short_hash,
     "experiments.*.runs.*.code_digest": sha256,
     "experiments.*.runs.*.seal": sha256,

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from concurrent.futures.process import BrokenProcessPool
 
 from tokenscale.base.errors import UserError
 
@@ -41,12 +40,6 @@ def error_of(error: Exception) -> UserError | None:
 def _of_memory(error: Exception) -> UserError | None:
     message = f"{type(error).__name__}: {error}"
     reason = message.strip().splitlines()[0]
-    if isinstance(error, BrokenProcessPool):
-        return UserError(
-            "one of this command's processes was killed, most often because main memory was full.",
-            reason=reason,
-            next="`dmesg`, if you may, says so; give the same command again with fewer threads, or more memory",
-        )
     if "CUDA out of memory" in message or "HIP out of memory" in message:
         return UserError(
             "a GPU's memory was full.",

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole.add_argument(
         "--ledger", type=Path, metavar="FILE", help=f"the claims; by default {LEDGER}, where there is one"
     )
-    whole.add_argument("--threads", type=int, default=2, metavar="N", help="processes that draw (default 2)")
     figure = parts.add_parser(
         "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its words as JSON"
     )
@@ -93,19 +92,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _all(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import build as whole
+    from tokenscale.report import build, claims
 
-    made = whole.write(
+    output = arguments.output or REPORT
+    ledger = arguments.ledger or (LEDGER if LEDGER.is_file() else None)
+    written = build.write(
         arguments.experiments,
         arguments.tables,
         arguments.figures,
-        arguments.output or REPORT,
-        ledger=arguments.ledger or (LEDGER if LEDGER.is_file() else None),
-        threads=arguments.threads,
+        output,
+        ledger=ledger,
         workflow=arguments.workflow,
         citation=arguments.citation,
     )
-    return "\n".join(map(str, made))
+    judged = claims.lines(claims.read(output / build.CLAIMS)) if ledger else []
+    return "\n".join([*judged, *map(str, written)])
 
 
 def _figure(arguments: argparse.Namespace) -> str:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a figure (SVG, PDF, PNG), report.pdf or pages cut out of it, a report's folder or its SHA256SUMS; or a "
+        help="a figure (SVG, PDF, PNG), report.pdf, a report's folder or its SHA256SUMS; or a "
         "folder of results, whose stores, weights and logs are read",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
@@ -48,8 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(summary(path, found, counts))
             wrong |= any(not finding.note for finding in found)
     if reports:
-        from tokenscale.report.verification import verify
-        from tokenscale.report.verification_findings import IDENTICAL, text
+        from tokenscale.report.verification import IDENTICAL, text, verify
 
         where = (arguments.results, arguments.ledger)
         drawn = [finding for path in reports for finding in verify(path, *where)]

@@ -16,7 +16,7 @@ from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
-from tokenscale.report import cells, crate, pdf, save, summary
+from tokenscale.report import cells, crate, save, summary
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.views import VIEW_FILES
@@ -136,7 +136,7 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
             name: {
                 "tables": part["digest"],
                 "data_from": part["data_from"],
-                "figures": {f: _carried(f, figures / name / f"{f}.svg") for f in part["figures"]},
+                "figures": {f: _carried(figures / name / f"{f}.svg") for f in part["figures"]},
                 "runs": runs(tables / name),
             }
             for name, part in parts.items()
@@ -154,11 +154,10 @@ def built_by() -> dict[str, Any]:
     }
 
 
-def _carried(figure: str, path: Path) -> dict[str, Any]:
-    """Of a figure's passport, and the code of its page in the PDF."""
+def _carried(path: Path) -> dict[str, Any]:
+    """Return the data, code and queries of a figure's metadata."""
     found = passport.read(path) or {}
-    carried = {key: found[key] for key in ("data", "code", "queries") if key in found}
-    return carried | {"page": passport.code(*pdf.roots(figure))}
+    return {key: found[key] for key in ("data", "code", "queries") if key in found}
 
 
 def runs(tables: Path) -> dict[str, dict[str, Any]]:

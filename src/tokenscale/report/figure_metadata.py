@@ -183,13 +183,3 @@ def open_pdf(path: Path) -> Any:
             "the file is no readable PDF.", file=path, reason=error, next="build the figure again, or name another file"
         ) from None
     return reader
-
-
-def of_page(page: Any) -> Passport | None:
-    """The passport on a page of a PDF, in a note beside its visible part."""
-    for note in page.get("/Annots") or []:
-        note = note.get_object()
-        found = parse(str(note.get("/Contents"))) if note.get("/Subtype") == "/Text" else None
-        if found:
-            return found
-    return None

@@ -1,20 +1,20 @@
-"""The report as a PDF: the claims, and of each experiment the numbers of the verdict, a page a figure, and the tables.
+"""The report as a PDF: claims, and for each experiment a cover, one page per figure, and tables.
 
-Every page of a figure is a document of its own that is put between the others: cut out, it holds nothing of theirs,
-and a note outside its visible part is the figure's passport.
+All text is written as one document. The drawing of each figure, a PDF of its own, is then placed on its page.
 """
 
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
-from pypdf import PdfReader, PdfWriter
+from pypdf import PageObject, PdfReader, PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
@@ -22,7 +22,7 @@ from tokenscale.report import claims as ledger
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report import paired_comparisons as pairs
 from tokenscale.report import pdf_pages as sheets
-from tokenscale.report import pdf_placed, registry, save, summary
+from tokenscale.report import save, summary
 from tokenscale.report.pdf_pages import HEIGHT, WIDTH
 from tokenscale.report.pdf_pages import MARGIN as _MARGIN
 from tokenscale.report.style import style
@@ -49,13 +49,17 @@ ANSWERS = 8
 LOWEST = 0.06
 #: width of a letter of running text, in sizes of the font
 _LETTER = {"normal": 0.54, "bold": 0.65}
-#: outlines of the letters that a page uses: with so many documents, to cut a TrueType font for each takes half the time
-_FONTS = {"pdf.fonttype": 3}
-#: names of what is made of an experiment beside its figures: pages before and after them
-FRONT, BACK = "front", "back"
-#: folder of tables, figure (or one of these two) → its pages, inside `known`
-_PAGES: dict[tuple[Path, str], bytes] = {}
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of text, and the drawing that is placed on it: its PDF, its scale, and its lower edge in inches."""
+
+    text: Figure
+    drawing: bytes = b""
+    scale: float = 1.0
+    bottom: float = 0.0
 
 
 def write(
@@ -69,26 +73,32 @@ def write(
 ) -> None:
     """Draw all pages from the tables; equal tables give equal bytes.
 
-    `claims` is what the verb `claims` wrote. A `view` (see `views.py`) has its claims and figures alone. `figures` is
-    the folder of those that are drawn already: none of them is drawn again whose passport is the one it would get.
+    `claims` is what the command `claims` wrote. A `view` (see `views.py`) has its claims and figures alone. `figures`
+    is the folder of figures drawn before: one whose metadata match the tables and the code is not drawn again.
     """
-    writer = PdfWriter()
-    for title, chapters in _parts(experiments, tables, claims, view, figures):
-        chapter = None
-        for name, document in chapters:
-            first = len(writer.pages)
-            writer.append(io.BytesIO(document), import_outline=False)
-            placed = writer.add_outline_item(title=name or title, page_number=first, parent=chapter)
-            chapter = chapter or placed
+    pages: list[Page] = []
+    outline: list[tuple[str, int, bool]] = []
+    for chapter, parts in _chapters(experiments, tables, claims, view, figures):
+        for title, part in parts:
+            outline.append((title or chapter, len(pages), not title))
+            pages += part
+    writer = PdfWriter(clone_from=io.BytesIO(_text_pages(page.text for page in pages)))
+    for number, page in enumerate(pages):
+        if page.drawing:
+            _place(writer, writer.pages[number], page)
+    chapter = None
+    for title, number, begins_chapter in outline:
+        item = writer.add_outline_item(title=title, page_number=number, parent=None if begins_chapter else chapter)
+        chapter = item if begins_chapter else chapter
     title = VIEWS[view].title if view else "tokenscale report"
-    carried = of_report(experiments, tables, claims, view)
-    writer.metadata = {"/Title": title, "/Subject": passport.text(carried)}
+    metadata = of_report(experiments, tables, claims, view)
+    writer.metadata = {"/Title": title, "/Subject": passport.text(metadata)}
     with atomic(output) as temporary, open(temporary, "wb") as file:
         writer.write(file)
 
 
 def of_report(experiments: list[str], tables: Path, claims: Path | None, view: str | None) -> passport.Passport:
-    """What the whole document says of itself."""
+    """Return the provenance metadata of the whole document."""
     return {
         "passport": passport.VERSION,
         "report": {name: passport.digest(tables / name) for name in experiments},
@@ -100,16 +110,50 @@ def of_report(experiments: list[str], tables: Path, claims: Path | None, view: s
     }
 
 
-def _parts(
+def _text_pages(figures: Iterable[Figure]) -> bytes:
+    """Return the pages as one PDF."""
+    with style(), io.BytesIO() as buffer:
+        with PdfPages(buffer, metadata=_METADATA) as pages:
+            for figure in figures:
+                pages.savefig(figure)
+        return buffer.getvalue()
+
+
+def _place(writer: PdfWriter, shows: PageObject, page: Page) -> None:
+    """Add the drawing to its page as a form (PDF 32000-1, 8.10), so that it keeps its own fonts and names."""
+    shown = PdfReader(io.BytesIO(page.drawing)).pages[0]
+    form = DecodedStreamObject()
+    form.set_data(shown.get_contents().get_data())
+    form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
+    for key, name in (("/MediaBox", "/BBox"), ("/Resources", "/Resources")):
+        form[NameObject(name)] = shown.raw_get(key).clone(writer)
+    matrix = (page.scale, 0, 0, page.scale, 72 * _MARGIN, 72 * page.bottom)
+    numbers = " ".join(f"{number:.4f}" for number in matrix)
+    content = DecodedStreamObject()
+    content.set_data(shows.get_contents().get_data() + f"\nq {numbers} cm /Figure Do Q".encode())
+    resources = DictionaryObject(shows["/Resources"])  # matplotlib's pages share one dictionary
+    forms = DictionaryObject(resources.get("/XObject", {}))
+    forms[NameObject("/Figure")] = _add(writer, form)
+    resources[NameObject("/XObject")] = forms
+    shows[NameObject("/Resources")] = resources
+    shows[NameObject("/Contents")] = _add(writer, content)
+
+
+def _add(writer: PdfWriter, stream: StreamObject) -> Any:
+    """Add a new stream to the document, compressed; return the reference to it."""
+    return writer._add_object(stream.flate_encode())
+
+
+def _chapters(
     experiments: list[str], tables: Path, claims: Path | None, view: str | None, figures: Path | None
-) -> Iterator[tuple[str, Iterable[tuple[str, bytes]]]]:
-    """(title, its documents by their titles) of the claims and of each experiment; each first one has no title."""
+) -> Iterator[tuple[str, Iterable[tuple[str, list[Page]]]]]:
+    """Yield (title, its parts) of the claims and of each experiment. The first part of a chapter has no title."""
     only = VIEWS[view].claims if view else None
     if claims is not None:
         rows = [row for row in ledger.read(claims) if only is None or row["id"] in only]
-        yield "Claims", [("", document(_claims(rows)))]
+        yield "Claims", [("", [Page(figure) for figure in _claims(rows)])]
     for name in experiments:
-        yield name, documents(name, tables, view, figures)
+        yield name, _parts(name, tables, view, figures)
 
 
 def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
@@ -124,94 +168,42 @@ def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
     return pages.figures
 
 
-def documents(
-    name: str, tables: Path, view: str | None = None, figures: Path | None = None
-) -> Iterator[tuple[str, bytes]]:
-    """(title, bytes of a PDF) of the parts of an experiment; the first has no title but the experiment's."""
+def _parts(name: str, tables: Path, view: str | None, figures: Path | None) -> Iterator[tuple[str, list[Page]]]:
+    """Yield (title, pages) of an experiment: cover and design, one part per figure, tables."""
     part = summary.experiment(name, tables)
     shown = [figure for figure in part["figures"] if view is None or figure in VIEWS[view].figures]
     if view is not None and not shown:
         return
-    kept = {key: _PAGES[tables / name, key] for key in (FRONT, BACK) if (tables / name, key) in _PAGES}
-    around = kept if kept and view is None else pages_around(part, view)
-    yield "", around[FRONT]
+    whole = view is None
+    before = sheets.tables(name, _sections(part, BEFORE)) if whole else []
+    yield "", [Page(cover(part)), *map(Page, before)]
     with save.Tables(tables / name) as opened:
         for figure in shown:
-            page = _PAGES.get((tables / name, figure))
-            if page is None:
-                made = save.made(figure, opened, *roots(figure))
-                page = figure_document(made, drawing=_drawn(made, figures / name) if figures else None)
-            yield registry.module(figure).TITLE, page
-    if around[BACK]:
-        yield "Tables", around[BACK]
+            made = save.made(figure, opened)
+            drawing = (_drawn(made, figures / name) if figures else None) or save.draw(made, kinds=("pdf",))["pdf"]
+            yield made.module.TITLE, [figure_page(made, drawing)]
+    after = sheets.tables(name, _sections(part, AFTER)) if whole else []
+    if after:
+        yield "Tables", [*map(Page, after)]
 
 
 def _drawn(made: save.Made, folder: Path) -> bytes | None:
-    """The figure's own PDF, where one lies in the folder that was drawn of the same data by the same code."""
+    """Return the figure's PDF from the folder, if it was drawn from the same data by the same code."""
     path = folder / f"{made.name}.pdf"
-    own = made.passport | {"code": passport.code(*save.modules(made.name))}
-    with suppress(UserError, OSError):  # a missing or a broken one is drawn again
-        if passport.read(path) == own:
+    with suppress(UserError, OSError):  # draw a missing or broken one again
+        if passport.read(path) == made.passport:
             return path.read_bytes()
     return None
 
 
-def pages_around(part: dict[str, Any], view: str | None = None) -> dict[str, bytes]:
-    """Pages before and after the figures of an experiment (`summary.experiment`); no bytes where there are none."""
-    name, whole = part["name"], view is None
-    before = sheets.tables(name, _sections(part, BEFORE)) if whole else []
-    after = sheets.tables(name, _sections(part, AFTER)) if whole else []
-    return {FRONT: document([cover(part), *before]), BACK: document(after) if after else b""}
-
-
-@contextmanager
-def known(pages: Mapping[tuple[Path, str], bytes]) -> Iterator[None]:
-    """Inside it, these pages are taken as they are: of (folder of tables, figure), as `save_figure` returns them, and
-    those of `pages_around` by its names."""
-    _PAGES.update(pages)
-    try:
-        yield
-    finally:
-        _PAGES.clear()
-
-
-def save_figure(name: str, tables: Path, output: Path) -> bytes:
-    """`save.save`, and the figure's page, for which its PDF need not be drawn once more."""
-    made = save.make(name, tables)
-    save.write(made, output)
-    carried = made.passport | {"code": passport.code(*roots(name))}
-    return figure_document(made, carried, output.with_name(f"{output.name}.pdf").read_bytes())
-
-
-def roots(figure: str) -> tuple[str, str]:
-    """Roots of the code that draws the page of a figure."""
-    return save.modules(figure, "tokenscale.report.pdf")
-
-
-def figure_document(made: save.Made, carried: passport.Passport | None = None, drawing: bytes | None = None) -> bytes:
-    """The page of a figure with its own passport, or the one that is `carried`; `drawing` is the figure's PDF where it
-    is at hand."""
-    of = made.frames.values()
-    drawing = drawing or save.draw(made, kinds=("pdf",))["pdf"]
+def figure_page(made: save.Made, drawing: bytes) -> Page:
+    """Return the page of a figure: title, drawing over the width of the page, caption."""
     box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
     scale = 72 * (WIDTH - 2 * _MARGIN) / float(box.width)
     bottom = HEIGHT - 1.9 - scale * float(box.height) / 72
-    words = page(
-        made.module.TITLE, made.module.caption(*of), f"{made.passport['experiment']}: {made.name}", bottom / HEIGHT
-    )
-    text = document([words], passport.text(carried or made.passport))
-    return pdf_placed.placed(drawing, text, (scale, 0, 0, scale, 72 * _MARGIN, 72 * bottom))
-
-
-def document(figures: Iterable[Figure], note: str = "") -> bytes:
-    """Pages as a PDF; `note` is put on each."""
-    with style(), rc_context(_FONTS), io.BytesIO() as buffer:
-        with PdfPages(buffer, metadata=_METADATA) as pages:
-            for figure in figures:
-                if note:
-                    pages.attach_note(note)
-                pages.savefig(figure)
-        return buffer.getvalue()
+    caption = made.module.caption(*made.frames.values())
+    place = f"{made.passport['experiment']}: {made.name}"
+    return Page(page(made.module.TITLE, caption, place, bottom / HEIGHT), drawing, scale, bottom)
 
 
 def _sections(part: dict[str, Any], titles: dict[str, str]) -> list[tuple[str, Table]]:

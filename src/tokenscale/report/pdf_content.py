@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from pypdf.generic import ArrayObject, DictionaryObject, IndirectObject, StreamObject
@@ -26,6 +27,19 @@ def content(page: Any) -> str:
     How the file numbers and compresses its objects does not matter.
     """
     return hashlib.sha256(json.dumps(_plain(page, frozenset()), sort_keys=True).encode()).hexdigest()
+
+
+def shown(page: Any) -> str:
+    """Return the digest of a page's drawing commands and of the forms and images that they use.
+
+    Fonts are left out: pages of one document share them, and a letter that is new on one page changes them for all.
+    """
+    commands = page.get_contents().get_data()
+    forms = page["/Resources"].get("/XObject", {})
+    used = {f"/{name.decode('latin-1')}" for name in re.findall(rb"/(\S+)\s+Do\b", commands)}
+    plain = {name: _plain(forms.raw_get(name), frozenset()) for name in sorted(used & set(forms))}
+    plain |= {key: _plain(page.raw_get(key), frozenset()) for key in sorted({"/MediaBox", "/Annots"} & set(page))}
+    return hashlib.sha256(commands + json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any, above: frozenset[int]) -> Any:

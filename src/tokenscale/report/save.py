@@ -1,8 +1,7 @@
 """A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, its words and its passport."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,10 +41,6 @@ class Rows:
     digest: str
 
 
-#: folder of tables → query → its rows, inside `known`
-_KNOWN: dict[Path, Mapping[str, "Rows"]] = {}
-
-
 @dataclass(frozen=True)
 class Made:
     """A figure's module, the rows it is drawn from (by query), what is plotted, and the passport."""
@@ -63,9 +58,9 @@ def frames(name: str, connection: duckdb.DuckDBPyConnection) -> list[pd.DataFram
     return [query(q, connection) for q in registry.module(name).QUERIES]
 
 
-def modules(name: str, root: str = "tokenscale.report.save") -> tuple[str, str]:
-    """Roots of the code that draws a figure."""
-    return root, FIGURES[name]
+def modules(name: str) -> tuple[str, str]:
+    """Return the roots of the code that draws a figure."""
+    return "tokenscale.report.save", FIGURES[name]
 
 
 class Tables:
@@ -73,7 +68,7 @@ class Tables:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._rows = dict(_KNOWN.get(folder, {}))
+        self._rows: dict[str, Rows] = {}
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -99,30 +94,20 @@ class Tables:
             self.connection.close()
 
 
-@contextmanager
-def known(rows: Mapping[Path, Mapping[str, Rows]]) -> Iterator[None]:
-    """Inside it, `Tables` of these folders have these rows and do not ask: for processes that are forked there."""
-    _KNOWN.update(rows)
-    try:
-        yield
-    finally:
-        _KNOWN.clear()
-
-
-def make(name: str, tables: Path, *roots: str) -> Made:
-    """A figure of an experiment's tables. `roots` are those of its code, where they are not `modules(name)`."""
+def make(name: str, tables: Path) -> Made:
+    """A figure of an experiment's tables."""
     with Tables(tables) as opened:
-        return made(name, opened, *roots)
+        return made(name, opened)
 
 
-def made(name: str, tables: Tables, *roots: str) -> Made:
+def made(name: str, tables: Tables) -> Made:
     """The same of tables that are open already."""
     module = registry.module(name)
     found = {q: tables.rows(q) for q in module.QUERIES}
     data = module.data(*found.values())
     text = csv(data)
     digests = {q: tables.rows_of(q).digest for q in found}
-    carried = passport.of_figure(name, tables.folder, digests, text, *(roots or modules(name)))
+    carried = passport.of_figure(name, tables.folder, digests, text, *modules(name))
     return Made(name, module, found, data, text, carried)
 
 

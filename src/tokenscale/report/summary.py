@@ -1,9 +1,8 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,17 @@ from tokenscale.report.table import Table
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")
 VALIDITY = ("valid", "suspect", "invalid", "missing")
-#: folder of tables → what is said about it, inside `known`
-_KNOWN: dict[Path, dict[str, Any]] = {}
-
-
-@contextmanager
-def known(parts: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
-    """Inside it, this is what `experiment` says of these folders."""
-    _KNOWN.update(parts)
-    try:
-        yield
-    finally:
-        _KNOWN.clear()
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
-    if folder in _KNOWN:
-        return dict(_KNOWN[folder])
+    return dict(_experiment(name, folder, passport.digest(folder)))
+
+
+@lru_cache(maxsize=64)
+def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
+    """The same of a folder whose tables have this digest: page, PDF and bundle describe the same experiments."""
     head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
     with save.Tables(folder) as opened:
         rows = opened.rows
@@ -62,7 +53,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
             "machines": _machines(runs),
             "commits": _commits(runs),
             "data_from": _dates(runs),
-            "digest": passport.digest(folder),
+            "digest": digest,
             "caution": caution(scaling),
             "answers": pairs.answers(compared),
             "design": campaign_quality.design(runs, head.get("repeats"), head.get("left_out") or []),
