@@ -14,7 +14,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import GLOBAL_BATCH, LENGTH, differentiate, my_batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.registry import COPIES
+from tokenscale.settings.registry import REPLICATION
 from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import Trainer
@@ -59,7 +59,7 @@ LAYOUTS = {
     "gpipe-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="gpipe"),
 }
 # copies that are kept alike in another way than DDP's
-LAYOUTS |= {f"{name}@{n}": LayoutSettings(data=n, copies=name) for name in COPIES if name != "ddp" for n in (2, 4)}
+LAYOUTS |= {f"{name}@{n}": LayoutSettings(data=n, copies=name) for name in REPLICATION if name != "ddp" for n in (2, 4)}
 HYBRID = "hsdp-zero3@2x2"
 TWO_RANKS = [name for name in LAYOUTS if name.endswith("@2")]
 #: fp32: sums run in another order
@@ -106,9 +106,9 @@ def whole(ranks):
 
 def batch_of(step, world, layout):
     """(this rank's rows, useful tokens of the global batch)."""
-    place = layout.place(world.rank)
-    batch = my_batch(step, place.reader, layout.readers)
-    return batch, torch.tensor(float(world.sum(batch.useful_tokens * place.counts)[0]))
+    place = layout.coordinate(world.rank)
+    batch = my_batch(step, place.data_rank, layout.data_parallel_size)
+    return batch, torch.tensor(float(world.sum(batch.useful_tokens * place.is_group_leader)[0]))
 
 
 def gradients(world, run):
@@ -117,7 +117,7 @@ def gradients(world, run):
     trainer.shards.reduce_gradients()
     mine = {n: part for n, part in trainer.shards.by_name.items() if part.first}
     found = {n: (p.tensor.grad.float().numpy(), p.offsets, p.global_shape) for n, p in mine.items()}
-    return loss.item() * trainer.mesh.place.counts, found
+    return loss.item() * trainer.mesh.place.is_group_leader, found
 
 
 def steps(world, run, count=5):
@@ -126,7 +126,7 @@ def steps(world, run, count=5):
     for step in range(count):
         batch, useful = batch_of(step, world, run.layout)
         done = trainer.step(batch, useful, 1e-3, HostTimer())
-        losses.append(world.sum(done.loss_sum.item() * trainer.mesh.place.counts)[0] / useful.item())
+        losses.append(world.sum(done.loss_sum.item() * trainer.mesh.place.is_group_leader)[0] / useful.item())
         norms.append(done.norm.item())
         assert done.norm_clipped.item() < 0.51 < done.norm.item(), "the clipping bites"
     return losses, norms, held(trainer)

@@ -34,7 +34,11 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
     try:
         rows = MICRO_STEPS
         run = RunSettings(
-            model=MODEL, sequence_length=LENGTH, global_batch=rows * layout.readers, micro_batch=1, layout=layout
+            model=MODEL,
+            sequence_length=LENGTH,
+            global_batch=rows * layout.data_parallel_size,
+            micro_batch=1,
+            layout=layout,
         )
         assert run.problems() == []
         trainer = Trainer(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
@@ -42,7 +46,7 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
         for _ in range(2):  # the first step finds out about the module
             with Exchanges() as found:
-                trainer.step(batch, torch.tensor(float(tokens.size * layout.readers)), 1e-3, HostTimer())
+                trainer.step(batch, torch.tensor(float(tokens.size * layout.data_parallel_size)), 1e-3, HostTimer())
         return found.counts
     finally:
         dist.destroy_process_group()

@@ -50,9 +50,9 @@ def model_of(world):
 def differentiate(parallel, step, micro_batch, world, layout=None):
     """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
     layout = layout or LayoutSettings(data=world.size)
-    place, readers = layout.place(world.rank), layout.readers
-    batch = my_batch(step, place.reader, readers)
-    useful = torch.tensor(float(batch.useful_tokens * place.counts))
+    place, readers = layout.coordinate(world.rank), layout.data_parallel_size
+    batch = my_batch(step, place.data_rank, readers)
+    useful = torch.tensor(float(batch.useful_tokens * place.is_group_leader))
     if world.size > 1:
         torch.distributed.all_reduce(useful)
     return forward_backward(

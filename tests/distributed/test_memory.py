@@ -72,8 +72,8 @@ def measured(world, runs):
 
 def measured_in(world, run):
     """Bytes by part, of one step on this rank's rows."""
-    place, layout = run.layout.place(world.rank), run.layout
-    rows = len(share(run.global_batch, place.reader, layout.readers))
+    place, layout = run.layout.coordinate(world.rank), run.layout
+    rows = len(share(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
     ids = np.broadcast_to(np.arange(run.sequence_length, dtype=np.int32) // 10, tokens.shape)
     batch = replace(Batch.of(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)

@@ -151,7 +151,7 @@ def test_the_gradient_is_that_of_one_process(micro_batch):
     for case, ranks in on_ranks(gradients_of_each, cases).items():
         assert sum(rank_loss for rank_loss, _ in ranks) == pytest.approx(loss, rel=1e-6)
         for copy in range(LAYOUTS[case].data):
-            its = [pieces for rank, (_, pieces) in enumerate(ranks) if LAYOUTS[case].place(rank).data == copy]
+            its = [pieces for rank, (_, pieces) in enumerate(ranks) if LAYOUTS[case].coordinate(rank).data == copy]
             together = whole(its)
             for name, (values, _, _) in expected.items():
                 np.testing.assert_allclose(together[name], values, err_msg=f"{case}: {name}", **TOLERANCE)

@@ -121,27 +121,29 @@ def words(combination: Combination) -> list[str]:
 
 #: what `train` says as it refuses → the command lines that it must refuse so. `--device cpu` is in all of them
 REFUSALS = {
-    "reads no Parquet store": lambda line: (
+    "does not read a Parquet store": lambda line: (
         "--storage." in line
         and not re.search(r"--dataset-type (padded|token-list|length-bucketed) --pretokenized", line)
     ),
-    "tokenizes nothing while training": lambda line: "--engine" in line and "--pretokenized" in line,
-    "packs nothing": lambda line: "--packing" in line and "--dataset-type packed" not in line,
-    "keeps no bounds of documents": lambda line: "--document-mask" in line and "--dataset-type packed" not in line,
-    "are not masked that way": lambda line: "--document-mask" in line and "bert" in line,
+    "does not tokenize while training": lambda line: "--engine" in line and "--pretokenized" in line,
+    "does not pack documents": lambda line: "--packing" in line and "--dataset-type packed" not in line,
+    "does not record document boundaries": lambda line: (
+        "--document-mask" in line and "--dataset-type packed" not in line
+    ),
+    "do not support document_mask": lambda line: "--document-mask" in line and "bert" in line,
     "run their own": lambda line: re.search("--attention (varlen|flash)", line) and "bert" in line,
     "has no kernel for this device": lambda line: re.search("--attention (varlen|flash)", line),
     "float8 needs a GPU": lambda line: "--float8" in line,
-    "float8 layers are not cut": lambda line: "--float8" in line and "--layout.tensor" in line,
+    "float8 layers cannot be sharded": lambda line: "--float8" in line and "--layout.tensor" in line,
     "which float8 would replace": lambda line: "--float8" in line and "zero-bubble" in line,
-    "float8 products want 16 rows": lambda line: "--float8" in line and "--validation.bleu" in line,
+    "float8 products need 16 rows": lambda line: "--float8" in line and "--validation.bleu" in line,
     "models of transformers": lambda line: (
         "bert" in line and re.search(r"layout.tensor|layout.pipeline|model_parallel", line)
     ),
     "cuts pairs anywhere": lambda line: (
         "--labels target" in line and re.search("concatenate|padding-free|token-list", line)
     ),
-    "chooses what it predicts": lambda line: "--labels target" in line and "masked" in line,
+    "chooses its own targets": lambda line: "--labels target" in line and "masked" in line,
     "are no pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
     "writes no text": lambda line: "--validation.bleu" in line and "masked" in line,
     "no rank has the whole model": lambda line: (

@@ -29,7 +29,7 @@ LATEST = 0.6
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_path):
-    """Each call is killed, at a moment drawn at random, by the next of the signals, until nothing is left to kill."""
+    """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps are left to kill."""
     each, seed = [*VICTIMS, *WHOLE], [*CHAINS].index(name)
     kills = []
     for place, victim in enumerate(CHAINS[name]):

@@ -260,8 +260,8 @@ def test_the_tables_fit_a_hundred_columns(place, capsys, more):
         ("lines.jsonl", b'{"text": "1"}\nnot JSON\n', [], "is not JSON"),
         ("lines.jsonl", b'{"text": "1"}\n{"text": "word"}\n', [], "reads numbers only"),
         ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--sequence-length", "few"], "has no value 'few'"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokens-per-second", "0"], "has no value '0'"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--sequence-length", "few"], "cannot be 'few'"),
+        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokens-per-second", "0"], "cannot be '0'"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told(place, tmp_path, capsys, name, content, arguments, told):

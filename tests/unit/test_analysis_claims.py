@@ -14,8 +14,8 @@ from tokenscale.analysis.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, S
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import claims as words
-from tokenscale.settings.claims import Claim, Document, Ledger
-from tokenscale.settings.claims_file import read
+from tokenscale.settings.claims import Claim, ClaimsFile, Document
+from tokenscale.settings.claims_file import load_claims
 
 pytestmark = pytest.mark.slow(20)
 
@@ -41,7 +41,7 @@ def claim(**fields):
 
 
 def ledger(**of):
-    return Ledger({"paper": Document("A paper")}, {name.replace("_", "-"): c for name, c in of.items()})
+    return ClaimsFile({"paper": Document("A paper")}, {name.replace("_", "-"): c for name, c in of.items()})
 
 
 def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
@@ -288,10 +288,10 @@ claims:
 def test_a_ledger_with_a_mistake_is_refused(tmp_path, old, new, said):
     path = tmp_path / "claims.yaml"
     path.write_text(FILE)
-    assert read(path).claims["fast"].direction == "above"
+    assert load_claims(path).claims["fast"].direction == "above"
     path.write_text(FILE.replace(old, new))
     with pytest.raises(UserError, match=re.escape(said)):
-        read(path)
+        load_claims(path)
 
 
 # -- the verb
@@ -379,14 +379,14 @@ CLAIMED = [
 
 
 def test_every_claim_of_the_documents_has_its_row():
-    known = read(ROOT / "config/claims.yaml")
+    known = load_claims(ROOT / "config/claims.yaml")
     said = [(c.document, f"{c.claim} {c.figure}") for c in known.claims.values()]
     missing = [(d, what) for d, what in CLAIMED if not any(d == of and what in text for of, text in said)]
     assert not missing and len(said) >= len(CLAIMED)
 
 
 def test_claims_ask_experiments_and_name_figures_that_there_are():
-    known = read(ROOT / "config/claims.yaml")
+    known = load_claims(ROOT / "config/claims.yaml")
     experiments = {path.stem for path in (ROOT / "config/experiments").glob("*.yaml")}
     from tokenscale.settings.registry import FIGURES
 
@@ -396,7 +396,7 @@ def test_claims_ask_experiments_and_name_figures_that_there_are():
 
 
 def test_the_sql_of_every_claim_runs_on_tables_with_and_without_rows(tmp_path):
-    known = read(ROOT / "config/claims.yaml")
+    known = load_claims(ROOT / "config/claims.yaml")
     asked = sorted({e for c in known.claims.values() for e in c.experiments})
     for name in asked:
         lab(tmp_path / "empty", [], name=name)
@@ -462,9 +462,9 @@ def test_claims_hold_other_factors_fixed_and_count_each_run_once(crossed, name):
 
 @pytest.fixture(scope="module")
 def crossed(tmp_path_factory):
-    known = read(ROOT / "config/claims.yaml")
+    known = load_claims(ROOT / "config/claims.yaml")
     folder = tmp_path_factory.mktemp("crossed")
-    asked = Ledger(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
+    asked = ClaimsFile(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
     (grid(folder / "demo") / "experiment.json").write_text(json.dumps({"scale": "demo"}))
     return {one.id: one for one in claims.judge(asked, folder, ["demo"])}
 

@@ -32,7 +32,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 YAML = {
     "deep list": "[" * 1200 + "]" * 1200,
     "deep mapping": "{a: " * 1200 + "1" + "}" * 1200,
-    "holds itself": "corpora: &x\n  c: *x\n",
+    "contains itself": "corpora: &x\n  c: *x\n",
     "code": "scale: !!python/object/apply:os.system ['true']",
     "no such date": "scale: 2020-13-45",
     "many digits": "scale: " + "9" * 5000,
@@ -119,7 +119,7 @@ def test_names_of_plain_letters_are_taken(tmp_path):
 
 
 def test_an_experiment_that_is_named_twice_is_refused(tmp_path):
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="listed twice"):
         project(tmp_path, experiments=["e", "e"])
 
 
@@ -133,8 +133,8 @@ def test_more_runs_than_anyone_can_start_are_counted_not_listed(tmp_path, change
 @pytest.mark.parametrize("path", ["a\0b", ".", "config"])
 def test_a_machines_file_that_is_none_is_refused(tmp_path, path):
     (tmp_path / "config").mkdir()
-    with pytest.raises(UserError, match="machine's file"):
-        machine.load(path, tmp_path)
+    with pytest.raises(UserError, match="machine file"):
+        machine.load_machine(path, tmp_path)
 
 
 OTHER_SCHEMES = ["file:///etc/passwd", "FILE:/etc/passwd", "javascript:alert(1)", "data:text/plain,x"]
@@ -155,7 +155,7 @@ def test_only_http_is_read_from_elsewhere(tmp_path, kind, address, option):
 
 @pytest.mark.parametrize("address", ["https://", "https:///x.txt", "https://[::1/x.txt", "https://host/a b.txt"])
 def test_an_address_without_a_host_is_refused(tmp_path, address):
-    with pytest.raises(UserError, match="no whole address"):
+    with pytest.raises(UserError, match="not a complete address"):
         project(tmp_path, corpora={"c": {"source": {"kind": "url", "files": [address]}}})
 
 

@@ -76,7 +76,7 @@ def test_an_experiment_is_checked_at_the_scales_that_it_has(folder, capsys):
     assert capsys.readouterr().out.splitlines() == ["demo         clean: 12 runs", "alps         clean: 12 runs"]
     main(["check", "--scale", "workstation"])
     out = capsys.readouterr().out
-    assert out.splitlines()[-1].endswith("left out of all_experiments, without an overlay for scale workstation: clean")
+    assert out.splitlines()[-1].endswith("left out of all_experiments (no overlay for scale workstation): clean")
     assert "clean: " not in out
     assert main(["check", "clean", "--scale", "workstation"]) == 2
     assert "the experiment clean has no settings for scale workstation" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_a_run_whose_image_lacks_what_it_imports_is_refused_by_name(folder, caps
     refused = [line for line in lines if line.startswith("  refuse")]
     assert code == 2 and len(refused) == 1
     assert "library at alps: 12 runs import transformers, which the container's image lacks (" in refused[0]
-    ids = [run.run_id for run in configuration.load(overrides={"scale": "alps"}).runs("library")]
+    ids = [run.run_id for run in configuration.load_config(overrides={"scale": "alps"}).runs("library")]
     assert all(run_id in refused[0] for run_id in ids[:3]) and "and 9 more" in refused[0]
     assert "(m.toml: container_packages). Next: install transformers in the image (image/Containerfile)" in refused[0]
     code, lines = on_alps(folder, [*HAS, "transformers"], capsys, "clean", "library")

@@ -13,14 +13,14 @@ from tokenscale.base.files import sha256_file
 from tokenscale.settings import closure
 from tokenscale.settings.closure import (
     PACKAGE,
-    changes,
-    closure_of,
     code_of,
-    lacking,
+    find_missing_packages,
+    import_closure,
     layout_code,
-    listing,
+    list_changes,
     training_code,
     training_imports,
+    write_listing,
 )
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -85,10 +85,12 @@ def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
 def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them():
     runs = {"a": RunSettings(approach="packed"), "b": RunSettings(approach="padded"), "c": RunSettings(float8=True)}
     has = ["torch", "numpy", "pyarrow", "safetensors"]
-    found = lacking(runs, has)
+    found = find_missing_packages(runs, has)
     assert found["torchao"] == ["c"] and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
-    assert not lacking({"a": runs["a"]}, has) and not lacking(runs, [*has, "torchao", "tiktoken"])
-    assert lacking({"a": runs["a"]}, has[1:]) == {"torch": ["a"]}
+    assert not find_missing_packages({"a": runs["a"]}, has) and not find_missing_packages(
+        runs, [*has, "torchao", "tiktoken"]
+    )
+    assert find_missing_packages({"a": runs["a"]}, has[1:]) == {"torch": ["a"]}
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
@@ -119,7 +121,7 @@ def test_a_store_depends_on_its_own_format_only():
 
 
 def test_sql_counts_as_code():
-    files = names(closure_of("tokenscale.report.drawings.scaling_throughput"))
+    files = names(import_closure("tokenscale.report.drawings.scaling_throughput"))
     assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
 
 
@@ -167,7 +169,7 @@ def test_a_new_registry_entry_or_preset_is_nobodys_code():
 
 
 def test_templates_and_styles_count_as_code():
-    assert {"report/page.html.j2", "report/page.css"} <= names(closure_of("tokenscale.report.page"))
+    assert {"report/page.html.j2", "report/page.css"} <= names(import_closure("tokenscale.report.page"))
 
 
 def test_what_a_file_imports_is_what_pythons_parser_finds():
@@ -180,13 +182,13 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        found = {name for name in found if closure._file(name)}
+        found = {name for name in found if closure._find_module_file(name)}
         named = {
             node.targets[0].id: ast.literal_eval(node.value)
             for node in tree.body
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.NAMED
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.ASSIGNMENTS
         }
-        imports, read = closure._read(path)
+        imports, read = closure._scan_source(path)
         assert (found, named) == (set(imports) & found, read), path
         more |= {(path.name, name) for name in set(imports) - found}
     assert more == set()
@@ -209,10 +211,16 @@ def project(tmp_path, monkeypatch):
 
 def listed():
     """The listing of the one verb, as another process finds it."""
-    for function in (closure._listing, closure._paths, closure._closure, closure._file, closure._read):
+    for function in (
+        closure._write_listing,
+        closure._list_paths,
+        closure._closure,
+        closure._find_module_file,
+        closure._scan_source,
+    ):
         function.cache_clear()
-    closure._named_sha256.cache_clear()
-    return Path(listing("tokenscale.cli.rank"))
+    closure._hash_source.cache_clear()
+    return Path(write_listing("tokenscale.cli.rank"))
 
 
 def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
@@ -248,8 +256,8 @@ def test_what_a_job_ran_with_is_compared_with_what_is_there_now(project):
         (project / "two.py").write_text("")
         (project / "one.py").write_text(edit)
         listed()
-    assert changes(path, first) == ["src/tokenscale/one.py", "src/tokenscale/two.py"]
-    assert changes(path, sha256_file(path)) == [] and changes(path, "0" * 64) == []
+    assert list_changes(path, first) == ["src/tokenscale/one.py", "src/tokenscale/two.py"]
+    assert list_changes(path, sha256_file(path)) == [] and list_changes(path, "0" * 64) == []
 
 
 def test_a_first_listing_is_as_old_as_its_newest_file_and_a_changed_one_is_new(project):
@@ -263,13 +271,13 @@ def test_a_first_listing_is_as_old_as_its_newest_file_and_a_changed_one_is_new(p
 
 
 def test_few_earlier_listings_are_kept(project, monkeypatch):
-    monkeypatch.setattr(closure, "KEPT", 2)
+    monkeypatch.setattr(closure, "MAX_COPIES", 2)
     path = listed()
     for edit in range(5):
         (project / "one.py").write_text(f"a = {edit}, {edit}\n")
         hashed = sha256_file(path)
         listed()
-    assert len(list(path.parent.iterdir())) == 3 and changes(path, hashed)
+    assert len(list(path.parent.iterdir())) == 3 and list_changes(path, hashed)
 
 
 def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(project, monkeypatch):

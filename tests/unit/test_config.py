@@ -9,7 +9,7 @@ from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import SCALES, merge
+from tokenscale.settings.experiments import SCALES, merge_settings
 from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_keys_that_move_together_become_plain_cells(tmp_path):
 
 
 def test_the_shipped_parallel_experiments_expand_to_what_they_say():
-    config = configuration.load("config/config.yaml", root=ROOT)
+    config = configuration.load_config("config/config.yaml", root=ROOT)
     runs = [r.settings for r in config.runs("parallelism") if r.repeat == 0]
     one = {"single"}
     two = {"ddp", "zero1", "fsdp", "tp", "1f1b"}
@@ -133,8 +133,8 @@ def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name
     for name, scales in (("f", {"alps": {"repeats": 1}}), ("g", {"alps": {}, "workstation": {}})):
         (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENT | {"scales": scales}))
     alps = Config(BASE | {"scale": "alps"}, root=tmp_path)
-    assert alps.chosen(["all_experiments"]) == alps.at_scale == ["f", "g"]
-    assert alps.left_out_note == "left out of all_experiments, without an overlay for scale alps: e"
+    assert alps.select_experiments(["all_experiments"]) == alps.at_scale == ["f", "g"]
+    assert alps.left_out_note == "left out of all_experiments (no overlay for scale alps): e"
     assert [run.run_id for run in alps.runs("g")] == [run.run_id for run in project(tmp_path).runs("e")]
     box = Config(BASE | {"scale": "workstation"}, root=tmp_path)
     assert box.usable(["g"]) == ["g"] and not box.unusable
@@ -151,7 +151,11 @@ def test_one_word_stands_for_all_experiments_and_is_none_of_their_names(tmp_path
     project(tmp_path)
     (tmp_path / "config/experiments/f.yaml").write_text(json.dumps(EXPERIMENT))
     config = Config(BASE, root=tmp_path)
-    assert (config.chosen([]), config.chosen(["f"]), config.chosen(["all_experiments"])) == (["e"], ["f"], ["e", "f"])
+    assert (
+        config.select_experiments([]),
+        config.select_experiments(["f"]),
+        config.select_experiments(["all_experiments"]),
+    ) == (["e"], ["f"], ["e", "f"])
     (tmp_path / "config/experiments/all_experiments.yaml").write_text(json.dumps(EXPERIMENT))
     with pytest.raises(UserError, match="cannot have this name"):
         Config(BASE, root=tmp_path).runs("all_experiments")
@@ -187,7 +191,7 @@ def with_run(**changes):
         (with_run(global_batch="8"), ["runs.global_batch", "'8'"]),
         (with_run(global_batch=1), ["layout.data", "2 ranks"]),
         (with_run(schedule={"warmup_steps": 500}), ["warmup_steps", "500"]),
-        (with_run(storage={"codec": "snappy"}), ["storage", "no Parquet"]),
+        (with_run(storage={"codec": "snappy"}), ["storage", "does not read a Parquet"]),
         ({**EXPERIMENT, "factors": {"approach": ["packed", "packed"]}}, ["same run"]),
         ({**EXPERIMENT, "factors": {"aproach": ["packed"]}}, ["'aproach'", "'approach'"]),
         (with_run(repeat=3), ["runs.repeat", "repeats"]),
@@ -210,7 +214,7 @@ def with_run(**changes):
         ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
         (
             {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4]], "global_batch": [4]}},
-            ["global_batch is in two factors"],
+            ["global_batch appears twice"],
         ),
         (
             {**EXPERIMENT, "left_out": [{"cells": {"approach": "token-list"}, "reason": "-"}]},
@@ -256,7 +260,7 @@ def test_a_wrong_configuration_is_explained(tmp_path, config, words):
 def test_a_key_written_twice_is_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("scale: demo\nscale: alps\n")
-    with pytest.raises(UserError, match="written twice"):
+    with pytest.raises(UserError, match="duplicate key"):
         read_yaml(path)
 
 
@@ -274,9 +278,12 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
     config = Config(values, root=tmp_path)
     assert config.runs("alone") == [] and len(config.runs("both")) == 1
     assert config.table("alone")["runs"] == config.table("alone")["cells"] == []
-    assert config.corpora_of(["alone"]) == ["c"] and set(config.relevant("alone")["tokenizers"]) == {"t", "tekken"}
+    assert config.list_corpora(["alone"]) == ["c"] and set(config.relevant_values("alone")["tokenizers"]) == {
+        "t",
+        "tekken",
+    }
     other = Config(values | {"corpus": "d"}, root=tmp_path)
-    assert other.runs("alone") == [] and other.corpora_of(["alone", "both"]) == ["d"]
+    assert other.runs("alone") == [] and other.list_corpora(["alone", "both"]) == ["d"]
     (tmp_path / "config/experiments/alone.yaml").write_text(json.dumps({**alone, "storage_benchmark": {"corpus": "x"}}))
     with pytest.raises(UserError, match="storage_benchmark.corpus"):
         Config(values, root=tmp_path).runs("alone")
@@ -284,22 +291,22 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
 
 def test_the_shipped_configuration_is_valid_at_every_scale():
     for scale in SCALES:
-        config = configuration.load("config/config.yaml", root=ROOT, overrides={"scale": scale})
+        config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
         for name in config.at_scale:
             assert config.runs(name) or config.experiment(name).benchmarks
         assert config.without_overlay == (["objectives"] if scale == "alps" else [])
 
 
 def test_the_committed_schemas_are_current():
-    for name, schema in configuration.schemas().items():
+    for name, schema in configuration.build_schemas().items():
         committed = json.loads((ROOT / "workflow/schemas" / name).read_text())
         assert committed == schema, "python -m tokenscale check --write"
 
 
 def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
-    configs = {s: configuration.load("config/config.yaml", root=ROOT, overrides={"scale": s}) for s in SCALES}
+    configs = {s: configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": s}) for s in SCALES}
     text = (ROOT / "docs/experiment-list.md").read_text()
-    assert text == guide.markdown(configs), "python -m tokenscale check --write"
+    assert text == guide.render_guide(configs), "python -m tokenscale check --write"
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")][:-1] == [*configs["demo"].available]
     for name in configs["demo"].available:
         original = configs["demo"].experiment(name).original
@@ -307,7 +314,7 @@ def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
 
 
 def test_the_documentation_of_keys_is_current():
-    assert reference.markdown() in (ROOT / "docs/settings.md").read_text(), "python -m tokenscale check --write"
+    assert reference.render_tables() in (ROOT / "docs/settings.md").read_text(), "python -m tokenscale check --write"
 
 
 def test_changes_of_a_preset_are_validated_values(tmp_path):
@@ -328,7 +335,7 @@ def test_a_tokenizer_is_what_it_was_learnt_from_not_what_that_is_called(tmp_path
 
 def test_an_unrelated_entry_does_not_concern_an_experiment(tmp_path):
     more = {**BASE["tokenizers"], "unused": {"kind": "tekken"}}
-    assert project(tmp_path / "a").relevant("e") == project(tmp_path / "b", tokenizers=more).relevant("e")
+    assert project(tmp_path / "a").relevant_values("e") == project(tmp_path / "b", tokenizers=more).relevant_values("e")
 
 
 @pytest.mark.parametrize("name", ["report", "all", "a b"])
@@ -338,7 +345,7 @@ def test_an_experiment_cannot_take_the_name_of_a_target(tmp_path, name):
     config = Config(BASE, root=tmp_path)
     with pytest.raises(UserError, match="cannot have this name"):
         config.usable([name])
-    assert config.usable(["e"]) == ["e"] and config.misfits == [name]
+    assert config.usable(["e"]) == ["e"] and config.broken_experiments == [name]
 
 
 def nodes_of(tmp_path, ranks) -> str:
@@ -359,7 +366,7 @@ def test_tensor_groups_stay_inside_a_node(tmp_path):
     shape = {"layers": 2, "heads": 4, "key_value_heads": 4}
     experiment = {**with_run(global_batch=12, model=shape), "factors": {"layout.tensor": [4]}}
     assert project(tmp_path / "a", experiment, machine=nodes_of(tmp_path, 4)).runs("e")
-    with pytest.raises(UserError, match="reach over nodes of 2 ranks: tensor 2 stays inside"):
+    with pytest.raises(UserError, match="span nodes of 2 ranks: tensor 2 fits"):
         project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 2)).runs("e")
 
 
@@ -373,7 +380,7 @@ def on_corpus(name, **source):
 def test_the_corpus_of_the_configuration_replaces_that_of_an_experiment_and_of_its_learnt_tokenizers():
     config = on_corpus("mine", files="mine/*.parquet")
     plain = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
-    assert config.corpora_of(["demo"]) == ["mine"] and config.experiment("demo").data_benchmark.corpus == "mine"
+    assert config.list_corpora(["demo"]) == ["mine"] and config.experiment("demo").data_benchmark.corpus == "mine"
     (used,) = {run.settings.tokenizer for run in config.runs("demo")}
     (own,) = {run.settings.tokenizer for run in plain.runs("demo")}
     assert (used.name, used.corpus, used.learnt_from) == ("bpe-4096-mine", "mine", config.corpora["mine"])
@@ -387,7 +394,7 @@ def test_the_corpus_of_the_configuration_replaces_that_of_an_experiment_and_of_i
 
 def test_a_run_table_is_the_same_from_the_configuration_that_is_passed_to_its_rule():
     config = on_corpus("mine", files="mine/*.parquet")
-    again = Config(json.loads(canonical_json(config.relevant("demo"))), root=ROOT)
+    again = Config(json.loads(canonical_json(config.relevant_values("demo"))), root=ROOT)
     assert again.table("demo") == config.table("demo")
 
 
@@ -407,9 +414,9 @@ def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("translation_data_parallel", "documents of corpus mine are no pairs"),
-        ("numbered", "its tokenizer numbers reads numbers"),
-        ("compared", "it compares corpora"),
+        ("translation_data_parallel", "documents of corpus mine are not pairs"),
+        ("numbered", "the tokenizer numbers reads numbers"),
+        ("compared", "the experiment compares corpora"),
     ],
 )
 def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stops_no_other(tmp_path, name, reason):
@@ -425,10 +432,10 @@ def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stop
     values = read_yaml(ROOT / "config/config.yaml") | {"experiments_folder": str(experiments)}
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]
-    config = Config(merge(values, mine), root=ROOT, layers=layers)
+    config = Config(merge_settings(values, mine), root=ROOT, layers=layers)
     usable = config.usable(["demo"])
     assert "demo" in usable and name not in usable and name in config.unusable
-    assert name not in config.chosen(["all_experiments"]) and name in config.left_out_note
+    assert name not in config.select_experiments(["all_experiments"]) and name in config.left_out_note
     with pytest.raises(UserError, match=f"the experiment {name} cannot run on the corpus mine") as error:
         config.usable(["demo", name])
     assert error.value.facts["file"] == "mine.yaml" and error.value.facts["key"] == "corpus"
@@ -447,10 +454,10 @@ def test_an_error_names_the_file_that_sets_the_value(tmp_path):
     ]:
         mine.write_text(text)
         with pytest.raises(UserError) as error:
-            configuration.load(root=ROOT, configfiles=[mine])
+            configuration.load_config(root=ROOT, configfiles=[mine])
         assert error.value.facts["file"] == str(mine) and error.value.facts["key"] == key
     with pytest.raises(UserError) as error:
-        configuration.load(root=ROOT, configfiles=[mine], overrides={"experiments": ["demo"], "scale": "dmeo"})
+        configuration.load_config(root=ROOT, configfiles=[mine], overrides={"experiments": ["demo"], "scale": "dmeo"})
     assert error.value.facts["file"] == "--config"
 
 
@@ -458,10 +465,10 @@ def test_the_configuration_is_merged_as_snakemake_merges_it(tmp_path):
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("{scale: workstation, corpora: {mine: {source: {files: a.parquet, text_column: a}}}}")
     second.write_text("{corpora: {mine: {source: {text_column: b}}}, experiments: [precision]}")
-    config = configuration.load(root=ROOT, configfiles=[first, second], overrides={"engine": "tokenizers"})
+    config = configuration.load_config(root=ROOT, configfiles=[first, second], overrides={"engine": "tokenizers"})
     assert config.corpora["mine"].source.files == ("a.parquet",)
     assert config.corpora["mine"].source.text_column == "b" and "docstrings" in config.corpora
     assert (config.settings.scale, config.settings.experiments) == ("workstation", ("precision",))
     assert config.settings.engine == "tokenizers"
-    config = configuration.load(root=ROOT, configfiles=[first], profile="alps")
+    config = configuration.load_config(root=ROOT, configfiles=[first], profile="alps")
     assert config.settings.scale == "alps", "a profile's config: is Snakemake's --config, and wins over files"

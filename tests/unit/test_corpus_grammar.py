@@ -129,4 +129,4 @@ def test_options_of_other_kinds_are_refused_and_the_kind_is_implied():
     assert SourceSettings("dummy", documents=5, held_out=3).problems() == [
         ("held_out", "has no meaning for kind dummy")
     ]
-    assert SourceSettings.implied_kind({"documents": 5, "held_out": 3}) == "grammar"
+    assert SourceSettings.infer_kind({"documents": 5, "held_out": 3}) == "grammar"

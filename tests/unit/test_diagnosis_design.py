@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tokenscale.cli.check_design import Design, Text, epochs_of, problems
-from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge, order, set_dotted
+from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge_settings, order_runs, set_dotted
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.run import RunSettings
@@ -20,8 +20,8 @@ def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?",
     left = tuple(LeftOut(cells, "-") for cells in left_out)
     experiment = Experiment(question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures))
     table = []
-    for position, (cell, repeat) in enumerate(order(experiment)):
-        values = merge(merge(RUNS, dict(runs)), {"repeat": repeat})
+    for position, (cell, repeat) in enumerate(order_runs(experiment)):
+        values = merge_settings(merge_settings(RUNS, dict(runs)), {"repeat": repeat})
         for key, level in cell.items():
             set_dotted(values, key, level)
         table.append(Run(from_dict(RunSettings, values), cell, repeat, position))
@@ -246,7 +246,9 @@ def test_a_budget_that_no_tokens_tell_the_passes_of_says_so(texts):
     ],
 )
 def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expected):
-    settings = from_dict(RunSettings, merge({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run})
+    settings = from_dict(
+        RunSettings, merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run}
+    )
     texts = {("docstrings", "tekken", False): Text(1000, 32_000, {"packed-sequence_length=64": 700})}
     assert epochs_of(settings, texts) == expected
 

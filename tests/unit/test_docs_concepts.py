@@ -71,7 +71,7 @@ def test_what_is_sent_follows_from_the_formulas(example):
     for cell, micro, formula, gib in table:
         run = with_cell(example, cell)
         values = {"P": count.total, "K": count.blocks, "R": count.total - count.blocks, "L": run.model.layers}
-        values["M"] = micro_steps(run.global_batch, run.layout.readers, run.micro_batch)
+        values["M"] = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         values["X"] = run.micro_batch * run.sequence_length * run.model.dimension
         sent = 0.0
         for term in formula.strip("`").split(" + "):

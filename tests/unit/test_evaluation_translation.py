@@ -17,7 +17,7 @@ from tokenscale.cli.evaluate import evaluate
 from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.settings.manifests import manifests_of
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -148,8 +148,8 @@ def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
 
 def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
     run = make_run()
-    assert {"corpus", "tokenizer", "store"} <= manifests_of(run).keys()
-    assert "corpus" not in manifests_of(replace(run, validation=ValidationSettings(rows=4)))
+    assert {"corpus", "tokenizer", "store"} <= list_manifests(run).keys()
+    assert "corpus" not in list_manifests(replace(run, validation=ValidationSettings(rows=4)))
     assert (
         replace(run, validation=ValidationSettings(bleu=0)).identity
         == replace(run, validation=ValidationSettings()).identity

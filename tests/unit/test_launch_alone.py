@@ -20,7 +20,7 @@ sys.exit(7)
 
 
 def test_srun_starts_one_process_on_one_gpu_in_the_container():
-    site = machine.load("profiles/alps/machine.toml", ROOT)
+    site = machine.load_machine("profiles/alps/machine.toml", ROOT)
     words = shlex.join(alone.argv_of(site, ["benchmark", "inference", "--run", "r"], ROOT))
     assert words == (
         "srun --job-name=benchmark --nodes=1 --ntasks=1 --ntasks-per-node=1 --distribution=block:block "

@@ -10,7 +10,7 @@ from tokenscale.runs.launch import failure_hints
 from tokenscale.runs.launch.command import Launch
 from tokenscale.runs.launch.job import Job
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.settings.machine import Machine, load
+from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.run import RunSettings
 
 RUN = RunSettings(layout=LayoutSettings(data=8), global_batch=8)
@@ -95,16 +95,16 @@ def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
     "text, said",
     [
         ("starter = 'srun'", "gpus_per_node"),
-        ("container = 'a.toml'", "only srun enters containers"),
+        ("container = 'a.toml'", 'needs starter = "srun"'),
         ("gpus_per_nod = 4", "did you mean 'gpus_per_node'"),
         ("gpus_per_node = 4\n[environment_by_local_rank]\nA = ['1']", "1 values for 4 ranks"),
-        ("minutes = 5\nsignal_s = 300", "300 s are no part of 5 minutes"),
+        ("minutes = 5\nsignal_s = 300", "300 s is not shorter than minutes = 5"),
         ("gpus_per_node = ", "not readable TOML"),
     ],
 )
 def test_a_wrong_machine_is_one_message(tmp_path, text, said):
     (tmp_path / "m.toml").write_text(text)
     with pytest.raises(UserError, match=said.replace("(", r"\(")):
-        load("m.toml", tmp_path)
+        load_machine("m.toml", tmp_path)
     with pytest.raises(UserError, match="missing"):
-        load("none.toml", tmp_path)
+        load_machine("none.toml", tmp_path)

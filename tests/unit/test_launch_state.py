@@ -10,7 +10,7 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.runs.launch.attempts import identity_of, prepare
 from tokenscale.runs.launch.start import opened
 from tokenscale.runs.records import provenance
-from tokenscale.settings.continuation import state
+from tokenscale.settings.continuation import state_path
 from tokenscale.settings.run import RunSettings
 
 WRITER = "packed-llama-micro-single-w1-0123456789"
@@ -20,7 +20,7 @@ WRITER = "packed-llama-micro-single-w1-0123456789"
 def run(tmp_path, monkeypatch):
     """A run that goes on from a state whose record is there."""
     monkeypatch.chdir(tmp_path)
-    where = state(WRITER, 8)
+    where = state_path(WRITER, 8)
     write_json(tmp_path / where / "checkpoint.json", {"step": 8})
     return RunSettings(resume_from=where)
 

@@ -58,8 +58,12 @@ BOUND = {
 def site(request, monkeypatch):
     """(a profile's name, what it says, its machine)."""
     monkeypatch.setenv("ALPS_ACCOUNT", "g1")
-    stated = profile.read(request.param, ROOT)[1]
-    return request.param, stated, machine.load(profile.configuration(request.param, ROOT)["machine"], ROOT)
+    stated = profile.load_profile(request.param, ROOT)[1]
+    return (
+        request.param,
+        stated,
+        machine.load_machine(profile.load_profile_config(request.param, ROOT)["machine"], ROOT),
+    )
 
 
 def run_of(size: int) -> RunSettings:
@@ -134,8 +138,10 @@ def test_runs_of_one_rank_share_a_node_in_one_script(site):
 
 def test_an_account_without_a_value_is_no_account(monkeypatch):
     monkeypatch.delenv("ALPS_ACCOUNT", raising=False)
-    stated = profile.read("alps", ROOT)[1]
-    resources = submission.resources_of(geometry(1, 4), machine.load("profiles/alps/machine.toml", ROOT), stated)
+    stated = profile.load_profile("alps", ROOT)[1]
+    resources = submission.resources_of(
+        geometry(1, 4), machine.load_machine("profiles/alps/machine.toml", ROOT), stated
+    )
     with pytest.raises(UserError, match="ALPS_ACCOUNT"):
         submission.options(resources, name="name", comment="what", log="log")
 

@@ -39,7 +39,7 @@ MACHINE = 'name = "box"\nstarter = "srun"\ngpus_per_node = 4\ndevice = "NVIDIA G
 @pytest.fixture(scope="module")
 def alps():
     """The project's own configuration on Alps, with nothing built."""
-    return configuration.load(overrides=profile.configuration("alps", ROOT), root=ROOT)
+    return configuration.load_config(overrides=profile.load_profile_config("alps", ROOT), root=ROOT)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
 
 
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
-    config = configuration.load(overrides=profile.configuration("box"))
+    config = configuration.load_config(overrides=profile.load_profile_config("box"))
     totals = Priced(config).totals(config.all_runs(["a", "b"]))
     assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
     (only, *_) = config.all_runs(["b"])
@@ -122,7 +122,7 @@ def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
 
 
 def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
-    config = configuration.load(overrides=profile.configuration("box"))
+    config = configuration.load_config(overrides=profile.load_profile_config("box"))
     for run_id in config.all_runs(["a"]):
         (project / f"results/runs/{run_id}").mkdir(parents=True)
         (project / f"results/runs/{run_id}/done.json").write_text("{}")
@@ -161,7 +161,7 @@ def manifest(project, folder, **facts):
 
 def priced(project):
     """What is known of the one run of experiment `b`."""
-    config = configuration.load(overrides=profile.configuration("box"))
+    config = configuration.load_config(overrides=profile.load_profile_config("box"))
     (run,) = config.runs("b")
     return Priced(config).price(run)
 
@@ -224,7 +224,7 @@ def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project
 
 
 def test_a_job_script_asks_for_the_limit_that_the_workflow_asks_for(project, capsys):
-    run_id = configuration.load(overrides=profile.configuration("box")).runs("a")[0].run_id
+    run_id = configuration.load_config(overrides=profile.load_profile_config("box")).runs("a")[0].run_id
     assert main(["launch", run_id, "--profile", "box", "--sbatch", "job.sh"]) == 0
     assert "#SBATCH -t 30\n" in (project / "job.sh").read_text(), "the machine's limit is 120 minutes"
 
@@ -243,19 +243,19 @@ def test_what_stands_on_the_command_line_goes_before_the_profile(project, capsys
 
 def test_a_profile_is_read_as_snakemake_reads_it(project):
     expected = {"scale": "workstation", "machine": "profiles/box/machine.toml"}
-    assert profile.configuration("box") == profile.configuration("profiles/box") == expected
+    assert profile.load_profile_config("box") == profile.load_profile_config("profiles/box") == expected
     file = project / "profiles/box/config.yaml"
     file.write_text("configfile: mine.yaml\nconfig: {scale: alps}\n")
     (project / "mine.yaml").write_text("scale: demo\nbudget: {node_hours: 3}\n")
-    assert profile.configuration("box") == {"scale": "alps", "budget": {"node_hours": 3}}
+    assert profile.load_profile_config("box") == {"scale": "alps", "budget": {"node_hours": 3}}
     file.rename(file.with_name("config.v9+.yaml"))
-    assert profile.configuration("box")["scale"] == "alps"
+    assert profile.load_profile_config("box")["scale"] == "alps"
     with pytest.raises(UserError, match="no such profile") as error:
-        profile.configuration("bx")
+        profile.load_profile_config("bx")
     assert error.value.facts["found"] == "box"
 
 
 def test_the_profile_of_alps_says_scale_and_machine():
     expected = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
-    assert profile.configuration("alps", ROOT) == expected
-    assert next(plan(configuration.load(root=ROOT, overrides=expected), ["demo"])) == "scale alps"
+    assert profile.load_profile_config("alps", ROOT) == expected
+    assert next(plan(configuration.load_config(root=ROOT, overrides=expected), ["demo"])) == "scale alps"

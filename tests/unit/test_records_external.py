@@ -272,13 +272,13 @@ def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["packed-*", "external-../x", "*"])
 def test_patterns_of_other_folders_are_refused(tmp_path, pattern):
-    with pytest.raises(UserError, match="names of their folders"):
+    with pytest.raises(UserError, match="the prefix of external runs"):
         config(tmp_path, [{"runs": pattern}]).table("one")
 
 
 def test_a_run_in_two_places_is_refused(tmp_path):
     train(tmp_path / "results/runs/external-b-0")
-    with pytest.raises(UserError, match="two patterns name the same run"):
+    with pytest.raises(UserError, match="two patterns match the same run"):
         config(tmp_path, [{"runs": "external-*"}, {"runs": "external-b-0"}]).table("one")
 
 

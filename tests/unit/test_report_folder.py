@@ -24,7 +24,7 @@ from tokenscale.report import build, bundle, changes, page, pdf, registry, save
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
-from tokenscale.settings.closure import listing
+from tokenscale.settings.closure import write_listing
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -140,7 +140,7 @@ def test_every_drawing_carries_one_and_the_same_passport(made):
 
 def test_the_code_of_a_passport_is_the_listing_that_the_rule_has(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = Path(listing(*save.modules(FIGURE)))
+    path = Path(write_listing(*save.modules(FIGURE)))
     assert passport.read(drawing(made))["code"] == sha256_text(path.read_text())
 
 

@@ -12,7 +12,7 @@ from tokenscale.analysis.claims import judge
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.report import generations, page, pdf, save
-from tokenscale.settings.claims_file import read
+from tokenscale.settings.claims_file import load_claims
 
 pytestmark = pytest.mark.slow(19)
 
@@ -67,7 +67,7 @@ def test_where_nothing_was_written_the_report_says_nothing_of_it(tmp_path):
 def test_claims_are_judged_by_what_was_written(tmp_path, differs):
     """Faster at the longest text, where the texts are the same; and those that are not contradict the other claim."""
     made(tmp_path, [logs.write_inference_benchmark(tmp_path / "bench.json", rounds=8, differs=differs)])
-    ledger = read(ROOT / "config/claims.yaml")
+    ledger = load_claims(ROOT / "config/claims.yaml")
     judged = {one.id: one for one in judge(ledger, tmp_path / "tables", ["inference"])}
     faster, same, size = (judged[f"kv-cache-{name}"] for name in ("faster", "same-text", "bytes"))
     assert size.verdict == "supported" and same.verdict == ("contradicted" if differs else "supported")

@@ -17,7 +17,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.cli.main import main
 from tokenscale.report import checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
-from tokenscale.settings.claims_file import read
+from tokenscale.settings.claims_file import load_claims
 from tokenscale.settings.registry import FIGURES
 
 pytestmark = pytest.mark.slow(25)
@@ -141,7 +141,7 @@ def test_views_show_their_claims_and_figures_of_every_experiment_that_draws_them
 
 
 def test_views_name_claims_and_figures_that_there_are():
-    known = read(ROOT / "config/claims.yaml").claims
+    known = load_claims(ROOT / "config/claims.yaml").claims
     for name, view in VIEWS.items():
         assert set(view.claims) <= set(known) and set(view.figures) <= set(FIGURES), name
 

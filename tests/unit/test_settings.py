@@ -120,13 +120,17 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
 @pytest.mark.parametrize(
     "layout, field, words",
     [
-        (LayoutSettings(shard=9), "layout.shard", "9 ranks share 8 rows"),
-        (LayoutSettings(data=3, shard=3), "layout.data", "9 ranks share 8 rows"),
+        (LayoutSettings(shard=9), "layout.shard", "9 ranks share 8 sequences"),
+        (LayoutSettings(data=3, shard=3), "layout.data", "9 ranks share 8 sequences"),
         (LayoutSettings(sharding="zero1"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, sharding="zero2"), "layout.sharding", "set layout.shard"),
         (LayoutSettings(data=2, shard=2, sharding="zero1"), "layout.data", "data 1 and shard 4"),
-        (LayoutSettings(shard=2, compression="bf16"), "layout.compression", "fsdp has no buckets"),
-        (LayoutSettings(pipeline=2, data=2, bucket_megabytes=5), "layout.bucket_megabytes", "1f1b-ddp has no buckets"),
+        (LayoutSettings(shard=2, compression="bf16"), "layout.compression", "fsdp has no gradient buckets"),
+        (
+            LayoutSettings(pipeline=2, data=2, bucket_megabytes=5),
+            "layout.bucket_megabytes",
+            "1f1b-ddp has no gradient buckets",
+        ),
         (
             LayoutSettings(tensor=3),
             "layout.tensor",
@@ -136,13 +140,17 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
         (LayoutSettings(pipeline=5), "layout.pipeline", "5 stages are more than the model's 4 layers; at most 4"),
         (LayoutSettings(schedule="gpipe"), "layout.schedule", "set layout.pipeline"),
         (LayoutSettings(stages_per_rank=2), "layout.stages_per_rank", "set layout.pipeline"),
-        (LayoutSettings(pipeline=2, stages_per_rank=2), "layout.stages_per_rank", "1f1b has one stage a rank"),
-        (LayoutSettings(pipeline=2, schedule="interleaved"), "layout.stages_per_rank", "needs 2 stages a rank"),
+        (LayoutSettings(pipeline=2, stages_per_rank=2), "layout.stages_per_rank", "1f1b has one stage per rank"),
+        (
+            LayoutSettings(pipeline=2, schedule="interleaved"),
+            "layout.stages_per_rank",
+            "needs at least 2 stages per rank",
+        ),
         (INTERLEAVED, "layout.pipeline", "8 stages are more than the model's 4 layers; at most 2"),
         (
             replace(INTERLEAVED, pipeline=2, data=3),
             "layout.schedule",
-            "change global_batch or micro_batch to make 2",
+            "change global_batch or micro_batch to get 2",
         ),
         (LayoutSettings(pipeline=2, shard=2, schedule="zero-bubble"), "layout.schedule", "or sharding zero1"),
     ],
@@ -157,7 +165,7 @@ def test_what_is_not_cut_is_refused():
     library = replace(PRESETS["distilbert-base"], vocabulary_size=None)
     for layout, field in ((LayoutSettings(tensor=2), "tensor"), (LayoutSettings(pipeline=2), "pipeline")):
         ((key, text),) = run(layout=layout, model=library, sequence_length=64).problems()
-        assert key == f"layout.{field}" and "are not cut" in text
+        assert key == f"layout.{field}" and "cannot be" in text
     ((key, text),) = run(layout=LayoutSettings(tensor=2), float8=True, sequence_length=64).problems()
     assert key == "layout.tensor" and "float8" in text
     bubbles = LayoutSettings(pipeline=2, schedule="zero-bubble")
@@ -167,9 +175,11 @@ def test_what_is_not_cut_is_refused():
 
 def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     layout = LayoutSettings(pipeline=2, data=2, shard=2, tensor=2)
-    places = [layout.place(rank) for rank in range(16)]
+    places = [layout.coordinate(rank) for rank in range(16)]
     assert [p.tensor for p in places] == [0, 1] * 8 and [p.pipeline for p in places] == [0] * 8 + [1] * 8
-    assert [p.reader for p in places] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
-    assert sorted(p.reader for p in places if p.counts) == [0, 1, 2, 3], "one rank speaks for each that reads"
+    assert [p.data_rank for p in places] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert sorted(p.data_rank for p in places if p.is_group_leader) == [0, 1, 2, 3], (
+        "one rank speaks for each that reads"
+    )
     assert layout.node_problem(4) is None and layout.node_problem(2) is None
-    assert "tensor 2 stays inside" in LayoutSettings(tensor=4).node_problem(2)
+    assert "tensor 2 fits" in LayoutSettings(tensor=4).node_problem(2)

@@ -29,7 +29,7 @@ def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
     assert from_json(InferenceBenchmarkSettings, json.dumps(to_dict(asked))) == asked
     assert config.experiment("e").benchmark_files("e") == ["results/benchmarks/inference/e.json"]
     assert config.experiment("e").benchmarks == {}
-    assert config.corpora_of(["e"]) == ["c"] and len(config.runs("e")) == 1
+    assert config.list_corpora(["e"]) == ["c"] and len(config.runs("e")) == 1
     assert any("1 models write 2 cells" in line for line in plan(config, ["e"]))
 
 

@@ -30,7 +30,7 @@ def container():
 
 @pytest.fixture(scope="module")
 def exported():
-    alps = machine.load(ALPS / "machine.toml")
+    alps = machine.load_machine(ALPS / "machine.toml")
     return processes.environment(alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
 
 
@@ -42,7 +42,7 @@ def containerfile():
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("profiles/*/machine.toml")), ids=lambda path: path.parent.name)
 def test_every_machine_is_understood(file):
-    found = machine.load(file)
+    found = machine.load_machine(file)
     assert found.name == file.parent.name
     assert found.container is None or (ROOT / found.container).is_file()
 
@@ -73,7 +73,7 @@ def test_a_rank_begins_in_the_project_and_sees_it_where_it_is(container, exporte
 
 def test_the_network_plugin_is_in_the_container_where_the_machine_insists_on_it(container):
     hook = container["annotations"]["com"]["hooks"]["aws_ofi_nccl"]
-    assert machine.load(ALPS / "machine.toml").network == "AWS Libfabric"
+    assert machine.load_machine(ALPS / "machine.toml").network == "AWS Libfabric"
     assert hook["enabled"] == "true" and "variant" in hook
 
 
@@ -118,7 +118,7 @@ def test_what_the_image_has_is_held_while_packages_are_installed():
 def test_the_image_checks_the_bounds_of_pyproject():
     (check,) = [line for line in containerfile() if line.startswith("RUN python -c")]
     imported = re.search(r"import ([\w, ]+);", check)[1].split(", ")
-    assert sorted(imported) == sorted(machine.load(ALPS / "machine.toml").container_packages)
+    assert sorted(imported) == sorted(machine.load_machine(ALPS / "machine.toml").container_packages)
     program = re.search(r'-c "(.+)"$', check)[1]
     compile(program, "Containerfile", "exec")
     for requirement in project()["dependencies"]:
@@ -147,7 +147,7 @@ def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path
     ours, changed = yaml.safe_load((ALPS / "config.yaml").read_text()), yaml.safe_load(files["config.yaml"])
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "config.yaml").write_text(yaml.safe_dump(ours | changed))
-    values = profile.configuration(folder, tmp_path)
+    values = profile.load_profile_config(folder, tmp_path)
     assert values["machine"] == f"profiles/{folder}/machine.toml" and values["scale"] in ("demo", "alps")
     for name in ("default-resources", "set-threads"):  # what replaces a map has all of it
         assert set(changed.get(name, ours[name])) == set(ours[name])
@@ -155,7 +155,7 @@ def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path
     stated = lines if "name" in lines else tomllib.loads((ALPS / "machine.toml").read_text()) | lines
     flat = {key: value for key, value in stated.items() if key != "environment"}
     (tmp_path / "machine.toml").write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in flat.items()))
-    found = machine.load(tmp_path / "machine.toml")
+    found = machine.load_machine(tmp_path / "machine.toml")
     assert found.starter == "srun" and found.name == (folder if "name" in lines else "alps")
     if folder == "alps-debug":
         # 4 nodes for as long as one job may have them; one node, for rules that ask for longer
@@ -199,5 +199,7 @@ def test_what_an_option_took_away_from_the_profile_is_known(used, lost, named, t
     (tmp_path / "profiles/p/config.yaml").write_text(yaml.safe_dump(MAPS))
     argv = {"option": ["--profile", "p"], "joined": ["--profile=profiles/p"], "elsewhere": ["--profile", "q"]}
     environment = {"SNAKEMAKE_PROFILE": "profiles/p"} if named == "variable" else {}
-    found = profile.taken_away({**MAPS, **used}, {"train"}, ["snakemake", *argv.get(named, []), "-n"], environment)
+    found = profile.find_replaced_entries(
+        {**MAPS, **used}, {"train"}, ["snakemake", *argv.get(named, []), "-n"], environment
+    )
     assert found == ({} if named in ("nobody", "elsewhere") else lost)

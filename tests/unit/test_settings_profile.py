@@ -21,7 +21,7 @@ def here(monkeypatch):
         ({}, ["snakemake", "--profile=profiles/alps"], {}, ALPS),
         ({}, ["snakemake", "--workflow-profile", "alps"], {}, ALPS),
         ({}, ["snakemake"], {"SNAKEMAKE_PROFILE": "alps"}, ALPS),
-        ({}, ["snakemake", "--mode", "remote"], {profile.CARRIED: "alps"}, ALPS),  # a job of such a call
+        ({}, ["snakemake", "--mode", "remote"], {profile.PROFILE_VARIABLE: "alps"}, ALPS),  # a job of such a call
         ({"scale": "demo"}, ["snakemake", "--profile", "alps"], {}, {"machine": ALPS["machine"]}),
         ({**ALPS, "corpus": "mine"}, ["snakemake", "--profile", "alps"], {}, {}),
         ({"corpus": "mine"}, ["snakemake", "--cores", "2"], {}, {}),
@@ -30,10 +30,10 @@ def here(monkeypatch):
     ],
 )
 def test_what_a_command_line_left_out_of_its_profile_is_filled_in(stated, argv, environment, found):
-    assert profile.left_out(stated, argv, environment) == found
+    assert profile.find_dropped_values(stated, argv, environment) == found
 
 
 def test_jobs_find_the_profile_of_their_snakemake():
     environment = {}
-    profile.left_out({}, ["snakemake", "--profile", "alps"], environment)
-    assert environment == {profile.CARRIED: "alps"}
+    profile.find_dropped_values({}, ["snakemake", "--profile", "alps"], environment)
+    assert environment == {profile.PROFILE_VARIABLE: "alps"}

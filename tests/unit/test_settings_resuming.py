@@ -6,9 +6,9 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.config import Config
-from tokenscale.settings.continuation import begins_at, writer_of
+from tokenscale.settings.continuation import parse_run_id, start_step
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.resuming import kept
+from tokenscale.settings.resuming import list_kept_steps
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings
 
 BASE = {
@@ -37,7 +37,7 @@ def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", *
 
 def by_cell(config: Config) -> dict[tuple, RunSettings]:
     """(level of data, step it begins at, repeat) → run."""
-    found = {(r.cell["layout.data"], begins_at(r.settings), r.repeat): r.settings for r in config.runs("e")}
+    found = {(r.cell["layout.data"], start_step(r.settings), r.repeat): r.settings for r in config.runs("e")}
     assert len(found) == len(config.runs("e"))
     return found
 
@@ -47,7 +47,7 @@ def test_a_run_goes_on_from_the_state_of_the_named_cell_and_the_same_repeat(tmp_
     for repeat in (0, 1):
         source, resumed = runs[1, 0, repeat], runs[2, 8, repeat]
         assert resumed.resume_from == f"results/runs/{source.identity}/checkpoints/step=00000008"
-        assert writer_of(resumed.resume_from) == source.identity and resumed.repeat == source.repeat
+        assert parse_run_id(resumed.resume_from) == source.identity and resumed.repeat == source.repeat
         assert to_dict(resumed) | {"resume_from": None} == to_dict(runs[2, 0, repeat]) | {"resume_from": None}
 
 
@@ -61,8 +61,8 @@ def test_other_settings_of_the_source_make_another_run_of_what_goes_on_from_it(t
 def test_a_resumed_run_may_be_left_in_turn_and_is_meant_only_where_that_is_said(tmp_path):
     again = {"run": {"layout.data": 2, "resume_from": {"step": 8}}, "step": 16}
     runs = by_cell(project(tmp_path, [[4, again], [1, None], [2, FROM_ONE], [2, None]]))
-    assert writer_of(runs[4, 16, 0].resume_from) == runs[2, 8, 0].identity
-    assert writer_of(runs[2, 8, 0].resume_from) == runs[1, 0, 0].identity
+    assert parse_run_id(runs[4, 16, 0].resume_from) == runs[2, 8, 0].identity
+    assert parse_run_id(runs[2, 8, 0].resume_from) == runs[1, 0, 0].identity
 
 
 def test_factors_that_are_not_named_have_the_same_level_in_both(tmp_path):
@@ -71,14 +71,14 @@ def test_factors_that_are_not_named_have_the_same_level_in_both(tmp_path):
     resumed = [run for run in runs.values() if run.resume_from]
     assert len(resumed) == 2
     for run in resumed:
-        assert runs[writer_of(run.resume_from)].optimizer == run.optimizer
+        assert runs[parse_run_id(run.resume_from)].optimizer == run.optimizer
 
 
 def test_mappings_of_a_layout_are_named_by_their_settings(tmp_path):
     levels = [[{"data": 2}, None], [{"shard": 2, "sharding": "zero3"}, {"run": {"layout.data": 2}, "step": 8}]]
     first, second = (run.settings for run in project(tmp_path, levels, factor="layout, resume_from").runs("e"))
     assert (first.layout.method, second.layout.method) == ("ddp", "fsdp") and second.layout.data == 1
-    assert writer_of(second.resume_from) == first.identity
+    assert parse_run_id(second.resume_from) == first.identity
 
 
 def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
@@ -88,7 +88,7 @@ def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
         places = {r.run_id: r.position for r in project(tmp_path, levels, order_seed=seed).runs("e")}
         for run in project(tmp_path, levels, order_seed=seed).runs("e"):
             if run.settings.resume_from:
-                assert places[writer_of(run.settings.resume_from)] < run.position
+                assert places[parse_run_id(run.settings.resume_from)] < run.position
 
 
 def test_what_all_runs_go_on_from_is_none_of_them(tmp_path):
@@ -96,13 +96,13 @@ def test_what_all_runs_go_on_from_is_none_of_them(tmp_path):
         project(tmp_path, [1, 2], factor="layout.data", runs=RUNS | {"resume_from": FROM_ONE}).runs("e")
     levels = [[1, None], [2, FROM_ONE]]
     runs = by_cell(project(tmp_path, levels, runs=RUNS | {"resume_from": {"run": {"layout.data": 9}, "step": 1}}))
-    assert begins_at(runs[2, 8, 0]) == 8, "a level stands over `runs`"
+    assert start_step(runs[2, 8, 0]) == 8, "a level stands over `runs`"
 
 
 def test_a_folder_stays_a_folder(tmp_path):
     runs = by_cell(project(tmp_path, [[1, None], [2, "elsewhere/checkpoints/step=00000100"]]))
     assert runs[2, 100, 0].resume_from == "elsewhere/checkpoints/step=00000100"
-    assert writer_of(runs[2, 100, 0].resume_from) is None
+    assert parse_run_id(runs[2, 100, 0].resume_from) is None
 
 
 def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
@@ -126,7 +126,7 @@ def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
             ("in a circle", "resume_from: null"),
         ),
         ([[1, None], [2, FROM_ONE | {"step": 7}]], {}, ("no state after this step", "expected  8, 16, 24")),
-        ([[1, None], [2, FROM_ONE | {"step": 24}]], {}, ("nothing is left", "budget.steps = 24")),
+        ([[1, None], [2, FROM_ONE | {"step": 24}]], {}, ("no steps are left", "budget.steps = 24")),
         ([[1, None], [2, FROM_ONE]], {"checkpoints": {"every": 8}}, ("no state after this step", "keep_resume_state")),
         (
             [[1, None], [2, FROM_ONE]],
@@ -154,7 +154,7 @@ def test_what_cannot_be_gone_on_from_is_refused_before_anything_runs(tmp_path, l
 def test_a_source_that_trains_on_or_computes_something_else_is_refused(tmp_path, setting, value):
     default = {"seed": 0, "optimizer.learning_rate": 0.1, "approach": "packed"}[setting]
     levels = [[1, None, value], [2, FROM_ONE, default]]
-    with pytest.raises(UserError, match=rf"(?s)go on from one of other settings.*setting +{setting.split('.')[0]}"):
+    with pytest.raises(UserError, match=rf"(?s)resume from one with other settings.*setting +{setting.split('.')[0]}"):
         project(tmp_path, levels, factor=f"layout.data, resume_from, {setting}").runs("e")
 
 
@@ -162,7 +162,7 @@ def test_a_canary_whose_repeats_have_nothing_to_go_on_from_is_refused(tmp_path):
     levels = [[1, None], [2, FROM_ONE]]
     fine = project(tmp_path, levels, canary={"cell": {"layout.data": 1}})
     assert len(fine.runs("e")) == 4
-    with pytest.raises(UserError, match="(?s)no such repeat.*canary.cell"):
+    with pytest.raises(UserError, match="(?s)as many repeats.*canary.cell"):
         project(tmp_path, levels, canary={"cell": {"layout.data": 2}}).runs("e")
 
 
@@ -179,4 +179,7 @@ def test_a_canary_whose_repeats_have_nothing_to_go_on_from_is_refused(tmp_path):
     ],
 )
 def test_states_that_are_kept_are_those_that_a_run_writes_and_does_not_delete(checkpoints, steps):
-    assert kept(RunSettings(budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints))) == steps
+    assert (
+        list_kept_steps(RunSettings(budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints)))
+        == steps
+    )

@@ -250,7 +250,7 @@ def test_options_that_do_not_fit_the_kind_are_told(settings, field):
 
 
 def test_the_keys_say_the_kind():
-    kind = SourceSettings.implied_kind
+    kind = SourceSettings.infer_kind
     assert kind({}) == "docstrings" and kind({"files": "a.parquet"}) == "files" and kind({"documents": 4}) == "dummy"
     assert kind({"files": "https://h/a.txt"}) == "url" and kind({"repository": "a/b", "files": "x"}) == "hub"
 

@@ -13,8 +13,8 @@ from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.base.files import write_json
 from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import ddp_verification_loss
-from tokenscale.settings.claims_file import read
-from tokenscale.settings.continuation import state
+from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.continuation import state_path
 from tokenscale.settings.options import to_dict
 
 LEDGER = Path(__file__).parents[2] / "config/claims.yaml"
@@ -62,7 +62,7 @@ def chain(folder, wrong=None, loss_sum=30.0):
 
 
 def verdicts(folder):
-    ledger = read(LEDGER)
+    ledger = load_claims(LEDGER)
     ledger = replace(ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")})
     return {one.id: one for one in claims.judge(ledger, folder, ["elastic_resume"])}
 
@@ -157,7 +157,7 @@ def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
 
 def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
     source = logs.settings(steps=12)
-    run = replace(logs.settings(world_size=2, steps=12), resume_from=state(source.identity, 4))
+    run = replace(logs.settings(world_size=2, steps=12), resume_from=state_path(source.identity, 4))
     assert science(run) == science(source), "it is to compute the same"
     cell = {"layout.data": 2, "resume_from": {"run": {"layout.data": 1}, "step": 4}}
     entry = {"run_id": run.identity, "cell": cell, "repeat": 0, "position": 1, "run": to_dict(run)}

@@ -9,7 +9,7 @@ from tokenscale.base.files import sha256_text, write_json, write_text
 from tokenscale.cli.main import main
 from tokenscale.cli.snakemake_dry_run import parse
 from tokenscale.cli.status_stale import causes, changed_settings, render
-from tokenscale.settings.calls import PLAIN, Call
+from tokenscale.settings.calls import NO_OPTIONS, Call
 from tokenscale.settings.closure import PACKAGE
 
 TOKEN_LIST = str(PACKAGE / "data/stores/token_list.py")
@@ -120,7 +120,7 @@ def way(first, *more):
     )
 
 
-def told(text, *, exists=lambda path: True, targets=(), call=PLAIN, runs=Path("nowhere")):
+def told(text, *, exists=lambda path: True, targets=(), call=NO_OPTIONS, runs=Path("nowhere")):
     jobs = parse(text)
     return render(jobs, causes(jobs, exists), list(targets), call, runs)
 

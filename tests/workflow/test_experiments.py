@@ -15,7 +15,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.settings import config as configuration
 from tokenscale.settings import validate
 from tokenscale.settings.config import ALL
-from tokenscale.settings.experiments import Experiment, cells
+from tokenscale.settings.experiments import Experiment, expand_cells
 from tokenscale.settings.yaml_files import read_yaml
 
 pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
@@ -76,7 +76,7 @@ def cut(values, file):
         changed[kind] = values[kind] | {"settings": BENCHMARKS[kind]}
     if "inference_benchmark" in values:
         changed["inference_benchmark"] = values["inference_benchmark"] | WRITTEN
-    every = cells(validate.build(Experiment, values, file=file))
+    every = expand_cells(validate.build(Experiment, values, file=file))
     if every:
         keys = list(every[0])
         levels = [[small(key, cell[key]) for key in keys] for cell in few(every, MORE.get(Path(file).stem, MOST))]
@@ -119,7 +119,7 @@ def everything(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(everything):
-    return configuration.load(root=everything.root)
+    return configuration.load_config(root=everything.root)
 
 
 def test_every_figure_is_there_and_shows_what_was_measured(everything, config):

@@ -198,7 +198,7 @@ def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_
         code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
         assert code == 2 and refusals(text) == ["tokenscale: the experiment ways has no settings for scale alps."], text
     code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", "all_experiments")
-    said = ["tokenscale: left out of all_experiments, without an overlay for scale alps: ways"]
+    said = ["tokenscale: left out of all_experiments (no overlay for scale alps): ways"]
     assert code == 0 and refusals(text) == said and "train ways" not in text, text
     code, text, _ = submit(cluster, "-n")
     assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"

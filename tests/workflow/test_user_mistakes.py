@@ -111,7 +111,7 @@ MISTAKES = [
     Mistake(
         "a key twice",
         "make run CONFIG=mine.yaml",
-        ("mine.yaml", "'scale' is written twice"),
+        ("mine.yaml", "duplicate key 'scale'"),
         config("scale: demo\nscale: alps\n"),
     ),
     Mistake(

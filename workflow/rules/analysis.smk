@@ -6,7 +6,7 @@ rule run_table:
         "results/logs/experiments/{experiment}.log",
     localrule: True
     params:
-        config=lambda w: canonical_json(settings.relevant(w.experiment)),
+        config=lambda w: canonical_json(settings.relevant_values(w.experiment)),
         table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
     message:
         "run table of {wildcards.experiment}"

@@ -15,21 +15,21 @@ from tokenscale.runs.launch import workflow_lock as workflows
 from tokenscale.runs.launch.workflow_lock import use_this_python
 from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings import calls
-from tokenscale.settings.closure import listing, training_modules
-from tokenscale.settings.config import ALL, Config, benchmark_stores
-from tokenscale.settings.continuation import writer_of
+from tokenscale.settings.closure import write_listing, training_modules
+from tokenscale.settings.config import ALL, Config, list_benchmark_stores
+from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.claims_file import read as read_ledger
+from tokenscale.settings.claims_file import load_claims as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
-    done,
-    manifests_of,
+    done_file,
+    list_manifests,
     store_manifest,
     tokenizer_manifest,
 )
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.profile import left_out
+from tokenscale.settings.profile import find_dropped_values
 from tokenscale.settings.yaml_files import read_yaml
 from tokenscale.settings.registry import (
     BATCHES,
@@ -65,33 +65,33 @@ def requested(experiment):
 
 
 try:
-    call = calls.current(
+    call = calls.parse_call(
         COMMAND_LINE,
         os.environ,
         workflow.config_settings.configfiles,
         workflow.config_settings.config,
     )
-    config.update(left_out(call.config, COMMAND_LINE, os.environ))
+    config.update(find_dropped_values(call.config, COMMAND_LINE, os.environ))
     settings = Config(config, layers=call.layers)
     # asked for by its name, that target makes the report one of all of them
-    EXPERIMENTS = settings.chosen([ALL] if ALL in WORDS else [])
+    EXPERIMENTS = settings.select_experiments([ALL] if ALL in WORDS else [])
     USABLE = settings.usable([*EXPERIMENTS, *filter(requested, settings.available)])
     RUNS = settings.all_runs(USABLE)
     if workflow.is_main_process and not NOW:
         fingerprint.check(
-            [settings.corpora[name] for name in settings.corpora_of(EXPERIMENTS)],
+            [settings.corpora[name] for name in settings.list_corpora(EXPERIMENTS)],
             Path("results/corpus"),
             settings.file_of,
         )
 except UserError as error:
     refuse(error)
-if workflow.is_main_process and settings.misfits:
+if workflow.is_main_process and settings.broken_experiments:
     what = "experiments are left out: their files do not fit."
-    names = ", ".join(settings.misfits)
+    names = ", ".join(settings.broken_experiments)
     hint = "python -m tokenscale plan NAME says why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
 if workflow.is_main_process and workflows.enter(WORDS):
-    call.remember()
+    call.save()
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 
@@ -170,7 +170,7 @@ def tokenizer_sources(tokenizer):
 
 
 def corpus_files():
-    return [corpus_manifest(name) for name in settings.corpora_of(EXPERIMENTS)]
+    return [corpus_manifest(name) for name in settings.list_corpora(EXPERIMENTS)]
 
 
 def token_files():
@@ -188,7 +188,7 @@ def there(files):
 
 
 def run_files(experiments):
-    return there([done(run_id) for run_id in settings.all_runs(experiments)])
+    return there([done_file(run_id) for run_id in settings.all_runs(experiments)])
 
 
 def read_manifests(w):
@@ -198,7 +198,7 @@ def read_manifests(w):
             [store_manifest(*store) for store in settings.stores([w.experiment])]
         ),
         "corpora": there(
-            [corpus_manifest(name) for name in settings.corpora_of([w.experiment])]
+            [corpus_manifest(name) for name in settings.list_corpora([w.experiment])]
         ),
     }
 
@@ -337,7 +337,7 @@ def run_of(w):
 def run_inputs(w):
     """Manifests that a run reads: raw text or a token store, the tokenizer, and the validation store."""
     run = run_of(w)
-    named = manifests_of(run)
+    named = list_manifests(run)
     roles = ("corpus", "tokenizer", "store", "validation_store")
     return {role: named.get(role, []) for role in roles} | {
         "resume_from": resumed_from(run)
@@ -348,16 +348,16 @@ def resumed_from(run):
     """What writes the state that a run goes on from: the run of that name where it is one of ours."""
     if run.resume_from is None:
         return []
-    writer = writer_of(run.resume_from)
+    writer = parse_run_id(run.resume_from)
     if writer in RUNS:
-        return [done(writer)]
+        return [done_file(writer)]
     return [os.path.join(run.resume_from, "checkpoint.json")]
 
 
 def code(*modules):
     """The input `code` of a job with these modules as roots (see `settings/closure.py`)."""
     try:
-        return listing(*modules)
+        return write_listing(*modules)
     except UserError as error:
         refuse(error)
 
@@ -433,14 +433,14 @@ def check_command_line():
         if target in unknown:
             names = [name for name, rule in made.items() if not rule.has_wildcards()]
             near = nearest(target, files_of_all() if "/" in target else names)
-            listing = "snakemake --list-target-rules lists the rules"
-            hint = f"did you mean {near}?" if near else listing
+            hint_list = "snakemake --list-target-rules lists the rules"
+            hint = f"did you mean {near}?" if near else hint_list
             refuse(UserError("no rule makes this target.", target=target, next=hint))
 
 
 def files_of_all():
     """Files that may be asked for by their paths, of every experiment."""
-    found = [done(run_id) for run_id in RUNS] + table_files(settings.available)
+    found = [done_file(run_id) for run_id in RUNS] + table_files(settings.available)
     found += [corpus_manifest(name) for name in settings.corpora]
     found += [tokenizer_manifest(name) for name in settings.tokenizers]
     found += [store_manifest(*store) for store in settings.stores(EXPERIMENTS)]

@@ -4,7 +4,7 @@ import atexit
 
 from tokenscale.runs.launch import submission_checks as before
 from tokenscale.settings import profile
-from tokenscale.settings.closure import lacking
+from tokenscale.settings.closure import find_missing_packages
 
 
 def without_a_value(jobs):
@@ -14,7 +14,7 @@ def without_a_value(jobs):
 def taken_away(jobs):
     maps = internals.given_resources(workflow)
     rules = {job.rule.name for job in jobs}
-    lost = profile.taken_away(maps, rules, COMMAND_LINE, os.environ) if jobs else {}
+    lost = profile.find_replaced_entries(maps, rules, COMMAND_LINE, os.environ) if jobs else {}
     return before.taken_away(lost)
 
 
@@ -37,7 +37,7 @@ def not_in_the_image(jobs):
         for job in jobs
         if job.rule.name == "train"
     }
-    found = lacking(runs, machine.container_packages)
+    found = find_missing_packages(runs, machine.container_packages)
     return before.not_in_the_image(found, settings.settings.machine, machine.container)
 
 

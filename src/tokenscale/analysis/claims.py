@@ -25,7 +25,7 @@ from tokenscale.analysis import queries, statistics
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text
-from tokenscale.settings.claims import PLACES, Claim, Ledger, named_in
+from tokenscale.settings.claims import PLACEHOLDERS, Claim, ClaimsFile, parse_placeholders
 
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
@@ -70,7 +70,7 @@ class Judged:
     shown_in: str | None = None
 
 
-def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judged]:
+def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[Judged]:
     """Every claim of the ledger, in its order, asked of the tables below `tables` of the named experiments.
 
     Raises UserError for SQL that DuckDB refuses, that lacks the columns it needs, or takes longer than `LIMIT_S`.
@@ -94,7 +94,7 @@ def judge(ledger: Ledger, tables: Path, experiments: Sequence[str]) -> list[Judg
     return judged
 
 
-def as_rows(ledger: Ledger, judged: Iterable[Judged]) -> list[dict[str, Any]]:
+def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]]:
     """What the report and other programs read of each claim, as plain values."""
     rows = []
     for one in judged:
@@ -133,7 +133,7 @@ def as_rows(ledger: Ledger, judged: Iterable[Judged]) -> list[dict[str, Any]]:
     return rows
 
 
-def lost(ledger: Ledger, judged: Iterable[Judged], scales: AbstractSet[str]) -> list[Judged]:
+def lost(ledger: ClaimsFile, judged: Iterable[Judged], scales: AbstractSet[str]) -> list[Judged]:
     """The claims that are relied on at one of the scales (`holds_at`), and that the data do not carry.
 
     One that these tables cannot test is lost, too: nothing shows that it holds.
@@ -231,7 +231,7 @@ class _ClaimTables:
         self.connection.close()
 
 
-def _queries_of(ledger: Ledger, experiment: str) -> bool:
+def _queries_of(ledger: ClaimsFile, experiment: str) -> bool:
     return any(experiment in claim.experiments for claim in ledger.claims.values())
 
 
@@ -291,7 +291,7 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _check_columns(name: str, claim: Claim, rows: pd.DataFrame) -> None:
-    wanted = {"value", *(set(named_in(claim.sentence)) - set(PLACES))}
+    wanted = {"value", *(set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS))}
     if claim.compares is not None:
         wanted.add("run_id")
     if missing := sorted(wanted - set(rows.columns)):
@@ -348,7 +348,7 @@ def _distances(x: np.ndarray, bound: float) -> np.ndarray:
     return np.log(x / bound) if (x > 0).all() and bound > 0 else x - bound
 
 
-def _corrected(ledger: Ledger, tested: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
+def _corrected(ledger: ClaimsFile, tested: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
     """The cells that count, with p-values corrected over all that is tested; what does not vary is no test."""
     places = [(name, i) for name, cells in tested.items() if not ledger.claims[name].exact for i in range(len(cells))]
     ps = statistics.holm([tested[name][i].p for name, i in places])
@@ -445,7 +445,7 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }
-    for name in set(named_in(claim.sentence)) - set(PLACES):
+    for name in set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS):
         values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
     return claim.sentence.format(**values)
 

@@ -11,9 +11,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest
-from tokenscale.settings.continuation import begins_at, writer_of
+from tokenscale.settings.continuation import parse_run_id, start_step
 from tokenscale.settings.data import StorageSettings
-from tokenscale.settings.experiments import dotted
+from tokenscale.settings.experiments import flatten_cell
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
@@ -27,7 +27,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
 
     Counts and validity follow from the logs; `ingest.one_run` adds them.
     """
-    cell = dotted(entry.get("cell") or {})
+    cell = flatten_cell(entry.get("cell") or {})
     row: Row = {
         "experiment": experiment,
         "run_id": entry["run_id"],
@@ -199,8 +199,8 @@ def _settings(run: RunSettings | None) -> Row:
         "science": science(run),
         "science_per_rank": _science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
         "steps_asked": run.budget.steps,
-        "resumed_from": None if run.resume_from is None else writer_of(run.resume_from) or run.resume_from,
-        "resumed_at": None if run.resume_from is None else begins_at(run),
+        "resumed_from": None if run.resume_from is None else parse_run_id(run.resume_from) or run.resume_from,
+        "resumed_at": None if run.resume_from is None else start_step(run),
     }
 
 
@@ -219,7 +219,7 @@ def grouping(approach: str | None, cell: Row) -> Row:
     parts: dict[str, list[str]] = {"factors": [], "storage": [], "layout": []}
     if cell.get("resume_from"):
         parts["factors"].append(f"resumed ({_before(cell['resume_from'])})")
-    for key, value in dotted({key: level for key, level in cell.items() if key != "resume_from"}).items():
+    for key, value in flatten_cell({key: level for key, level in cell.items() if key != "resume_from"}).items():
         part = key.split(".")[0] if key.startswith(("storage.", "layout.")) else "factors"
         if key not in ("approach", "layout.data"):
             parts[part].append(f"{key}={_text(value)}")
@@ -239,7 +239,7 @@ def _before(level: Any) -> str:
         return str(level)
     named = dict(level.get("run") or {})
     earlier = named.pop("resume_from", None)
-    words = [f"{key.removeprefix('layout.')}={_text(value)}" for key, value in dotted(named).items()]
+    words = [f"{key.removeprefix('layout.')}={_text(value)}" for key, value in flatten_cell(named).items()]
     return f"{_before(earlier)}; " * bool(earlier) + " ".join([*words, f"to step {level.get('step')}"])
 
 

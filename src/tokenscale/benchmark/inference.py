@@ -26,7 +26,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import git_state, versions
-from tokenscale.settings.closure import closure_of
+from tokenscale.settings.closure import import_closure
 from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import RECORD
@@ -259,7 +259,7 @@ def _model(writer: Writer) -> dict[str, Any]:
 
 def _code() -> str:
     """Digest of the source files that were measured."""
-    paths = map(Path, closure_of("tokenscale.cli.benchmark", __name__))
+    paths = map(Path, import_closure("tokenscale.cli.benchmark", __name__))
     return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))
 
 

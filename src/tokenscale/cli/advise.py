@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="Parquet, JSON lines or text; also patterns ('*.jsonl')"
     )
-    flags.add(parser, FLAGS)
+    flags.add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Look, print, and write the facts where asked to."""
     from tokenscale.base.files import write_json
 
-    settings = AdviceSettings(**flags.stated(arguments, FLAGS))
+    settings = AdviceSettings(**flags.parse_flags(arguments, FLAGS))
     facts = advise(settings, tuple(arguments.files), print)
     print(render(facts))
     if settings.json:

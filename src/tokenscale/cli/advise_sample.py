@@ -41,7 +41,7 @@ class AdviceSettings:
     json: str | None = option(None, "write the same facts to this file", metavar="FILE")
 
 
-FLAGS = flags.leaves(AdviceSettings)
+FLAGS = flags.build_flags(AdviceSettings)
 
 
 #: documents that the tokenizer gets at a time, as `pretokenize` does it

@@ -14,7 +14,7 @@ from tokenscale.cli import configuration
 from tokenscale.cli.check_design import Design, Problem, Text, problems
 from tokenscale.runs.launch.submission_checks import some, to_install
 from tokenscale.runs.records.hardware import cores
-from tokenscale.settings.closure import lacking
+from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
 
 
@@ -36,14 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.base.files import write_json
     from tokenscale.report import findings
     from tokenscale.settings import guide, reference
-    from tokenscale.settings.config import CONFIG_FILE, load, schemas
+    from tokenscale.settings.config import CONFIG_FILE, build_schemas, load_config
     from tokenscale.settings.experiments import SCALES
 
     if arguments.write:
-        for name, schema in schemas().items():
+        for name, schema in build_schemas().items():
             write_json(Path("workflow/schemas") / name, schema)
         reference.update(Path("docs/settings.md"))
-        at = {scale: load(overrides={"scale": scale}) for scale in SCALES}
+        at = {scale: load_config(overrides={"scale": scale}) for scale in SCALES}
         guide.update(Path("docs/experiment-list.md"), at)
         findings.update(Path("docs/results.md"), Path("evidence"))
         return 0
@@ -108,7 +108,7 @@ def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
         yield f"  {'note':<{_WIDTH}}  {where}: {what} ({file}: container_packages). Next: list them there", False
         return
     runs = {run.run_id: run.settings for run in config.runs(name)}
-    for package, run_ids in lacking(runs, machine.container_packages).items():
+    for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
         what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({some(run_ids)})"
         following = f"({file}: container_packages). Next: {to_install([package], machine.container)}"
         yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True

@@ -12,7 +12,16 @@ from typing import Any
 
 from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.base.files import canonical_json
-from tokenscale.settings.experiments import COMPARISONS, Experiment, Run, cells, dotted, level_of, settings_of, varied
+from tokenscale.settings.experiments import (
+    COMPARISONS,
+    Experiment,
+    Run,
+    expand_cells,
+    factor_keys,
+    factor_level,
+    flatten_cell,
+    varied_keys,
+)
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings, reads_parquet
 
@@ -60,7 +69,7 @@ class Design:
     @property
     def cells(self) -> list[Cell]:
         """Factor → level of each cell."""
-        return cells(self.experiment)
+        return expand_cells(self.experiment)
 
     @property
     def settings(self) -> list[tuple[Cell, RunSettings]]:
@@ -71,7 +80,7 @@ class Design:
     @property
     def factors(self) -> list[str]:
         """Dotted keys with two levels or more among the cells that are run."""
-        keys = varied(self.experiment.factors)
+        keys = varied_keys(self.experiment.factors)
         levels = {name: {canonical_json(cell[name]) for cell in self.cells} for name in keys}
         return [name for name, found in levels.items() if len(found) > 1]
 
@@ -89,8 +98,8 @@ def together(design: Design) -> list[Problem]:
     moves together are one.
     """
     changing = [name for name in design.factors if name != "global_batch" or not weak(design)]
-    names = [factor for factor in design.experiment.factors if set(settings_of(factor)) & set(changing)]
-    table = [{name: canonical_json(level_of(cell, name)) for name in names} for cell in design.cells]
+    names = [factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)]
+    table = [{name: canonical_json(factor_level(cell, name)) for name in names} for cell in design.cells]
     apart = [(a, b, [n for n in names if a[n] != b[n]]) for a, b in itertools.combinations(table, 2)]
     alone = {different[0] for _, _, different in apart if len(different) == 1}
     found, reported = [], set(alone)
@@ -123,7 +132,7 @@ def several_at_once(design: Design) -> list[Problem]:
     """Levels that are mappings or lists and move several settings."""
     found = []
     for factor in design.experiment.factors:
-        moved = [key for key in settings_of(factor) if key in design.factors]
+        moved = [key for key in factor_keys(factor) if key in design.factors]
         if weak(design):
             moved = [key for key in moved if key != "global_batch"]
         levels = [{key: canonical_json(cell[key]) for key in moved} for cell in design.cells]
@@ -166,12 +175,12 @@ def kind_of_scaling(design: Design) -> list[Problem]:
         if "weak" in text:
             return []
         what = "the global batch grows with the world size (weak scaling), and neither question nor note says so"
-        key = next((f for f in design.experiment.factors if "global_batch" in settings_of(f)), "global_batch")
+        key = next((f for f in design.experiment.factors if "global_batch" in factor_keys(f)), "global_batch")
         return [Problem("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")]
     passes = {}
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not _of_layout(k)})
-        rows = min(s.micro_batch, -(-s.global_batch // s.layout.readers))
+        rows = min(s.micro_batch, -(-s.global_batch // s.layout.data_parallel_size))
         passes.setdefault(rest, set()).add(rows)
     shrinking = [rows for rows in passes.values() if len(rows) > 1]
     if not shrinking:
@@ -336,7 +345,7 @@ def _pairs(design: Design) -> dict[tuple[str, str], int]:
     groups: dict[str, set[tuple[str, str]]] = {}
     for cell in design.cells if "approach" in design.factors else ():
         approach = cell["approach"]
-        rest = {k: v for k, v in dotted(cell).items() if k not in ("approach", "layout.data")}
+        rest = {k: v for k, v in flatten_cell(cell).items() if k not in ("approach", "layout.data")}
         stored = {k: rest.pop(k) for k in list(rest) if k.startswith("storage.")}
         parquet = reads_parquet(approach)
         groups.setdefault(approach, set()).add((canonical_json(rest), canonical_json(stored if parquet else {})))
@@ -364,7 +373,7 @@ def validation(design: Design) -> list[Problem]:
             what = f"corpus {corpus.name}: validation documents that also stand in its training files are trained on"
             cure = f"corpora.{corpus.name}.cleaning.deduplicate: true"
             found.append(Problem("refuse", what, f"corpora.{corpus.name}.cleaning.deduplicate", cure))
-        elif not corpus.source.brings_validation and corpus.validation_share == 0:
+        elif not corpus.source.has_own_validation and corpus.validation_share == 0:
             what = f"corpus {corpus.name} holds nothing out, and runs validate on rows of it"
             cure = "validation_share above 0, or runs.validation.rows: 0"
             found.append(Problem("refuse", what, f"corpora.{corpus.name}.validation_share", cure))

@@ -44,10 +44,12 @@ def call_of(arguments: argparse.Namespace) -> "Call":
 
 def configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
     """The configuration that these options name; `overrides` win over it."""
-    from tokenscale.settings.config import load
+    from tokenscale.settings.config import load_config
 
     call = call_of(arguments)
-    return load(configfiles=call.configfiles, profile=call.profile, overrides={**call.config, **(overrides or {})})
+    return load_config(
+        configfiles=call.configfiles, profile=call.profile, overrides={**call.config, **(overrides or {})}
+    )
 
 
 def _pair(text: str) -> tuple[str, Any]:

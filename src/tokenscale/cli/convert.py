@@ -99,7 +99,7 @@ class Source:
     counts: Counts | None = None
 
 
-FLAGS = flags.leaves(ConvertSettings, words={"from_format": ("--from",)})
+FLAGS = flags.build_flags(ConvertSettings, aliases={"from_format": ("--from",)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,13 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="the same, to write; padded, token-list: also FILE.parquet",
     )
-    flags.add(parser, FLAGS)
+    flags.add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Convert, and say what came of it."""
 
-    settings = ConvertSettings(**flags.stated(arguments, FLAGS))
+    settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
     words = shlex.join(["python", "-m", "tokenscale", *sys.argv[1:]])
     convert(settings, arguments.source, arguments.target, print, words)
 

@@ -301,10 +301,10 @@ def configuration(context: DoctorContext) -> Finding:
     if not Path("config/config.yaml").is_file():
         return Finding("no", "not known outside of the project's folder", "see project", {"without": "project"})
     from tokenscale.base.errors import UserError
-    from tokenscale.settings.config import load
+    from tokenscale.settings.config import load_config
 
     try:
-        config = load("config/config.yaml")
+        config = load_config("config/config.yaml")
         runs = config.all_runs(list(config.settings.experiments))
     except UserError as error:
         facts = ", ".join(f"{label} {text}" for label, text in error.facts.items() if label != "next")

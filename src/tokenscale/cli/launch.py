@@ -93,7 +93,7 @@ def stated(run: str, output: Path | None, site: str | None, manifests: dict[str,
     """From settings as JSON and paths, as the rule passes them."""
     if output is None:
         raise UserError("a run that is given as JSON needs --output.", next="--output results/runs/<run id>/done.json")
-    return Request(RunSettings.from_json(run), output, manifests, machines.load(site), site)
+    return Request(RunSettings.from_json(run), output, manifests, machines.load_machine(site), site)
 
 
 def named(
@@ -104,7 +104,7 @@ def named(
     `profile` is for the resources of jobs, `minutes` returns the time limit of a run's job.
     """
     from tokenscale.settings import profile as profiles
-    from tokenscale.settings.manifests import done, manifests_of
+    from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:
         raise UserError("no run is named.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
@@ -118,12 +118,12 @@ def named(
                 scale=settings.settings.scale,
                 next=f"did you mean {near}?" if near else lists,
             )
-    profile_values = profiles.read(profile)[1] if profile else {}
+    profile_values = profiles.load_profile(profile)[1] if profile else {}
     return [
         Request(
             runs[run_id].settings,
-            Path(done(run_id)),
-            {role: Path(path) for role, path in manifests_of(runs[run_id].settings).items()},
+            Path(done_file(run_id)),
+            {role: Path(path) for role, path in list_manifests(runs[run_id].settings).items()},
             settings.machine,
             settings.settings.machine,
             profile_values,

@@ -14,7 +14,7 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
 from tokenscale.runs.launch.submission_checks import hours, larger
 from tokenscale.settings.config import ALL, Config
-from tokenscale.settings.continuation import begins_at
+from tokenscale.settings.continuation import start_step
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.run import RunSettings
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = Config({**arguments.config_json, **overrides})
     else:
         config = configuration.configuration(arguments, overrides)
-    names = config.chosen(arguments.experiment)
+    names = config.select_experiments(arguments.experiment)
     if arguments.output:
         if len(names) != 1:
             raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
 def plan(config: Config, names: list[str]) -> Iterator[str]:
     """Each experiment with its world sizes and its memory; then, last, what all of it takes."""
     yield f"scale {config.settings.scale}"
-    if names == config.chosen([ALL]) and (note := config.left_out_note):
+    if names == config.select_experiments([ALL]) and (note := config.left_out_note):
         yield note
-    for name in config.corpora_of(names):
+    for name in config.list_corpora(names):
         if config.corpora[name].source.downloaded is False:
             yield f"corpus {name}: not yet downloaded by anybody with this configuration; its hashes are not known here"
     for name in names:
@@ -88,7 +88,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
 
 def _steps(run: RunSettings) -> int:
     """Of a budget in steps, those that the run takes itself."""
-    return max(0, run.budget.steps - begins_at(run))
+    return max(0, run.budget.steps - start_step(run))
 
 
 def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:

@@ -60,12 +60,12 @@ class FileSettings:
     )
 
 
-FLAGS = flags.leaves(FileSettings)
+FLAGS = flags.build_flags(FileSettings)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this way."""
-    flags.add(parser.add_argument_group("a file of text → one Parquet file for each format"), FLAGS)
+    flags.add_flags(parser.add_argument_group("a file of text → one Parquet file for each format"), FLAGS)
 
 
 def requested(arguments: argparse.Namespace) -> list[str]:
@@ -75,7 +75,7 @@ def requested(arguments: argparse.Namespace) -> list[str]:
 
 def settings_of(arguments: argparse.Namespace) -> FileSettings:
     """The settings that the flags state. Raises UserError for a wrong value, a missing flag, and the format packed."""
-    settings = FileSettings(**flags.stated(arguments, FLAGS))
+    settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
     for name in ("input_path", "output_dir"):
         if not getattr(settings, name):
             raise UserError(f"--{name.replace('_', '-')} is missing.", next="python -m tokenscale pretokenize --help")

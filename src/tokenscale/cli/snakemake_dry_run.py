@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.calls import PLAIN, Call
+from tokenscale.settings.calls import NO_OPTIONS, Call
 
 #: kind → (its plural, pattern of its output: what it is of, and its name). In the order of the data's way.
 KINDS = {
@@ -79,7 +79,7 @@ class Job:
         return " of ".join(filter(None, [self._found[1].get("name"), self.experiment])) or self.words
 
 
-def planned(targets: list[str], call: Call = PLAIN) -> list[Job]:
+def planned(targets: list[str], call: Call = NO_OPTIONS) -> list[Job]:
     """The jobs that Snakemake would run here for these targets. Raises UserError where it cannot plan them.
 
     Snakemake does not look at a job behind one that runs. Where runs stand behind edited code of their data, it is
@@ -94,7 +94,7 @@ def planned(targets: list[str], call: Call = PLAIN) -> list[Job]:
     return [replace(job, reasons=own.get(job.outputs, {}) | job.reasons) for job in jobs]
 
 
-def dry_run(targets: list[str], call: Call = PLAIN, accepted: Iterable[str] = ()) -> str:
+def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Iterable[str] = ()) -> str:
     """What `snakemake --dry-run` prints here, with each job's reason and command.
 
     Edits of the code of `accepted` rules count as none. Raises UserError in a folder without a workflow, and with

@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.stale is not None:
         from tokenscale.cli import status_stale as stale
         from tokenscale.settings import calls
-        from tokenscale.settings.calls import PLAIN
+        from tokenscale.settings.calls import NO_OPTIONS
 
         call = configuration.call_of(arguments)
-        if call == PLAIN and (last := calls.last() or PLAIN) != PLAIN:
+        if call == NO_OPTIONS and (last := calls.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
         print(stale.stale(arguments.stale, call))

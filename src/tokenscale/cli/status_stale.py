@@ -11,8 +11,8 @@ from textwrap import wrap
 from typing import Any
 
 from tokenscale.cli.snakemake_dry_run import KINDS, Job, planned, snakemake
-from tokenscale.settings.calls import PLAIN, Call
-from tokenscale.settings.closure import LISTINGS, changes
+from tokenscale.settings.calls import NO_OPTIONS, Call
+from tokenscale.settings.closure import LISTINGS, list_changes
 
 #: what a cause is called, in the order in which causes are told
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
@@ -34,7 +34,7 @@ class Cause:
     following: list[Job]
 
 
-def stale(targets: list[str], call: Call = PLAIN) -> str:
+def stale(targets: list[str], call: Call = NO_OPTIONS) -> str:
     """What would rerun in this folder's project, for people. Raises UserError where Snakemake cannot plan it."""
     jobs = planned(targets, call)
     return render(jobs, causes(jobs), targets, call)
@@ -101,7 +101,7 @@ def _direct(job: Job, exists: Callable[[str], bool], ran_with: dict[tuple[str, s
         if reason == "updated":
             for file in files:
                 if _is_listing(file):
-                    changed = changes(Path(file), ran_with.get((job.log or "", file), ""))
+                    changed = list_changes(Path(file), ran_with.get((job.log or "", file), ""))
                     yield from (("code", name) for name in changed or ["one of its source files"])
                 else:
                     yield "data", file
@@ -200,7 +200,7 @@ def render(
     jobs: list[Job],
     found: list[Cause],
     targets: list[str],
-    call: Call = PLAIN,
+    call: Call = NO_OPTIONS,
     runs: Path = Path("results/runs"),
 ) -> str:
     """How much would run, then each cause with its jobs, then what can be done about it."""

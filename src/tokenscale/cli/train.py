@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "%(prog)s [--dataset FILE|dummy|CORPUS] [--training-steps N] [--world-size N] [options]\n"
         "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
-    flags.add(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
-    flags.add(parser.add_argument_group("the settings of a run (docs/settings.md)"), source_studies.RUN_FLAGS)
+    flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
+    flags.add_flags(parser.add_argument_group("the settings of a run (docs/settings.md)"), source_studies.RUN_FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -56,7 +56,7 @@ def prepare(request: Request, log: Callable[[str], None] = print) -> Job:
         run, manifests = _of_corpus(request, log)
     if request.epochs is not None:
         steps = steps_of(request.epochs, run, manifests, log)
-        run = shortened(flags.changed(run, {"budget.steps": steps}), request.stated)
+        run = shortened(flags.replace_values(run, {"budget.steps": steps}), request.stated)
         log(f"{request.epochs:g} epochs are {steps:,} steps")
     check(run)
     return Job(run, request.output_dir / run.identity / "done.json", manifests)
@@ -112,7 +112,7 @@ def _of_corpus(request: Request, log: Callable[[str], None]) -> tuple[RunSetting
     held_out = read_manifest(corpus.parent)["splits"]["validation"]["rows"]
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: no document of the corpus is held out")
-        run = flags.changed(run, {"validation.rows": 0})
+        run = flags.replace_values(run, {"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
         raise UserError(
             "there is nothing to translate: no document of the corpus is held out.",

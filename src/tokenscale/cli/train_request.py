@@ -22,7 +22,7 @@ from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.source_studies import StudyFile, TrainWords, approach_of, flag_of
+from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_flag, resolve_approach
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -66,15 +66,15 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     `world_size` is that of torchrun, where it started this process. Raises UserError, naming the flag, for values that
     are not allowed, that contradict each other, or that no run can have.
     """
-    words = TrainWords(**flags.stated(arguments, source_studies.TRAIN_FLAGS))
-    stated = flags.stated(arguments, source_studies.RUN_FLAGS)
+    words = TrainOptions(**flags.parse_flags(arguments, source_studies.TRAIN_FLAGS))
+    stated = flags.parse_flags(arguments, source_studies.RUN_FLAGS)
     output = Path(words.output_dir)
     blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    words, stated, notes = source_studies.translated(words, stated, world_size or words.world_size)
+    words, stated, notes = source_studies.translate_study_flags(words, stated, world_size or words.world_size)
     _check_words(words, stated, world_size)
-    file = source_studies.read_file(words.config) if words.config else StudyFile()
+    file = source_studies.load_preset_file(words.config) if words.config else StudyFile()
     model = _model(words, file)
     values = file.values() | stated
     if words.epochs is not None:
@@ -91,7 +91,11 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     data = _data(words, model)
     given, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
-    run = shortened(flags.changed(run, values), values) if words.epochs is None else flags.changed(run, values)
+    run = (
+        shortened(flags.replace_values(run, values), values)
+        if words.epochs is None
+        else flags.replace_values(run, values)
+    )
     check(run, steps_known=words.epochs is None)
     return Request(
         run=run,
@@ -110,7 +114,7 @@ def check(run: RunSettings, *, steps_known: bool = True) -> None:
         if steps_known or key != "schedule.warmup_steps":
             raise UserError(
                 "the flags do not fit together.",
-                flag=flag_of(key),
+                flag=find_flag(key),
                 setting=key,
                 reason=text,
                 next="change one of these flags, or leave it out",
@@ -121,10 +125,10 @@ def shortened(run: RunSettings, stated: Any) -> RunSettings:
     """The run with a warm-up that fits its steps, where nobody stated one: the default is longer than a short run."""
     if "schedule.warmup_steps" in stated or run.schedule.warmup_steps <= run.budget.steps:
         return run
-    return flags.changed(run, {"schedule.warmup_steps": run.budget.steps})
+    return flags.replace_values(run, {"schedule.warmup_steps": run.budget.steps})
 
 
-def _check_words(words: TrainWords, stated: dict[str, Any], world_size: int | None) -> None:
+def _check_words(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
     if words.epochs is not None and "budget.steps" in stated:
         raise UserError("--epochs and --training-steps both say how long to train.", next="leave one of them out")
     if words.model and words.model_size:
@@ -157,15 +161,15 @@ def _others(values: dict[str, Any]) -> int:
     return math.prod(values.get(f"layout.{degree}", 1) for degree in DEGREES if degree != "data")
 
 
-def _model(words: TrainWords, file: StudyFile) -> ModelSettings:
+def _model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     if words.model:
-        return source_studies.preset(words.model, "--model")
+        return source_studies.find_preset(words.model, "--model")
     if words.model_size:
-        return source_studies.preset(f"study-{words.model_size}", "--model-size")
-    return file.model_settings(Path(words.config or "").stem) or source_studies.preset("llama-tiny", "--model")
+        return source_studies.find_preset(f"study-{words.model_size}", "--model-size")
+    return file.model_settings(Path(words.config or "").stem) or source_studies.find_preset("llama-tiny", "--model")
 
 
-def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
+def _batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
     """micro_batch and global_batch from rows a rank and passes a step, where these are given. `readers`: ranks, or
     groups of ranks, that read different rows.
 
@@ -175,7 +179,7 @@ def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: 
         for other in ("micro_batch", "global_batch") if name == "batch_size" else ("global_batch",):
             if getattr(words, name) is not None and other in stated:
                 raise UserError(
-                    f"--{name.replace('_', '-')} and {flag_of(other)} both say how many rows a step has.",
+                    f"--{name.replace('_', '-')} and {find_flag(other)} both say how many rows a step has.",
                     next="leave one of them out",
                 )
     rows = words.batch_size or file.training.batch_size
@@ -191,7 +195,7 @@ def _batch(words: TrainWords, file: StudyFile, stated: dict[str, Any], readers: 
     return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
 
 
-def _data(words: TrainWords, model: ModelSettings) -> _Data:
+def _data(words: TrainOptions, model: ModelSettings) -> _Data:
     """The dataset, in the way that --dataset-type and --pretokenized ask for."""
     words = _by_repository(words)
     path = Path(words.dataset)
@@ -199,7 +203,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
     if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
         _only_for_text(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
         return _pretokenized(words, path)
-    approach = approach_of(words.dataset_type or "packed", words.pretokenized)
+    approach = resolve_approach(words.dataset_type or "packed", words.pretokenized)
     config = None
     if of_file:
         _only_for_text(words, "a file", "data_path")
@@ -215,7 +219,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
                 expected=f"{CONFIG}, with {words.dataset} under `corpora`",
                 next="work in the project's folder, or name a file",
             )
-        config = source_studies.host("tokenscale.settings.config").load(CONFIG)
+        config = source_studies.import_host_module("tokenscale.settings.config").load(CONFIG)
         if words.dataset not in config.corpora:
             known = sorted({"dummy", *config.corpora})
             near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
@@ -236,7 +240,7 @@ def _data(words: TrainWords, model: ModelSettings) -> _Data:
     return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
 
 
-def _is_text(words: TrainWords, path: Path) -> bool:
+def _is_text(words: TrainOptions, path: Path) -> bool:
     """Whether the dataset is a file of text, which --pretokenized then tokenizes beforehand: no manifest stands beside
     it, and its ending or a flag says so (a Parquet file may hold either)."""
     if not path.is_file() or _manifest_of(path).is_file():
@@ -245,24 +249,24 @@ def _is_text(words: TrainWords, path: Path) -> bool:
     return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
 
 
-def _by_repository(words: TrainWords) -> TrainWords:
+def _by_repository(words: TrainOptions) -> TrainOptions:
     """The words with the name of a hub's data set replaced by the corpus of the configuration that reads it."""
     name = words.dataset
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
         return words
-    corpora = source_studies.host("tokenscale.settings.config").load(CONFIG).corpora
+    corpora = source_studies.import_host_module("tokenscale.settings.config").load(CONFIG).corpora
     found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
     return replace(words, dataset=found) if found else words
 
 
-def _only_for_text(words: TrainWords, what: str, *names: str) -> None:
+def _only_for_text(words: TrainOptions, what: str, *names: str) -> None:
     for name in names:
         if getattr(words, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} means nothing for {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
 
 
-def _pretokenized(words: TrainWords, path: Path) -> _Data:
+def _pretokenized(words: TrainOptions, path: Path) -> _Data:
     """What `pretokenize` or `convert` wrote: its manifest says how it is stored, and which tokenizer made it."""
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_of(path)
@@ -294,7 +298,7 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
             name=_name(path.name if folder else path.stem), source=SourceSettings(kind="files", files=(str(path),))
         ),
         tokenizer=tokenizer,
-        approach=approach_of(words.dataset_type or manifest["format"], True),
+        approach=resolve_approach(words.dataset_type or manifest["format"], True),
         store=manifest_path,
         tokenizer_directory=directory,
         values=values | {"validation.rows": 0},
@@ -303,7 +307,7 @@ def _pretokenized(words: TrainWords, path: Path) -> _Data:
 
 
 def _tokenizer_of_store(
-    words: TrainWords, path: Path, manifest: dict[str, Any]
+    words: TrainOptions, path: Path, manifest: dict[str, Any]
 ) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
     """(settings, folder, notes) of the tokenizer whose ids a store holds: the checkpoint carries a copy of it."""
     made = manifest["tokenizer"]
@@ -341,7 +345,7 @@ def _manifest_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".parquet") + ".manifest.json")
 
 
-def _own_corpus(words: TrainWords, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
+def _own_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
     """A corpus of one file, cleaned and split as `base` is. Its name holds a hash of settings and content, so that no
     corpus is ever written over another."""
     _present(path, flag)
@@ -415,7 +419,7 @@ def _dummy(model: ModelSettings) -> CorpusSettings:
 
 
 def _tokenizer(
-    words: TrainWords, model: ModelSettings, corpus: CorpusSettings, config: Any
+    words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any
 ) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
     """(settings, folder where it is built already, what a person should hear)."""
     room = model.vocabulary_size

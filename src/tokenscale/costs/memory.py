@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
 from tokenscale.data.order.shares import micro_steps, rows_of, share
-from tokenscale.settings.layout import LayoutSettings, Place
+from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings
 
@@ -66,7 +66,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     True
     """
     model, layout = run.model.with_positions(run.sequence_length), run.layout
-    place, size = layout.place(rank), 2 if run.precision == "bf16-true" else 4
+    place, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
     if model.transformers is not None:
         return _of_library(model, layout, size)
     held = [_cut(weight, layout, place) for weight in _held(model, run.sequence_length, layout, place)]
@@ -93,11 +93,11 @@ def largest(run: RunSettings, device: Device = "cpu") -> Memory:
     (4.0, 2.0)
     """
     layout = run.layout
-    places = [rank for rank in range(layout.world_size) if _leads(layout.place(rank))]
+    places = [rank for rank in range(layout.world_size) if _leads(layout.coordinate(rank))]
     return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)
 
 
-def _leads(place: Place) -> bool:
+def _leads(place: MeshCoordinate) -> bool:
     """Whether it is the first of the ranks that share rows of a batch and rows of weights: none of them holds more."""
     return place.data == place.shard == place.tensor == 0
 
@@ -141,12 +141,12 @@ def _stages(model: ModelSettings, sequence_length: int, stages: int) -> list[ran
     return stages_of(model, sequence_length, stages)
 
 
-def _layers(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: Place) -> list[range]:
+def _layers(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate) -> list[range]:
     """The layers of each of this rank's stages."""
     return _stages(model, sequence_length, layout.stages)[place.pipeline :: layout.pipeline]
 
 
-def _held(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: Place) -> list[Weight]:
+def _held(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate) -> list[Weight]:
     """The tensors of which this rank holds anything: those of its stages; a tied embedding is on the first and last."""
     layers = {layer for stage in _layers(model, sequence_length, layout, place) for layer in stage}
     first, last = place.pipeline == 0, place.pipeline == layout.pipeline - 1
@@ -158,7 +158,7 @@ def _held(model: ModelSettings, sequence_length: int, layout: LayoutSettings, pl
     return [w for w in _model(model) if (w.name in ends if w.layer is None else w.layer in layers)]
 
 
-def _cut(weight: Weight, layout: LayoutSettings, place: Place) -> Weight:
+def _cut(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weight:
     """What a rank of a tensor group has of a tensor."""
     if weight.cut is None:
         return weight
@@ -167,7 +167,7 @@ def _cut(weight: Weight, layout: LayoutSettings, place: Place) -> Weight:
     return weight._replace(shape=tuple(shape))
 
 
-def _rows(shape: tuple[int, ...], layout: LayoutSettings, place: Place) -> tuple[int, ...]:
+def _rows(shape: tuple[int, ...], layout: LayoutSettings, place: MeshCoordinate) -> tuple[int, ...]:
     """This rank's rows of what ranks share out."""
     return (len(rows_of(shape[0], place.shard, layout.shard)), *shape[1:])
 
@@ -176,10 +176,10 @@ class _Forward:
     """What backward needs of one forward pass of a rank's first stage, in bytes: each term one storage that autograd
     saves, in the order of the model."""
 
-    def __init__(self, run: RunSettings, model: ModelSettings, place: Place, device: Device):
+    def __init__(self, run: RunSettings, model: ModelSettings, place: MeshCoordinate, device: Device):
         layout = run.layout
         self.run, self.model, self.layout, self.place, self.fused = run, model, layout, place, device == "cuda"
-        rows = len(share(run.global_batch, place.reader, layout.readers))
+        rows = len(share(run.global_batch, place.data_rank, layout.data_parallel_size))
         self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes one that counts for nothing
         self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
@@ -198,7 +198,7 @@ class _Forward:
         stages = _layers(self.model, run.sequence_length, layout, place)
         passes = 1
         if layout.pipeline > 1:
-            steps = micro_steps(run.global_batch, layout.readers, run.micro_batch)
+            steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
             actions = schedule(layout.schedule, place.pipeline, layout.pipeline, steps, layout.stages_per_rank)
             passes = in_flight(actions)
         layers = stages[0]

@@ -15,7 +15,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble
 from tokenscale.data.order.shares import micro_steps
-from tokenscale.settings.continuation import begins_at
+from tokenscale.settings.continuation import start_step
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
@@ -202,7 +202,7 @@ def most_rows(run: RunSettings, streams: bool, documents: int | None, tokens: in
 def _steps(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
     """(optimizer steps that this run takes itself, None), or (None, what they depend on)."""
     steps, unknown = _last_step(run, model, rows)
-    return (None if steps is None else max(0, steps - begins_at(run))), unknown
+    return (None if steps is None else max(0, steps - start_step(run))), unknown
 
 
 def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
@@ -252,10 +252,10 @@ def _seconds(
     elif steps is None:
         return None, None
     else:
-        training, before = steps * run.global_batch * row / speed, begins_at(run)
+        training, before = steps * run.global_batch * row / speed, start_step(run)
         every = run.validation.every
         between = (before + steps - 1) // every - before // every if every else 0
-    passes = (run.validation.at_start and not begins_at(run)) + run.validation.at_end + between
+    passes = (run.validation.at_start and not start_step(run)) + run.validation.at_end + between
     return STARTING_S + training + passes * run.validation.rows * row / 3 / speed, None
 
 
@@ -275,7 +275,7 @@ def waiting(run: RunSettings) -> float:
     layout = run.layout
     if layout.pipeline == 1:
         return 0.0
-    passes = micro_steps(run.global_batch, layout.readers, run.micro_batch)
+    passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
     return _bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
 
 

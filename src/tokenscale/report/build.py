@@ -71,11 +71,10 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
     Raises UserError if there is no ledger.
     """
-    from tokenscale.settings.claims_file import read  # takes pydantic
 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")
-    known = read(ledger)
+    known = load_claims(ledger)
     claims.write(judging.as_rows(known, judging.judge(known, tables, experiments)), output)
     return output / CLAIMS
 

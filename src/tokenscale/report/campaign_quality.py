@@ -10,7 +10,7 @@ from tokenscale.report.captions import kinds, spread
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Link, Table, count
-from tokenscale.settings.experiments import dotted
+from tokenscale.settings.experiments import flatten_cell
 
 
 def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
@@ -197,7 +197,7 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ())
         planned = len(group) if external else repeats or len(group)
         rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {planned}"])
     without = [
-        f"{', '.join(f'{key}={level}' for key, level in dotted(left['cells']).items())} ({left['reason']})"
+        f"{', '.join(f'{key}={level}' for key, level in flatten_cell(left['cells']).items())} ({left['reason']})"
         for left in not_run
     ]
     notes = [f"Not run: {'; '.join(without)}."] if without else []

@@ -22,7 +22,7 @@ from tokenscale.analysis.queries import sql
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
-from tokenscale.settings.closure import PACKAGE, closure_of
+from tokenscale.settings.closure import PACKAGE, import_closure
 
 Passport = dict[str, Any]
 
@@ -103,7 +103,7 @@ def code(*modules: str) -> str:
 
 def files(*modules: str) -> dict[str, str]:
     """Source file → SHA-256, of all that these modules import or name."""
-    found = (_source(Path.cwd() / path) for path in closure_of(*modules))
+    found = (_source(Path.cwd() / path) for path in import_closure(*modules))
     return dict(sorted(found))
 
 

@@ -8,7 +8,7 @@ from tokenscale.analysis import claims as judging
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.report import claims
-from tokenscale.settings.claims_file import read as read_ledger
+from tokenscale.settings.claims_file import load_claims as read_ledger
 
 
 def judge_and_print(

@@ -21,7 +21,7 @@ from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, 
 from tokenscale.report import claims as judged_claims
 from tokenscale.report.pdf_content import content, shown
 from tokenscale.report.views import VIEW_FILES, VIEWS
-from tokenscale.settings.closure import changes
+from tokenscale.settings.closure import list_changes
 from tokenscale.settings.registry import FIGURES
 
 #: keys of a judged claim that the ledger states; all others follow from the tables
@@ -201,7 +201,7 @@ def _changed_files(carried: figure_metadata.Passport, places: list[Path]) -> lis
             return sorted([name for name in now if now[name] != record["code"].get(name)] + gone)
     for listing in sorted(Path("results/code").glob("*/sources.json")):
         if listing.with_name(f"{carried['code']}.json").is_file():
-            return changes(listing, carried["code"])
+            return list_changes(listing, carried["code"])
     return []
 
 

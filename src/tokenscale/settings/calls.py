@@ -41,7 +41,7 @@ class Call:
     def from_profile(self) -> tuple[str, dict[str, Any]]:
         """(file of the profile, its `config:` values); empty without a profile, and for one of another project."""
         try:
-            return _stated(*profiles.read(self.profile)) if self.profile else ("", {})
+            return _profile_config(*profiles.load_profile(self.profile)) if self.profile else ("", {})
         except UserError:
             return "", {}
 
@@ -53,16 +53,16 @@ class Call:
         read = [(name, read_yaml(name)) for name in (CONFIG_FILE, *self.configfiles) if Path(name).is_file()]
         return [*read, (file, values), ("--config", own)]
 
-    def remember(self, record: Path = RECORD) -> None:
-        """Record this call for `last`."""
+    def save(self, record: Path = RECORD) -> None:
+        """Record this call for `load_last_call`."""
         write_json(record, asdict(self) | {"config": dict(self.config)})
 
 
-def _stated(file: Path, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return str(file), profiles.stated(file, values)
+def _profile_config(file: Path, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return str(file), profiles.parse_config(file, values)
 
 
-def current(
+def parse_call(
     argv: Sequence[str], environment: MutableMapping[str, str], configfiles: Sequence[Path], config: Mapping[str, Any]
 ) -> Call:
     """The call of this process, from its command line and what Snakemake parsed of it."""
@@ -70,10 +70,10 @@ def current(
     # Snakemake appends the workflow's own file to what the command line names
     named = [path for path in map(Path, configfiles) if path.absolute() != here / CONFIG_FILE]
     files = tuple(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named)
-    return Call(files, dict(config), profiles.in_use(argv, environment))
+    return Call(files, dict(config), profiles.find_profile(argv, environment))
 
 
-def last(record: Path = RECORD) -> Call | None:
+def load_last_call(record: Path = RECORD) -> Call | None:
     """The last call of Snakemake in this folder that made something; None before the first one."""
     try:
         values = json.loads(record.read_text(encoding="utf-8"))
@@ -83,4 +83,4 @@ def last(record: Path = RECORD) -> Call | None:
 
 
 #: a call of Snakemake without options
-PLAIN = Call()
+NO_OPTIONS = Call()

@@ -8,7 +8,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
 #: what every sentence may name, beside columns of its SQL
-PLACES = ("number", "spread", "n", "cells")
+PLACEHOLDERS = ("number", "spread", "n", "cells")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class ClaimsFile:
     """config/claims.yaml."""
 
     __pydantic_config__ = STRICT
@@ -66,7 +66,7 @@ class Ledger:
     claims: dict[str, Claim] = option(description="name → claim")
 
 
-def named_in(sentence: str, **where: object) -> list[str]:
+def parse_placeholders(sentence: str, **where: object) -> list[str]:
     """The names in the braces of a sentence. Raises UserError for braces that hold anything else."""
     try:
         found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence)]
@@ -75,10 +75,12 @@ def named_in(sentence: str, **where: object) -> list[str]:
     for name, spec, convert in found:
         if name is not None and (spec or convert or not name.isidentifier()):
             raise UserError(
-                f"{{{name}}} is no name.", **where, expected=f"{', '.join(PLACES)}, or a column of the claim's SQL"
+                f"{{{name}}} is no name.",
+                **where,
+                expected=f"{', '.join(PLACEHOLDERS)}, or a column of the claim's SQL",
             )
     return [name for name, *_ in found if name is not None]
 
 
 #: names of claims; the LaTeX macros are made of them
-CLAIM = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+CLAIM_NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings import validate
-from tokenscale.settings.claims import CLAIM, Ledger, named_in
+from tokenscale.settings.claims import CLAIM_NAME, ClaimsFile, parse_placeholders
 from tokenscale.settings.experiments import SCALES
 from tokenscale.settings.yaml_files import read_yaml
 
 
-def read(path: Path) -> Ledger:
+def load_claims(path: Path) -> ClaimsFile:
     """Return the claims of a file. Raises UserError: file, key, and what is wrong there. Host only (pydantic, YAML)."""
-    ledger: Ledger = validate.build(Ledger, read_yaml(path), file=str(path))
+    ledger: ClaimsFile = validate.build(ClaimsFile, read_yaml(path), file=str(path))
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
-        if not re.fullmatch(CLAIM, name):
+        if not re.fullmatch(CLAIM_NAME, name):
             raise UserError(
                 "a claim cannot have this name.",
                 file=path,
@@ -45,5 +45,5 @@ def read(path: Path) -> Ledger:
             raise UserError(
                 "nothing is equal to 0 within a share of 0.", file=path, key=f"{key}.bound", next="claim above or below"
             )
-        named_in(claim.sentence, file=path, key=f"{key}.sentence")
+        parse_placeholders(claim.sentence, file=path, key=f"{key}.sentence")
     return ledger

@@ -1,4 +1,4 @@
-"""What text, which tokenizer, which store: the settings of everything before a step."""
+"""Settings of corpora, tokenizers and token stores."""
 
 import dataclasses
 import os
@@ -8,37 +8,37 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, unknown, without_password
-from tokenscale.settings.options import NAME, STRICT, default_of, option
+from tokenscale.settings.options import NAME_PATTERN, STRICT, get_default, option
 from tokenscale.settings.registry import DOWNLOADS, FORMATS, SOURCES, TOKENIZERS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-#: what names something that is no file here: `s3://…`, `file:…`, `data:…`
+#: prefix of names that are not local files: `s3://…`, `file:…`, `data:…`
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """Distribution of document lengths of the dummy source, in numbers (with the tokenizer `numbers`: in tokens)."""
+    """Distribution of document lengths of the dummy source, in numbers (tokens with the tokenizer `numbers`)."""
 
     __pydantic_config__ = STRICT
 
     distribution: Literal["constant", "uniform", "lognormal"] = option(
-        "lognormal", "constant: `mean`; uniform: minimum to maximum; lognormal: of that mean and sigma"
+        "lognormal", "constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`"
     )
-    mean: float = option(512.0, "mean of the constant and of the lognormal, before the bounds", gt=0)
+    mean: float = option(512.0, "mean of constant and lognormal, before clipping to minimum and maximum", gt=0)
     sigma: float = option(1.0, "standard deviation of the logarithm", ge=0)
-    minimum: int = option(1, "shorter lengths become this", ge=1, strict=True)
-    maximum: int = option(8192, "longer lengths become this", ge=1, strict=True)
+    minimum: int = option(1, "shorter lengths are raised to this", ge=1, strict=True)
+    maximum: int = option(8192, "longer lengths are cut to this", ge=1, strict=True)
 
 
-#: options that name files of a source, each with that of the translations, line for line
-TARGETS_OF = {"files": "target_files", "validation_files": "validation_target_files"}
-FILE_LISTS = (*TARGETS_OF, *TARGETS_OF.values())
+#: option that lists files → option that lists their translations, line for line
+TRANSLATION_KEYS = {"files": "target_files", "validation_files": "validation_target_files"}
+FILE_LISTS = (*TRANSLATION_KEYS, *TRANSLATION_KEYS.values())
 
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """Where text comes from. In config.yaml `kind` may be left out: the other keys say it."""
+    """Source of a corpus's text. In config.yaml `kind` can be left out: the other keys imply it."""
 
     __pydantic_config__ = STRICT
 
@@ -53,69 +53,71 @@ class SourceSettings:
     files: tuple[str, ...] = option(
         (),
         "files: paths and globs; url: addresses; hub: paths and globs in the repository. `#sha256=…` after an address "
-        "or a path of the hub declares its content; where it is not declared, the first download records it",
+        "or hub path declares its content; without it, the first download records the hash",
     )
     validation_files: tuple[str, ...] = option(
-        (), "the source's own validation documents, in place of a share of `files`"
+        (), "files of validation documents, instead of holding out a share of `files`"
     )
     target_files: tuple[str, ...] = option(
         (),
-        "text: files with the translations of `files`, line for line (a Moses pair); a document is then two lines",
+        "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
     )
-    validation_target_files: tuple[str, ...] = option((), "the same of `validation_files`")
+    validation_target_files: tuple[str, ...] = option((), "translations of `validation_files`, line by line")
     format: Literal["auto", "parquet", "jsonl", "tsv", "text"] = option(
-        "auto", "auto: by the files' endings (.parquet, .jsonl, .tsv, .txt, … each also .gz or .zst, but for Parquet)"
+        "auto", "auto: by file extension (.parquet, .jsonl, .tsv, .txt, …; all except Parquet also with .gz or .zst)"
     )
     text_column: str = option(
         "text",
-        "Parquet, JSONL and TSV: the column, or key, that holds a document's text; `translation.de`: the part `de` of "
-        'a column of objects; of a TSV without a line of names, the column\'s number ("1" is the first)',
+        "Parquet, JSONL and TSV: column, or key, of a document's text; `translation.de`: field `de` of a column of "
+        'objects; for a TSV without a header, the number of the column ("1" is the first)',
     )
     target_column: str | None = option(
         None,
-        "Parquet, JSONL and TSV: the column, or key, of what `text_column` is translated to; a document is then a "
-        "pair: source, EOS, target, EOS",
+        "Parquet, JSONL and TSV: column, or key, of the translation; a document is then a pair: source, EOS, target, "
+        "EOS",
     )
     separator: str | None = option(
-        None, 'text: what stands between documents, such as "<|endoftext|>" or "\\n"; null: a file is one document'
+        None, 'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document'
     )
     repository: str | None = option(None, "hub: name of the dataset, such as roneneldan/TinyStories")
-    revision: str | None = option(
-        None, "hub: commit of the dataset (40 hex digits), so that the name stays the same data"
-    )
+    revision: str | None = option(None, "hub: commit of the dataset (40 hex digits), which fixes the data")
     downloaded: bool | None = option(
-        None, "false: nobody has downloaded it with this configuration yet; said by `plan`", science=False
+        None, "false: not yet downloaded with this configuration, which `plan` reports", science=False
     )
     published_documents: int | None = option(
         None,
-        "url, hub: training documents by the word of who published them; before the corpus is built, the price of an "
-        "epoch rests on it",
+        "url, hub: number of training documents as published; used to estimate the cost of an epoch before the corpus "
+        "is built",
         science=False,
         ge=1,
     )
-    documents: int | None = option(None, "dummy, grammar: how many (grammar: for training)", ge=1)
-    held_out: int = option(500, "grammar: validation documents, of combinations that no training document has", ge=1)
-    vocabulary_size: int = option(50_257, "dummy: numbers are below this", ge=2, strict=True)
+    documents: int | None = option(None, "dummy, grammar: number of documents (grammar: of training documents)", ge=1)
+    held_out: int = option(
+        500, "grammar: number of validation documents, with combinations that no training document has", ge=1
+    )
+    vocabulary_size: int = option(50_257, "dummy: all numbers are below this", ge=2, strict=True)
     lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
-    seed: int = option(0, "dummy: of lengths and numbers; grammar: of the choice of sentences", ge=0, strict=True)
-    maximum_documents: int | None = option(None, "stop after so many training documents", ge=1)
+    seed: int = option(0, "dummy: seed of lengths and numbers; grammar: seed of the sentences", ge=0, strict=True)
+    maximum_documents: int | None = option(None, "stop after this number of training documents", ge=1)
 
     def problems(self) -> list[tuple[str, str]]:
-        """(field, what is wrong) for options that do not fit the kind."""
+        """Options that do not fit the kind, as (field, what is wrong)."""
         needed, known = SOURCES[self.kind].needs, SOURCES[self.kind].options
         found = [(name, f"kind {self.kind} needs it") for name in needed if not getattr(self, name)]
         fields = {f.name: f for f in dataclasses.fields(self)}
         for name in fields.keys() - {"kind", "maximum_documents", *needed, *known}:
-            if getattr(self, name) != default_of(fields[name]):
+            if getattr(self, name) != get_default(fields[name]):
                 found.append((name, f"has no meaning for kind {self.kind}"))
         if self.kind == "hub" and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
-            found.append(("revision", f"{self.revision!r} is no commit (40 hex digits); a branch can move"))
+            found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
         for name in FILE_LISTS:
-            found += [(name, text) for f in getattr(self, name) if (text := address_problem(f, self.kind))]
+            found += [(name, text) for f in getattr(self, name) if (text := find_address_problem(f, self.kind))]
         if self.kind in DOWNLOADS:
             for name in FILE_LISTS:
                 hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
-                found += [(name, f"{h!r} is no SHA-256 (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)]
+                found += [
+                    (name, f"{h!r} is not a SHA-256 hash (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)
+                ]
         if self.lengths.minimum > self.lengths.maximum:
             found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
         return sorted(found + self._pair_problems())
@@ -123,13 +125,18 @@ class SourceSettings:
     def _pair_problems(self) -> list[tuple[str, str]]:
         found = []
         if self.target_files and self.target_column is not None:
-            found.append(("target_column", "translations stand in a column, or in target_files: leave one out"))
+            found.append(("target_column", "translations come from a column or from target_files: remove one"))
         if self.target_files and self.format not in ("auto", "text"):
-            found.append(("target_files", f"format {self.format} holds both texts: name target_column"))
+            found.append(("target_files", f"format {self.format} holds both texts: use target_column instead"))
         if self.target_files and self.separator not in (None, "\n"):
-            found.append(("separator", "with target_files a line is a document"))
+            found.append(("separator", "with target_files every line is a document: remove separator"))
         if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
-            found.append(("validation_target_files", "go with target_files and validation_files, and these with them"))
+            found.append(
+                (
+                    "validation_target_files",
+                    "validation_target_files needs target_files and validation_files, and vice versa",
+                )
+            )
         return found
 
     @property
@@ -138,15 +145,15 @@ class SourceSettings:
         return self.target_column is not None or bool(self.target_files) or SOURCES[self.kind].pairs
 
     @property
-    def brings_validation(self) -> bool:
-        """Whether the source says itself what is held out."""
+    def has_own_validation(self) -> bool:
+        """Whether the source defines its own validation documents."""
         return bool(self.validation_files) or SOURCES[self.kind].validation
 
     @staticmethod
-    def implied_kind(values: dict[str, object]) -> str:
-        """The kind that the keys of a source imply.
+    def infer_kind(values: dict[str, object]) -> str:
+        """Infer the kind of a source from its keys.
 
-        >>> SourceSettings.implied_kind({"files": ["data/*.parquet"], "text_column": "body"})
+        >>> SourceSettings.infer_kind({"files": ["data/*.parquet"], "text_column": "body"})
         'files'
         """
         files = values.get("files")
@@ -163,74 +170,74 @@ class SourceSettings:
 
 
 def is_address(file: str) -> bool:
-    """Whether a file is named by a web address."""
+    """Whether a file name is a web address."""
     return file.lower().startswith(("http://", "https://"))
 
 
-def address_problem(file: str, kind: str) -> str | None:
-    """What is wrong with the name of a file, as a source of that kind has it. Never repeats a password.
+def find_address_problem(file: str, kind: str) -> str | None:
+    """Return what is wrong with a file name for this kind of source, or None. Passwords are never shown.
 
-    >>> address_problem("https://me:secret@host/a.txt?sig=9f3c", "url").split(",")[0]
+    >>> find_address_problem("https://me:secret@host/a.txt?sig=9f3c", "url").split(",")[0]
     'https://…@host/a.txt?sig=… holds a password or a signature'
-    >>> address_problem("file:///etc/passwd", "files")
-    'file:///etc/passwd is an address that is not read: a path of this machine, or http(s)'
+    >>> find_address_problem("file:///etc/passwd", "files")
+    'file:///etc/passwd is not a path of this machine or an http(s) address'
     """
     shown = without_password(file)
     if kind == "url":
         if not is_address(file):
-            return f"{shown!r} is no http address"
+            return f"{shown!r} is not an http(s) address"
         try:
             host = urlsplit(file).hostname
         except ValueError:
             host = None
         if not host or any(ord(c) <= 32 for c in file):
-            return f"{shown!r} is no whole address: https://HOST/PATH"
+            return f"{shown!r} is not a complete address: https://HOST/PATH"
         if shown != file:
             return (
-                f"{shown} holds a password or a signature, and would carry it into logs and records: ~/.netrc can hold"
-                " a password; a file behind a signed address can be downloaded, and named by its path"
+                f"{shown} holds a password or a signature, which would appear in logs and records: put the password "
+                "into ~/.netrc, or download the file from a signed address and use its path"
             )
     elif _SCHEME.match(file):
-        return f"{shown} is an address that is not read: a path of this machine, or http(s)"
+        return f"{shown} is not a path of this machine or an http(s) address"
     return None
 
 
 @dataclass(frozen=True)
 class CleaningSettings:
-    """What happens to each document before it is split. Everything removed or changed is counted in the manifest."""
+    """Cleaning of each document before the split. The manifest counts everything removed or changed."""
 
     __pydantic_config__ = STRICT
 
     nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
     collapse: bool = option(
-        False, "one space for each run of spaces and tabs, at most one empty line between lines, no space at their ends"
+        False, "replace runs of spaces and tabs by one space, keep at most one empty line, strip lines at the end"
     )
     strip: bool = option(True, "remove white space at both ends")
     minimum_characters: int = option(1, "drop shorter documents", ge=0, strict=True)
-    maximum_characters: int | None = option(None, "drop longer documents (never cut)", ge=1)
-    deduplicate: bool = option(True, "drop exact duplicates; the first one stays")
+    maximum_characters: int | None = option(None, "drop longer documents (they are never cut)", ge=1)
+    deduplicate: bool = option(True, "drop exact duplicates after the first")
 
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """One corpus: `results/corpus/<name>/`."""
+    """Settings of a corpus, which is built in `results/corpus/<name>/`."""
 
     __pydantic_config__ = STRICT
 
-    name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME)
-    source: SourceSettings = option(SourceSettings, "where the text comes from")
-    cleaning: CleaningSettings = option(CleaningSettings, "what is dropped and changed")
+    name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN)
+    source: SourceSettings = option(SourceSettings, "source of the text")
+    cleaning: CleaningSettings = option(CleaningSettings, "cleaning of the documents")
     validation_share: float = option(
         0.05,
-        "share of documents held out, by document hash; unused where the source has validation files",
+        "share of documents held out, by document hash; unused if the source has validation files",
         ge=0,
         lt=1,
     )
-    row_group_rows: int = option(1000, "documents a Parquet row group", ge=1, strict=True)
+    row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, strict=True)
 
     @property
     def download(self) -> "CorpusSettings":
-        """What a download depends on: how its text is read, cleaned and split later is not of it."""
+        """Settings that the download depends on; reading, cleaning and splitting are left out."""
         wanted = ("kind", *FILE_LISTS, "repository", "revision")
         source = SourceSettings(**{name: getattr(self.source, name) for name in wanted})
         return CorpusSettings(name=self.name, source=source)
@@ -238,31 +245,31 @@ class CorpusSettings:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """One tokenizer: `results/tokenizers/<name>/`."""
+    """Settings of a tokenizer, which is built in `results/tokenizers/<name>/`."""
 
     __pydantic_config__ = STRICT
 
-    name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME)
+    name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN)
     kind: Literal[*TOKENIZERS, "unknown"] = option(
-        "tekken", "which family; unknown: that of a converted store, of which only the ids are known"
+        "tekken", "family of the tokenizer; unknown: tokenizer of a converted store, of which only the ids are known"
     )
-    source: str | None = option(None, "huggingface: hub name, or a folder that holds tokenizer.json")
+    source: str | None = option(None, "huggingface: hub name, or a folder with tokenizer.json")
     revision: str | None = option(None, "huggingface: commit of the hub repository")
-    bos: str | None = option(None, "huggingface: text of the begin-of-document token, where the file does not say")
-    eos: str | None = option(None, "huggingface: text of the end-of-document token, where the file does not say")
-    corpus: str | None = option(None, "bpe: the corpus whose training split it learns from", science=False)
-    learnt_from: CorpusSettings | None = option(None, "filled in: the settings of that corpus")
+    bos: str | None = option(None, "huggingface: text of the begin-of-document token, if the file does not define it")
+    eos: str | None = option(None, "huggingface: text of the end-of-document token, if the file does not define it")
+    corpus: str | None = option(None, "bpe: corpus whose training split the tokenizer is trained on", science=False)
+    learnt_from: CorpusSettings | None = option(None, "settings of that corpus, filled in automatically")
     vocabulary_size: int | None = option(
-        None, "bpe: size, control tokens included; numbers: control tokens and numbers", ge=5
+        None, "bpe: size, including control tokens; numbers: control tokens plus numbers", ge=5
     )
 
     @property
     def from_hub(self) -> bool:
-        """Whether making it needs the network: a Hugging Face name that is no folder here."""
+        """Whether building it needs the network: a Hugging Face name that is not a local folder."""
         return self.kind == "huggingface" and not os.path.isdir(self.source or "")
 
     def problems(self) -> list[tuple[str, str]]:
-        """(field, what is wrong) for options that do not fit the kind."""
+        """Options that do not fit the kind, as (field, what is wrong)."""
         # a converted store's own tokenizer is known by its size alone
         needs, options = TOKENIZERS[self.kind][1:] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
         found = [(name, f"kind {self.kind} needs it") for name in needs if getattr(self, name) is None]
@@ -276,19 +283,22 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """How the Parquet formats lie on disk. The defaults are the repaired ones (int32, zstd-3, no dictionary)."""
+    """Storage options of the Parquet formats. The defaults correct those of the studies (int32, zstd-3)."""
 
     __pydantic_config__ = STRICT
 
     codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
     codec_level: int = option(3, "level of zstd", ge=1, le=22, strict=True)
     dtype: Literal["int32", "int64", "uint32"] = option("int32", "integer type of token ids")
-    row_group_rows: int = option(1000, "rows a Parquet row group", ge=1, strict=True)
+    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1, strict=True)
 
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """One token store: a format and its options. Its directory name says all of it (`padded-sequence_length=2048`)."""
+    """Settings of a token store: a format and its options, all encoded in its directory name.
+
+    For example `padded-sequence_length=2048`.
+    """
 
     format: Literal[*FORMATS]
     split: Literal["train", "validation"] = "train"
@@ -301,16 +311,16 @@ class StoreSettings:
     level: Literal["fast", "small", "smallest"] = "fast"
     packing: Literal["best-fit", "concatenate"] = "best-fit"
 
-    #: which options mean something for which format
-    OPTIONS = {name: form.options for name, form in FORMATS.items()}
+    #: format → options that apply to it
+    OPTIONS = {name: store_format.options for name, store_format in FORMATS.items()}
 
     def options(self) -> dict[str, object]:
-        """The options of this format with their values."""
+        """Return the options of this format with their values."""
         return {name: getattr(self, name) for name in self.OPTIONS[self.format]}
 
     @property
     def directory(self) -> str:
-        """Name of the store's folder: the format, then each option that differs from its default.
+        """Name of the store's folder: the format and the options that differ from their defaults.
 
         >>> StoreSettings("padded", sequence_length=2048).directory
         'padded-sequence_length=2048'
@@ -318,12 +328,12 @@ class StoreSettings:
         'packed'
         """
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = [f"{k}={_text(v)}" for k, v in self.options().items() if v != defaults[k]]
+        changed = [f"{k}={_format_value(v)}" for k, v in self.options().items() if v != defaults[k]]
         return "-".join([self.format, *changed])
 
     @property
     def archive(self) -> "StoreSettings":
-        """The archive that holds the same documents.
+        """Settings of the archive with the same documents.
 
         >>> StoreSettings("packed", split="validation", sequence_length=2048).archive.directory
         'archive-split=validation'
@@ -332,32 +342,33 @@ class StoreSettings:
 
     @classmethod
     def parse(cls, directory: str) -> "StoreSettings":
-        """The settings that a folder's name states; the opposite of `directory`.
+        """Parse the name of a store's folder, the inverse of `directory`.
 
         >>> StoreSettings.parse("token-list-codec=none").codec
         'none'
         """
-        form = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
-        if form is None:
+        store_format = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
+        if store_format is None:
             raise unknown("format", directory.split("-")[0], cls.OPTIONS, store=directory)
         values: dict[str, object] = {}
-        for item in filter(None, directory[len(form) :].lstrip("-").split("-")):
+        for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")):
             key, _, text = item.partition("=")
-            if key not in cls.OPTIONS[form]:
-                raise unknown(f"option of format {form}", key, cls.OPTIONS[form], store=directory)
-            values[key] = _parse(key, text, directory)
-        store = cls(form, **values)
+            known = cls.OPTIONS[store_format]
+            if key not in known:
+                raise unknown(f"option of format {store_format}", key, known, store=directory)
+            values[key] = _parse_value(key, text, directory)
+        store = cls(store_format, **values)
         if store.directory != directory:
             raise UserError(
-                "the store's name is not written the one way.",
+                "the store's name is not in canonical form.",
                 store=directory,
                 expected=store.directory,
-                next="use that name",
+                next="use the expected name",
             )
         return store
 
 
-_WORDS = {
+_CHOICES = {
     "split": ("train", "validation"),
     "codec": ("none", "snappy", "lz4", "zstd"),
     "dtype": ("int32", "int64", "uint32"),
@@ -366,21 +377,21 @@ _WORDS = {
 }
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parse(key: str, text: str, store: str) -> object:
-    if key in _WORDS:
-        if text not in _WORDS[key]:
-            raise unknown(f"value of {key}", text, _WORDS[key], store=store)
+def _parse_value(key: str, text: str, store: str) -> object:
+    if key in _CHOICES:
+        if text not in _CHOICES[key]:
+            raise unknown(f"value of {key}", text, _CHOICES[key], store=store)
         return text
     if key == "eos" and text in ("true", "false"):
         return text == "true"
     if key != "eos" and text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     raise UserError(
-        f"{key} has no value {text!r}.",
+        f"{key} cannot be {text!r}.",
         store=store,
         expected="true or false" if key == "eos" else "a positive integer",
         next="correct the name of the store",

@@ -1,4 +1,4 @@
-"""Experiments: which runs answer a question. Plain dataclasses here; `config.py` reads and validates the YAML."""
+"""Experiments: the runs that answer a question. Plain dataclasses; `config.py` reads and validates the YAML."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ STUDIES = {
 }
 
 
-#: what is compared, offline over online and ours over both: (approach, baseline)
+#: compared approaches, as (approach, baseline): offline over online, and packed over both
 COMPARISONS = (
     ("pretokenized-padded", "padded"),
     ("token-list", "padding-free"),
@@ -32,43 +32,45 @@ COMPARISONS = (
     ("packed", "padding-free"),
 )
 
-#: how names of other programs' runs begin, so that nobody takes one for ours
-EXTERNAL = "external-"
+#: prefix of the run ids of other programs, which tells them from this project's
+EXTERNAL_PREFIX = "external-"
 
 
 @dataclass(frozen=True)
 class DataBenchmark:
-    """The isolated tokenise/read benchmark of an experiment."""
+    """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
 
     __pydantic_config__ = STRICT
 
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
-    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "shape and size of the measurement")
+    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "size of the measurement")
 
     @property
     def id(self) -> str:
-        """Name of the measurement's file, which does not depend on the experiment that asks for it."""
-        return _id_of(self)
+        """Name of the result file; experiments with equal settings share it."""
+        return _benchmark_id(self)
 
 
 @dataclass(frozen=True)
 class StorageBenchmark:
-    """The benchmark of an experiment that writes and reads tokens in many ways."""
+    """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
     __pydantic_config__ = STRICT
 
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
-    settings: StorageBenchmarkSettings = option(StorageBenchmarkSettings, "the ways to store, and how much")
+    settings: StorageBenchmarkSettings = option(
+        StorageBenchmarkSettings, "storage formats, and size of the measurement"
+    )
 
     @property
     def id(self) -> str:
-        """Name of the measurement's file, which does not depend on the experiment that asks for it."""
-        return _id_of(self)
+        """Name of the result file; experiments with equal settings share it."""
+        return _benchmark_id(self)
 
 
-def _id_of(benchmark: DataBenchmark | StorageBenchmark) -> str:
+def _benchmark_id(benchmark: DataBenchmark | StorageBenchmark) -> str:
     digest = sha256_text(canonical_json(to_dict(benchmark)))
     return f"{benchmark.corpus}-{benchmark.tokenizer}-{digest[:8]}"
 
@@ -79,100 +81,104 @@ class LeftOut:
 
     __pydantic_config__ = STRICT
 
-    cells: dict[str, Any] = option(description="dotted key → level; cells that have all of these are left out")
-    reason: str = option(description="why, for the report")
+    cells: dict[str, Any] = option(description="dotted key → level; cells with all of these levels are left out")
+    reason: str = option(description="reason, shown in the report")
 
 
 @dataclass(frozen=True)
 class Canary:
-    """One cell that is run again and again: its runs say what noise makes of equal settings, and what time does."""
+    """Cell that is repeated throughout the campaign, to measure noise and drift."""
 
     __pydantic_config__ = STRICT
 
-    cell: dict[str, Any] = option(description="dotted key → level, as many as tell the one cell from the others")
-    every: int = option(10, "other runs between two of its runs; one stands first and one last", ge=1, strict=True)
+    cell: dict[str, Any] = option(description="dotted key → level; enough levels to identify one cell")
+    every: int = option(10, "other runs between two runs of the canary; it also runs first and last", ge=1, strict=True)
 
 
 @dataclass(frozen=True)
 class External:
-    """Runs of another program that stand beside ours, from the logs that it wrote (runs/records/external.py)."""
+    """Runs of another program, compared with this project's by their logs (runs/records/external.py)."""
 
     __pydantic_config__ = STRICT
 
-    runs: str = option(description="their folders in results/runs: a name, or a pattern such as `external-trainer-*`")
-    cell: dict[str, Any] = option(dict, "dotted key → level: their place among the factors, all of them repeats of it")
+    runs: str = option(description="folders in results/runs: a name, or a pattern such as `external-trainer-*`")
+    cell: dict[str, Any] = option(dict, "dotted key → level: the cell of these runs, which count as its repeats")
 
 
 @dataclass(frozen=True)
-class Original:
-    """What the studies did whose question the experiment asks again, and what is put right."""
+class SourceStudy:
+    """Source studies with the same question: their results, and what this experiment corrects."""
 
     __pydantic_config__ = STRICT
 
-    studies: tuple[str, ...] = option(tuple, "their numbers, such as 000; empty where the question is our own")
-    measured: str = option("", "what they measured, with their figures")
-    wrong: str = option("", "what was wrong with it")
-    ours: str = option("", "what ours measures, and why the numbers differ")
+    studies: tuple[str, ...] = option(
+        tuple, "numbers of the studies, such as 000; empty for a question of this project"
+    )
+    measured: str = option("", "what the studies measured, with their figures")
+    wrong: str = option("", "what was wrong with that measurement")
+    ours: str = option("", "what this experiment measures, and why the numbers differ")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One file in config/experiments, after its scale's overlay."""
+    """One file in config/experiments, with the overlay of the scale applied."""
 
     __pydantic_config__ = STRICT
 
-    question: str = option(description="what the experiment answers, one sentence")
-    note: str = option("", "what a reader must know before trusting it")
-    original: Original = option(Original, "what the source studies did, and what is put right")
-    runs: dict[str, Any] = option(dict, "settings that all runs share (see RunSettings)")
+    question: str = option(description="question that the experiment answers, in one sentence")
+    note: str = option("", "what a reader must know before trusting the result")
+    original: SourceStudy = option(SourceStudy, "results of the source studies, and what this experiment corrects")
+    runs: dict[str, Any] = option(dict, "settings shared by all runs (see RunSettings)")
     factors: dict[str, list[Any]] = option(
         dict,
-        "dotted key of a run's setting → its levels; a level that is a mapping is merged over `runs`. Several keys, "
-        "parted by commas, move together: each level is a list with a value for each",
+        "dotted key of a run's setting → its levels. A level that is a mapping is merged over `runs`. Several keys, "
+        "separated by commas, vary together: each level is then a list with one value per key",
     )
     left_out: tuple[LeftOut, ...] = option(
         tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
     )
-    repeats: int = option(1, "runs a cell; each has its own seed", ge=1, strict=True)
-    order_seed: int = option(0, "of the randomised order in which runs are started", ge=0, strict=True)
+    repeats: int = option(1, "runs per cell; each has its own seed", ge=1, strict=True)
+    order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0, strict=True)
     canary: Canary | None = option(
-        None, "further repeats of one cell, spread over the order: the noise floor and the drift of the campaign"
+        None, "further repeats of one cell, spread over the campaign, to measure its noise floor and drift"
     )
-    external: tuple[External, ...] = option(tuple, "runs of other programs, shown beside ours and marked so")
+    external: tuple[External, ...] = option(
+        tuple, "runs of other programs, shown next to this project's and marked as external"
+    )
     target_loss: float | None = option(
         None,
-        "validation loss, in nats a useful token, whose time is measured, stated before there are runs; by default the "
-        "highest that any run ended with",
+        "validation loss (nats per useful token) for time to target, chosen before the runs; by default the highest "
+        "final loss of any run",
         gt=0,
     )
-    data_benchmark: DataBenchmark | None = option(None, "measure tokenising and reading alone, too")
-    storage_benchmark: StorageBenchmark | None = option(None, "measure tokens at rest: bytes, writing and reading")
+    data_benchmark: DataBenchmark | None = option(None, "also benchmark tokenizing and reading in isolation")
+    storage_benchmark: StorageBenchmark | None = option(None, "also benchmark token stores: bytes, writing and reading")
     inference_benchmark: InferenceBenchmarkSettings | None = option(
-        None, "let the runs' models answer prompts: texts, and speed with a cache of keys and values and without"
+        None, "also generate text with the trained models, and measure its speed with and without a key-value cache"
     )
-    figures: tuple[str, ...] = option(tuple, "figures of its page")
+    figures: tuple[str, ...] = option(tuple, "figures of the experiment's page")
     scales: dict[str, dict[str, Any]] = option(
         dict,
-        "scale → overlay, merged over the rest, which is scale demo; `{}` keeps the rest as it is. At a scale without "
-        "an overlay the experiment is not run",
+        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes nothing. The experiment "
+        "is not run at a scale without an overlay",
     )
 
     @property
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
-        """Kind → the benchmark of that kind that it asks for, of a text. With one, and neither `runs` nor `factors`, it
-        has no runs."""
-        found = {"data": self.data_benchmark, "storage": self.storage_benchmark}
-        return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
+        """Kind (data, storage) → benchmark. An experiment with a benchmark, but without `runs` and `factors`, has no
+        runs."""
+        by_kind = {"data": self.data_benchmark, "storage": self.storage_benchmark}
+        return {kind: benchmark for kind, benchmark in by_kind.items() if benchmark is not None}
 
     def benchmark_files(self, name: str) -> list[str]:
-        """Files of its benchmarks; that of its models is called as the experiment is, `name`."""
+        """Return the result files of the benchmarks. `name` of the experiment is the inference benchmark's name."""
         found = [f"results/benchmarks/{kind}/{benchmark.id}.json" for kind, benchmark in self.benchmarks.items()]
         return found + [f"results/benchmarks/inference/{name}.json"] * (self.inference_benchmark is not None)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A line of the run table: the settings, and where they stand in the design."""
+    """Row of the run table: the settings, and their position in the design."""
 
     settings: RunSettings
     cell: dict[str, Any]
@@ -181,46 +187,46 @@ class Run:
 
     @cached_property
     def run_id(self) -> str:
-        """Identity of the run; the name of its folder."""
+        """Run id, which is also the name of the run's folder."""
         return self.settings.identity
 
 
-def merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy of `base` with `overlay` over it: mappings merge, everything else replaces.
+def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of `base` with `overlay` applied: mappings are merged, other values replaced.
 
-    >>> merge({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2]})
+    >>> merge_settings({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2]})
     {'a': {'x': 1, 'y': 3}, 'b': [2]}
     """
     result = copy.deepcopy(base)
     for key, value in overlay.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merge(result[key], value) if both else copy.deepcopy(value)
+        mergeable = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merge_settings(result[key], value) if mergeable else copy.deepcopy(value)
     return result
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `a.b.c` in nested mappings; a level that names something (`model: llama-tiny`) becomes `{"preset": …}`.
+    """Set `a.b.c` in nested mappings. A parent that is a name (`model: llama-tiny`) becomes `{"preset": …}`.
 
-    A mapping is merged over the mapping that is there.
+    A mapping is merged over the existing one.
     """
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent, {})
         values[parent] = inner if isinstance(inner, dict) else {"preset": inner}
         values = values[parent]
-    values[last] = merge({last: values.get(last)}, {last: value})[last]
+    values[last] = merge_settings({last: values.get(last)}, {last: value})[last]
 
 
-def dotted(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A cell with the settings of its mappings spelled out: what it is compared and named by.
+def flatten_cell(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a cell with the settings of nested mappings as dotted keys.
 
-    >>> dotted({"layout": {"data": 2, "tensor": 2}, "micro_batch": 4})
+    >>> flatten_cell({"layout": {"data": 2, "tensor": 2}, "micro_batch": 4})
     {'layout.data': 2, 'layout.tensor': 2, 'micro_batch': 4}
     """
     result: dict[str, Any] = {}
     for key, value in cell.items():
         inner = isinstance(value, dict) and value
-        result |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        result |= flatten_cell(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return result
 
 
@@ -230,126 +236,130 @@ def matches(cell: dict[str, Any], levels: dict[str, Any]) -> bool:
     >>> matches({"layout": {"pipeline": 2, "schedule": "gpipe"}}, {"layout.schedule": "gpipe"})
     True
     """
-    found = dotted(cell)
-    return all(key in found and found[key] == value for key, value in dotted(levels).items())
+    flat = flatten_cell(cell)
+    return all(key in flat and flat[key] == value for key, value in flatten_cell(levels).items())
 
 
-def settings_of(factor: str) -> list[str]:
-    """The dotted keys that a factor moves: one, or several that move together.
+def factor_keys(factor: str) -> list[str]:
+    """Return the dotted keys that a factor varies: one, or several that vary together.
 
-    >>> settings_of("layout.data, global_batch")
+    >>> factor_keys("layout.data, global_batch")
     ['layout.data', 'global_batch']
     """
     return [key.strip() for key in factor.split(",")]
 
 
-def varied(factors: Iterable[str]) -> list[str]:
-    """The dotted keys that the factors move, all of them."""
-    return [key for factor in factors for key in settings_of(factor)]
+def varied_keys(factors: Iterable[str]) -> list[str]:
+    """Return all dotted keys that the factors vary."""
+    return [key for factor in factors for key in factor_keys(factor)]
 
 
-def level_of(cell: dict[str, Any], factor: str) -> Any:
-    """A factor's level in a cell as its file has it: a value, or the list of those that move together."""
-    values = [cell[key] for key in settings_of(factor)]
+def factor_level(cell: dict[str, Any], factor: str) -> Any:
+    """Return a factor's level in a cell: a value, or the list of values of keys that vary together."""
+    values = [cell[key] for key in factor_keys(factor)]
     return values if len(values) > 1 else values[0]
 
 
-def problem_of(factors: dict[str, list[Any]]) -> tuple[str, str, str] | None:
-    """(factor, what is wrong, what it should be) of the first factor that cannot be expanded into cells."""
+def find_factor_problem(factors: dict[str, list[Any]]) -> tuple[str, str, str] | None:
+    """Return (factor, what is wrong, what is expected) of the first factor that cannot be expanded into cells."""
     seen: set[str] = set()
     for factor, levels in factors.items():
-        keys = settings_of(factor)
+        keys = factor_keys(factor)
         if not levels:
-            return factor, "a factor has no levels.", "a list of one or more"
+            return factor, "a factor has no levels.", "a list of one or more levels"
         if not all(keys):
-            return factor, "a factor's name has an empty part.", "dotted keys, parted by single commas"
+            return factor, "a factor's name has an empty part.", "dotted keys, separated by single commas"
         for key in keys:
             if key in seen:
-                return factor, f"{key} is in two factors, or twice in one.", "each setting once"
+                return factor, f"{key} appears twice among the factors.", "each setting once"
             seen.add(key)
         for level in levels if len(keys) > 1 else ():
             if not isinstance(level, list) or len(level) != len(keys):
                 level_json = canonical_json(level)
-                return factor, f"the level {level_json} is not one value for each key.", f"a list of {len(keys)} values"
+                return (
+                    factor,
+                    f"the level {level_json} does not have one value per key.",
+                    f"a list of {len(keys)} values",
+                )
     return None
 
 
-def cells(experiment: Experiment) -> list[dict[str, Any]]:
-    """Every combination of the factors' levels but those left out, in the order they are written.
+def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
+    """Return all combinations of the factors' levels that are not left out, in the order of the file.
 
-    What moves together is taken apart here: a cell has plain dotted keys.
+    A cell has one plain dotted key for each setting, also for settings that vary together.
     """
     if experiment.benchmarks and not experiment.runs and not experiment.factors:
         return []
     choices = []
     for factor, levels in experiment.factors.items():
-        keys = settings_of(factor)
+        keys = factor_keys(factor)
         choices.append([dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels])
     product = [dict(pair for part in parts for pair in part.items()) for parts in itertools.product(*choices)]
     return [cell for cell in product if not any(matches(cell, left.cells) for left in experiment.left_out)]
 
 
-def stated(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a cell's runs, in the words of the file."""
-    values = merge(experiment.runs, {})
+def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of `runs` with the levels of a cell applied."""
+    values = merge_settings(experiment.runs, {})
     for key, level in cell.items():
         set_dotted(values, key, level)
     return values
 
 
-def factor_of(experiment: Experiment, key: str) -> list[str]:
-    """The keys that move together with one; none where it is no factor."""
-    return next((keys for keys in map(settings_of, experiment.factors) if key in keys), [])
+def co_varied_keys(experiment: Experiment, key: str) -> list[str]:
+    """Return the keys that vary together with `key`; empty if no factor varies it."""
+    return next((keys for keys in map(factor_keys, experiment.factors) if key in keys), [])
 
 
-def order(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
-    """(cell, repeat) in the order of starting: blocks of one repeat, shuffled inside a block from `order_seed`.
+def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
+    """Return (cell, repeat) in the order of starting: one block per repeat, shuffled from `order_seed`.
 
-    Blocks keep what drifts with time (a warm machine, a busy neighbour) apart from the factors. In a block, runs that
-    go on from others' states come after these. Runs of the canary stand between them; their repeats follow those of
-    the cells, `experiment.repeats` and up.
+    Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the factors. Within a
+    block, a run that resumes from another run's state follows it. Canary runs are interleaved; their repeats are
+    numbered from `experiment.repeats`.
     """
     result = []
     for repeat in range(experiment.repeats):
-        block = cells(experiment)
+        block = expand_cells(experiment)
         random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
-        block.sort(key=lambda cell: _runs_before(cell.get("resume_from")))
+        block.sort(key=lambda cell: _count_predecessors(cell.get("resume_from")))
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
-    cell, every = canary_cell(experiment), experiment.canary.every
-    parts = [result[i : i + every] for i in range(0, len(result), every)]
-    mixed = [(cell, experiment.repeats)]
-    for number, part in enumerate(parts, 1):
-        mixed += [*part, (cell, experiment.repeats + number)]
-    return mixed
+    cell, every = find_canary_cell(experiment), experiment.canary.every
+    groups = [result[i : i + every] for i in range(0, len(result), every)]
+    interleaved = [(cell, experiment.repeats)]
+    for number, group in enumerate(groups, 1):
+        interleaved += [*group, (cell, experiment.repeats + number)]
+    return interleaved
 
 
-def _runs_before(level: Any) -> int:
-    """How many runs there must be before one with this `resume_from`, each of which goes on from the one before.
+def _count_predecessors(level: Any) -> int:
+    """Count the runs that must come before one with this `resume_from`, each resuming from its predecessor.
 
-    >>> _runs_before({"run": {"layout.data": 4, "resume_from": {"step": 8}}, "step": 16})
+    >>> _count_predecessors({"run": {"layout.data": 4, "resume_from": {"step": 8}}, "step": 16})
     2
     """
-    named = level.get("run") if isinstance(level, dict) else None
-    earlier = named.get("resume_from") if isinstance(named, dict) else None
-    return isinstance(level, dict) + (_runs_before(earlier) if earlier is not None else 0)
+    run = level.get("run") if isinstance(level, dict) else None
+    earlier = run.get("resume_from") if isinstance(run, dict) else None
+    return isinstance(level, dict) + (_count_predecessors(earlier) if earlier is not None else 0)
 
 
-def canary_cell(experiment: Experiment) -> dict[str, Any]:
-    """The cell that the canary names. Raises UserError where it is none, or several."""
-    found = [cell for cell in cells(experiment) if matches(cell, experiment.canary.cell)]
+def find_canary_cell(experiment: Experiment) -> dict[str, Any]:
+    """Return the cell that the canary identifies. Raises UserError if no cell or several cells match."""
+    found = [cell for cell in expand_cells(experiment) if matches(cell, experiment.canary.cell)]
     if len(found) != 1:
         raise UserError(
-            f"the canary is {'no cell' if not found else 'several cells'} of the experiment.",
+            f"the canary's levels match {'no cell' if not found else 'several cells'} of the experiment.",
             key="canary.cell",
             found=canonical_json(experiment.canary.cell),
-            cells="\n".join(canonical_json(cell) for cell in found or cells(experiment)),
-            next="name the levels of one cell",
+            cells="\n".join(canonical_json(cell) for cell in found or expand_cells(experiment)),
+            next="give the levels of exactly one cell",
         )
     return found[0]
 
 
-#: the scale of an experiment's own settings; those of every other scale are overlays in its file
-BASE = "demo"
-SCALES = (BASE, "workstation", "alps")
+#: scale of an experiment's own settings; other scales are overlays in its file
+BASE_SCALE = "demo"
+SCALES = (BASE_SCALE, "workstation", "alps")

@@ -1,7 +1,7 @@
-"""Flags of a command line from a settings class: names, types, bounds, defaults and help are the schema's own.
+"""Command-line flags derived from a settings class: names, types, bounds, defaults and help.
 
-Standard library only: a trainer's environment has no pydantic. A flag's text stays text until `stated` reads it, so
-that a wrong value is told like every other mistake of a user's.
+Standard library only: a trainer's environment has no pydantic. argparse keeps each value as text and `parse_flags`
+converts it, so that a wrong value raises a UserError.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.settings.options import default_of
+from tokenscale.settings.options import get_default
 
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag: the dotted key of its setting, its spellings (the first is shown in messages), its type and words."""
+    """Command-line flag: key of the setting, spellings (the first one is used in messages), type and metadata."""
 
     key: str
     names: tuple[str, ...]
@@ -30,64 +30,70 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Spelling used in messages."""
         return self.names[0]
 
 
-def leaves(
-    cls: type, *, left_out: Iterable[str] = (), words: Mapping[str, tuple[str, ...]] | None = None
+def build_flags(
+    cls: type, *, left_out: Iterable[str] = (), aliases: Mapping[str, tuple[str, ...]] | None = None
 ) -> list[Flag]:
-    """A flag for each field of a settings class and of the classes in it: `optimizer.weight_decay` becomes
-    `--optimizer.weight-decay`. Fields in `left_out` get none; `words` gives further spellings, which go first.
+    """Return a flag for each field of a settings class and of nested classes.
+
+    `optimizer.weight_decay` becomes `--optimizer.weight-decay`. Fields in `left_out` get no flag. `aliases` are further
+    spellings, which take precedence in messages.
 
     >>> from tokenscale.settings.run import OptimizerSettings
-    >>> [flag.name for flag in leaves(OptimizerSettings, words={"learning_rate": ("--lr",)})][:2]
+    >>> [flag.name for flag in build_flags(OptimizerSettings, aliases={"learning_rate": ("--lr",)})][:2]
     ['--lr', '--beta1']
     """
-    return list(_leaves(cls, "", set(left_out), words or {}))
+    return list(_iterate_flags(cls, "", set(left_out), aliases or {}))
 
 
-def _leaves(cls: type, prefix: str, left_out: set[str], words: Mapping[str, tuple[str, ...]]) -> Iterator[Flag]:
+def _iterate_flags(
+    cls: type, prefix: str, left_out: set[str], aliases: Mapping[str, tuple[str, ...]]
+) -> Iterator[Flag]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         key, hint = prefix + field.name, hints[field.name]
         if key in left_out:
             continue
         if dataclasses.is_dataclass(hint):
-            yield from _leaves(hint, f"{key}.", left_out, words)
+            yield from _iterate_flags(hint, f"{key}.", left_out, aliases)
         else:
             own = f"--{key.replace('_', '-')}"
-            yield Flag(key, tuple(dict.fromkeys((*words.get(key, ()), own))), hint, field.metadata, default_of(field))
+            yield Flag(
+                key, tuple(dict.fromkeys((*aliases.get(key, ()), own))), hint, field.metadata, get_default(field)
+            )
 
 
-def add(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:
-    """Add the flags to a parser. Underscores are taken for dashes (`--batch_size`), without being shown."""
+def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:
+    """Add flags to a parser. Spellings with underscores (`--batch_size`) are accepted, but hidden from the help."""
     for flag in flags:
-        kind, _ = _plain(flag.hint)
+        kind, _ = _type_and_choices(flag.hint)
         many = {"nargs": "+"} if kind is tuple else {"nargs": "?", "const": "true"} if kind is bool else {}
         shown = {"dest": flag.key, "default": None, "metavar": _metavar(flag), **many}
-        parser.add_argument(*flag.names, help=_help(flag), **shown)
+        parser.add_argument(*flag.names, help=_help_text(flag), **shown)
         hidden = [name.replace("-", "_").replace("__", "--", 1) for name in flag.names if "-" in name[2:]]
         if hidden:
             parser.add_argument(*hidden, help=argparse.SUPPRESS, **shown)
 
 
-def stated(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[str, Any]:
-    """Dotted key → value of the flags that were given. UserError: flag, value, what is allowed, nearest spelling."""
+def parse_flags(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[str, Any]:
+    """Return dotted key → value of the flags that were given. Raises UserError for an invalid value."""
     found = {}
     for flag in flags:
         text = getattr(arguments, flag.key)
         if text is not None:
             many = isinstance(text, list)
-            found[flag.key] = tuple(read(flag, t) for t in text) if many else read(flag, text)
+            found[flag.key] = tuple(parse_value(flag, t) for t in text) if many else parse_value(flag, text)
     return found
 
 
-def read(flag: Flag, text: str) -> Any:
-    """The value that a flag's text stands for, within the field's bounds."""
-    kind, choices = _plain(flag.hint)
-    kind, choices = _plain(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
-    if text.lower() in ("none", "null") and text not in choices and _optional(flag.hint):
+def parse_value(flag: Flag, text: str) -> Any:
+    """Parse a flag's text and check its bounds. Raises UserError for an invalid value."""
+    kind, choices = _type_and_choices(flag.hint)
+    kind, choices = _type_and_choices(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
+    if text.lower() in ("none", "null") and text not in choices and _is_optional(flag.hint):
         return None
     if choices:
         if text not in choices:
@@ -96,9 +102,9 @@ def read(flag: Flag, text: str) -> Any:
     try:
         value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
-        raise _refused(flag, text, kind) from None
+        raise _invalid_value(flag, text, kind) from None
     if kind is float and not math.isfinite(value):
-        raise _refused(flag, text, kind)
+        raise _invalid_value(flag, text, kind)
     checks = {
         "ge": lambda b: value >= b,
         "gt": lambda b: value > b,
@@ -106,62 +112,62 @@ def read(flag: Flag, text: str) -> Any:
         "lt": lambda b: value < b,
     }
     if not all(check(flag.metadata[name]) for name, check in checks.items() if name in flag.metadata):
-        raise _refused(flag, text, kind)
+        raise _invalid_value(flag, text, kind)
     return value
 
 
-def changed(settings: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of settings with the values at dotted keys.
+def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of settings with the values at dotted keys replaced.
 
     >>> from tokenscale.settings.run import RunSettings
-    >>> changed(RunSettings(), {"seed": 3, "optimizer.beta1": 0.8}).optimizer.beta1
+    >>> replace_values(RunSettings(), {"seed": 3, "optimizer.beta1": 0.8}).optimizer.beta1
     0.8
     """
     own = {key: value for key, value in values.items() if "." not in key}
     for name in dict.fromkeys(key.split(".")[0] for key in values if "." in key):
         inner = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{name}.")}
-        own[name] = changed(getattr(settings, name), inner)
+        own[name] = replace_values(getattr(settings, name), inner)
     return dataclasses.replace(settings, **own)
 
 
-def _plain(hint: Any) -> tuple[Any, tuple[str, ...]]:
-    """(type, allowed words) of a field's type, None left out of it."""
+def _type_and_choices(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return (type, allowed words) of a field's type, ignoring None."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return _plain(next(h for h in typing.get_args(hint) if h is not type(None)))
+        return _type_and_choices(next(h for h in typing.get_args(hint) if h is not type(None)))
     if origin is typing.Literal:
         return str, typing.get_args(hint)
     return (tuple, ()) if origin is tuple else (hint, ())
 
 
-def _optional(hint: Any) -> bool:
+def _is_optional(hint: Any) -> bool:
     return type(None) in typing.get_args(hint)
 
 
-def _refused(flag: Flag, text: str, kind: type) -> UserError:
+def _invalid_value(flag: Flag, text: str, kind: type) -> UserError:
     return UserError(
-        f"{flag.name} has no value {text!r}.",
+        f"{flag.name} cannot be {text!r}.",
         flag=flag.name,
-        expected=_expected(flag, kind),
-        next=f"give {flag.name} a value as expected",
+        expected=_describe_expected(flag, kind),
+        next=f"correct the value of {flag.name}",
     )
 
 
-def _expected(flag: Flag, kind: type) -> str:
+def _describe_expected(flag: Flag, kind: type) -> str:
     word = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
     bounds = ", ".join(f"{sign} {flag.metadata[name]}" for name, sign in SIGNS.items() if name in flag.metadata)
-    return f"{word} {bounds}".strip() + (", or none" if _optional(flag.hint) else "")
+    return f"{word} {bounds}".strip() + (", or none" if _is_optional(flag.hint) else "")
 
 
 def _metavar(flag: Flag) -> str:
-    kind, choices = _plain(flag.hint)
-    kind, choices = _plain(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
+    kind, choices = _type_and_choices(flag.hint)
+    kind, choices = _type_and_choices(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
     if choices:
         return "{" + ",".join(choices) + "}"
     return flag.metadata.get("metavar") or {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
 
 
-def _help(flag: Flag) -> str:
+def _help_text(flag: Flag) -> str:
     text = flag.metadata.get("description", "")
     if flag.default not in (None, "", dataclasses.MISSING):
         shown = " ".join(flag.default) if isinstance(flag.default, tuple) else str(flag.default)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.files import canonical_json, write_text
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import STUDIES, Experiment, Original, dotted
+from tokenscale.settings.experiments import STUDIES, Experiment, SourceStudy, flatten_cell
 
 HEAD = """# Experiments
 
@@ -19,16 +19,16 @@ for GPUs. At a scale without an overlay an experiment is left out of `all_experi
 """
 
 
-def markdown(configs: Mapping[str, Config]) -> str:
+def render_guide(configs: Mapping[str, Config]) -> str:
     """The whole file. `configs`: scale → the same configuration at that scale."""
     first = next(iter(configs.values()))
-    parts = [HEAD, *(_section(name, configs) for name in first.available), _studies()]
+    parts = [HEAD, *(_render_experiment(name, configs) for name in first.available), _render_studies()]
     return "\n".join(parts)
 
 
-def _section(name: str, configs: Mapping[str, Config]) -> str:
-    lines = [f"## {name}", "", _first(configs, name).question.strip(), ""]
-    if note := _first(configs, name).note.strip():
+def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
+    lines = [f"## {name}", "", _first_experiment(configs, name).question.strip(), ""]
+    if note := _first_experiment(configs, name).note.strip():
         lines += [note, ""]
     lines += ["| scale | runs | repeats | world sizes | factors |", "|---|---|---|---|---|"]
     for scale, config in configs.items():
@@ -37,35 +37,42 @@ def _section(name: str, configs: Mapping[str, Config]) -> str:
             continue
         experiment, runs = config.experiment(name), config.runs(name)
         sizes = sorted({run.settings.layout.world_size for run in runs})
-        factors = "; ".join(f"{factor}: {_levels(levels)}" for factor, levels in experiment.factors.items())
+        factors = "; ".join(f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items())
         row = [scale, str(len(runs)), str(experiment.repeats), ", ".join(map(str, sizes)), factors or "none"]
         lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
-    lines += ["", *_original(_first(configs, name).original), "```sh", f"snakemake --cores 2 {name}", "```", ""]
+    lines += [
+        "",
+        *_render_source_study(_first_experiment(configs, name).original),
+        "```sh",
+        f"snakemake --cores 2 {name}",
+        "```",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def _first(configs: Mapping[str, Config], name: str) -> Experiment:
+def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
     return next(iter(configs.values())).experiment(name)
 
 
-def _levels(levels: list) -> str:
+def _format_levels(levels: list) -> str:
     """Levels as a line has room for them: a mapping's settings, and values that move together, with blanks between.
 
-    >>> _levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
+    >>> _format_levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
     'packed, data=2 tensor=2, 2 16'
     """
-    return ", ".join(_level(level) for level in levels)
+    return ", ".join(_format_level(level) for level in levels)
 
 
-def _level(level: object) -> str:
+def _format_level(level: object) -> str:
     if isinstance(level, dict):
-        return " ".join(f"{key}={_level(value)}" for key, value in dotted(level).items())
+        return " ".join(f"{key}={_format_level(value)}" for key, value in flatten_cell(level).items())
     if isinstance(level, list):
-        return " ".join(map(_level, level))
+        return " ".join(map(_format_level, level))
     return level if isinstance(level, str) else canonical_json(level)
 
 
-def _original(original: Original) -> list[str]:
+def _render_source_study(original: SourceStudy) -> list[str]:
     texts = {
         "Studies": ", ".join(original.studies),
         "The original measured": original.measured.strip(),
@@ -75,11 +82,11 @@ def _original(original: Original) -> list[str]:
     return [line for heading, text in texts.items() if text for line in (f"*{heading}:* {text}", "")]
 
 
-def _studies() -> str:
+def _render_studies() -> str:
     rows = [f"| {number} | {title} |" for number, title in STUDIES.items()]
     return "\n".join(["## The studies", "", "| number | study |", "|---|---|", *rows, ""])
 
 
 def update(path: Path, configs: Mapping[str, Config]) -> None:
     """Write it."""
-    write_text(path, markdown(configs))
+    write_text(path, render_guide(configs))

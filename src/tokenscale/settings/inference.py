@@ -70,7 +70,7 @@ class InferenceBenchmarkSettings:
             yield "prompts" if not self.prompts else "sampling", "there has to be one"
 
 
-def check(settings: InferenceBenchmarkSettings, runs: list[RunSettings], file: str) -> None:
+def check_runs(settings: InferenceBenchmarkSettings, runs: list[RunSettings], file: str) -> None:
     """Raise UserError for runs whose weights cannot be measured so: none kept, masked, or too few positions."""
     where = {"file": file, "key": KEY}
     for field, text in settings.problems():

@@ -1,4 +1,4 @@
-"""How a run is spread over processes: degrees, what they can do, and which rank stands where."""
+"""Parallel layout of a run: degrees, their constraints, and the mesh coordinate of each rank."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,53 +8,58 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option
-from tokenscale.settings.registry import COPIES
+from tokenscale.settings.registry import REPLICATION
 
-#: degrees, from what may lie furthest apart to what must lie closest together
+#: parallel degrees, from the least to the most communication between ranks
 DEGREES = ("pipeline", "data", "shard", "tensor")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank's place along each degree; `reader` is which of the ranks that read different rows it belongs to."""
+class MeshCoordinate:
+    """A rank's index along each degree. `data_rank` numbers the groups of ranks that read different sequences."""
 
     pipeline: int
     data: int
     shard: int
     tensor: int
-    reader: int
+    data_rank: int
 
     @property
-    def counts(self) -> bool:
-        """Whether it speaks for the ranks that train on the same rows: those of its tensor group and its pipeline."""
+    def is_group_leader(self) -> bool:
+        """Whether the rank reports for the ranks with the same sequences: its tensor group and its pipeline."""
         return self.pipeline == 0 and self.tensor == 0
 
 
 @dataclass(frozen=True)
 class LayoutSettings:
-    """How a run is spread over processes. The world size is the product of the degrees."""
+    """Parallel layout of a run. The world size is the product of the degrees."""
 
     __pydantic_config__ = STRICT
 
-    data: int = option(1, "data-parallel degree: copies of the model (DDP; with shard: HSDP)", ge=1, strict=True)
-    shard: int = option(1, "ranks that hold one copy between them (ZeRO, FSDP)", ge=1, strict=True)
+    data: int = option(1, "data-parallel degree: number of model replicas (DDP; with shard: HSDP)", ge=1, strict=True)
+    shard: int = option(1, "number of ranks that one replica is sharded over (ZeRO, FSDP)", ge=1, strict=True)
     sharding: Literal["zero1", "zero2", "zero3"] = option(
         "zero3",
-        "what they share out: optimizer state; gradients and weights too, gathered once a step; or gathered for each "
-        "pass and given back",
+        "zero1: shard the optimizer state. zero2: and gradients; weights stay gathered until backward. zero3: also "
+        "the weights, resharded after each forward and backward",
     )
     tensor: int = option(
-        1, "ranks that share each matrix, each vocabulary and the positions between blocks (TP, SP)", ge=1, strict=True
+        1,
+        "tensor-parallel degree: ranks that share each matrix, and sequences between blocks (TP, SP)",
+        ge=1,
+        strict=True,
     )
-    pipeline: int = option(1, "ranks that share the layers, one group of them behind the other (PP)", ge=1, strict=True)
+    pipeline: int = option(
+        1, "pipeline-parallel degree: ranks that the layers are divided among (PP)", ge=1, strict=True
+    )
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = option(
-        "1f1b", "the order of a pipeline's passes; naive: one micro-batch at a time, all others wait"
+        "1f1b", "pipeline schedule; naive: one micro-batch at a time, so that only one rank works"
     )
-    stages_per_rank: int = option(1, "interleaved: groups of layers a rank of the pipeline holds", ge=1, strict=True)
-    copies: Literal[*COPIES] = option("ddp", "what keeps copies alike, where each rank holds all of it (data alone)")
-    bucket_megabytes: int = option(25, "size of DDP's gradient buckets (also zero1's)", ge=1, strict=True)
+    stages_per_rank: int = option(1, "schedule interleaved: stages per rank of the pipeline", ge=1, strict=True)
+    copies: Literal[*REPLICATION] = option("ddp", "method that synchronises full replicas (data alone)")
+    bucket_megabytes: int = option(25, "size of the gradient buckets of DDP and zero1", ge=1, strict=True)
     compression: Literal["none", "bf16"] = option(
-        "none", "bf16: gradients in those buckets are rounded to 16 bits before ranks exchange them"
+        "none", "bf16: gradients in buckets are rounded to bf16 before they are reduced"
     )
 
     @property
@@ -63,70 +68,72 @@ class LayoutSettings:
         return math.prod(getattr(self, degree) for degree in DEGREES)
 
     @property
-    def readers(self) -> int:
-        """Ranks, or groups of ranks, that read different rows."""
+    def data_parallel_size(self) -> int:
+        """Number of ranks, or groups of ranks, that read different sequences."""
         return self.data * self.shard
 
     @property
     def stages(self) -> int:
-        """Groups of layers."""
+        """Number of pipeline stages."""
         return self.pipeline * self.stages_per_rank
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that it is made of, in the order in which they are applied: keys of `registry.PARALLEL`."""
-        found = ["pp"] * (self.pipeline > 1) + ["tp"] * (self.tensor > 1)
+        """Parallel methods, in the order in which they are applied: keys of `registry.PARALLEL`."""
+        names = ["pp"] * (self.pipeline > 1) + ["tp"] * (self.tensor > 1)
         if self.shard > 1:
-            found.append("zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp")
+            names.append("zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp")
         else:
-            found.append(self.copies if self.data > 1 else "single")
-        return tuple(found)
+            names.append(self.copies if self.data > 1 else "single")
+        return tuple(names)
 
     @property
     def method(self) -> str:
-        """The method's name in tables and in run ids: a pipeline goes by its schedule."""
-        named = [name for name in self.methods if name != "single"] or ["single"]
-        return "-".join(self.schedule if name == "pp" else name for name in named)
+        """Name of the layout in tables and run ids. A pipeline is named by its schedule."""
+        names = [name for name in self.methods if name != "single"] or ["single"]
+        return "-".join(self.schedule if name == "pp" else name for name in names)
 
-    def place(self, rank: int) -> Place:
-        """Where a rank stands: ranks of a tensor group have neighbouring numbers, and stages lie furthest apart.
+    def coordinate(self, rank: int) -> MeshCoordinate:
+        """Return a rank's mesh coordinate. Ranks of a tensor group are neighbours, pipeline stages are furthest apart.
 
-        >>> LayoutSettings(data=2, tensor=2, pipeline=2).place(3)
-        Place(pipeline=0, data=1, shard=0, tensor=1, reader=1)
+        >>> LayoutSettings(data=2, tensor=2, pipeline=2).coordinate(3)
+        MeshCoordinate(pipeline=0, data=1, shard=0, tensor=1, data_rank=1)
         """
-        found = {}
+        index = {}
         for degree in reversed(DEGREES):
-            rank, found[degree] = divmod(rank, getattr(self, degree))
-        return Place(**found, reader=found["data"] * self.shard + found["shard"])
+            rank, index[degree] = divmod(rank, getattr(self, degree))
+        return MeshCoordinate(**index, data_rank=index["data"] * self.shard + index["shard"])
 
     def problems(
         self, model: ModelSettings, *, global_batch: int, micro_batch: int, sequence_length: int
     ) -> list[tuple[str, str]]:
-        """(field, what is wrong, and the nearest that works) of a layout for a model and its batches."""
+        """Violations of a model's and its batches' constraints, as (field, what is wrong, with the nearest fix)."""
         found = []
-        if self.readers > global_batch:
+        if self.data_parallel_size > global_batch:
             field = "data" if self.data > 1 else "shard"
-            text = f"{self.readers} ranks share {global_batch} rows: some would train on nothing"
+            text = f"{self.data_parallel_size} ranks share {global_batch} sequences: some would have none"
             found.append((field, f"{text}; at most {global_batch} ranks, or a larger global_batch"))
         if self.shard == 1 and self.sharding != _DEFAULT["sharding"]:
-            found.append(("sharding", f"{self.sharding} shares nothing out over one rank: set layout.shard, too"))
+            found.append(("sharding", f"{self.sharding} needs several ranks: set layout.shard"))
         buckets = self.pipeline == 1 and self.methods[-1] in ("ddp", "zero1")
         for name in ("bucket_megabytes", "compression"):
             if getattr(self, name) != _DEFAULT[name] and not buckets:
-                found.append((name, f"{self.method} has no buckets of gradients: ddp and zero1 without a pipeline do"))
+                found.append(
+                    (name, f"{self.method} has no gradient buckets: only ddp and zero1 without a pipeline have")
+                )
         if self.copies != _DEFAULT["copies"] and self.copies not in self.methods:
-            found.append(("copies", "there are none that each rank holds all of: set layout.data, without shard"))
+            found.append(("copies", "needs full replicas: set layout.data, without shard"))
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:
-            text = "zero1 shares optimizer state out over all ranks, and has no copies beside them"
-            found.append(("data", f"{text}: data 1 and shard {self.readers}, or sharding zero2"))
+            text = "zero1 shards the optimizer state over all ranks, without replicas"
+            found.append(("data", f"{text}: use data 1 and shard {self.data_parallel_size}, or sharding zero2"))
         if model.transformers is not None:
-            text = f"models of transformers ({model.transformers}) are not cut: use data or shard"
+            text = f"models of transformers ({model.transformers}) cannot be split: use data or shard"
             found += [(name, text) for name in ("tensor", "pipeline") if getattr(self, name) > 1]
             return found
         return (
             found
             + self._tensor_problems(model, sequence_length)
-            + self._pipeline_problems(model, micro_steps(global_batch, self.readers, micro_batch))
+            + self._pipeline_problems(model, micro_steps(global_batch, self.data_parallel_size, micro_batch))
         )
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:
@@ -144,8 +151,8 @@ class LayoutSettings:
 
     def _pipeline_problems(self, model: ModelSettings, micro_batches: int) -> list[tuple[str, str]]:
         if self.pipeline == 1:
-            given = [name for name in ("schedule", "stages_per_rank") if getattr(self, name) != _DEFAULT[name]]
-            return [(name, "there is no pipeline to order: set layout.pipeline, too") for name in given]
+            changed = [name for name in ("schedule", "stages_per_rank") if getattr(self, name) != _DEFAULT[name]]
+            return [(name, "needs a pipeline: set layout.pipeline") for name in changed]
         found = []
         if self.stages > model.layers:
             fitting = model.layers // self.stages_per_rank
@@ -153,32 +160,33 @@ class LayoutSettings:
             found.append(("pipeline", f"{self.stages} stages are more than the model's {model.layers} layers{most}"))
         if self.schedule == "interleaved":
             if self.stages_per_rank == 1:
-                found.append(("stages_per_rank", "interleaved needs 2 stages a rank or more; with one it is 1f1b"))
+                found.append(
+                    ("stages_per_rank", "interleaved needs at least 2 stages per rank; with one it equals 1f1b")
+                )
             if micro_batches % self.pipeline:
                 nearest = max(self.pipeline, micro_batches // self.pipeline * self.pipeline)
-                text = f"interleaved needs a multiple of {self.pipeline} micro-batches a step, not {micro_batches}"
-                change = f"change global_batch or micro_batch to make {nearest}, or take 1f1b"
+                text = f"interleaved needs a multiple of {self.pipeline} micro-batches per step, not {micro_batches}"
+                change = f"change global_batch or micro_batch to get {nearest}, or use 1f1b"
                 found.append(("schedule", f"{text}: {change}"))
         elif self.schedule == "zero-bubble" and self.shard > 1 and self.sharding != "zero1":
-            text = f"zero-bubble computes gradients by weights after {self.sharding} has given the weights back"
-            found.append(("schedule", f"{text}: take 1f1b, or sharding zero1"))
+            text = f"zero-bubble computes weight gradients after {self.sharding} has resharded the weights"
+            found.append(("schedule", f"{text}: use 1f1b, or sharding zero1"))
         if self.schedule != "interleaved" and self.stages_per_rank > 1:
-            found.append(("stages_per_rank", f"{self.schedule} has one stage a rank; interleaved has several"))
+            found.append(("stages_per_rank", f"{self.schedule} has one stage per rank: use interleaved for several"))
         return found
 
     def node_problem(self, ranks_per_node: int) -> str | None:
-        """Why this layout should not lie on nodes of so many ranks; None where nothing speaks against it.
+        """Return why the layout does not suit nodes with this number of ranks, or None if it does.
 
-        Exchanges of a tensor group are in every block, and must not leave a node.
+        A tensor group communicates in every block and must stay within a node.
 
         >>> LayoutSettings(tensor=4, data=2).node_problem(6)
-        'tensor groups of 4 would reach over nodes of 6 ranks: tensor 3 stays inside'
+        'tensor groups of 4 would span nodes of 6 ranks: tensor 3 fits'
         """
         if ranks_per_node % self.tensor == 0:
             return None
         inside = max(d for d in _divisors(ranks_per_node) if d < self.tensor)
-        over = f"tensor groups of {self.tensor} would reach over nodes of {ranks_per_node} ranks"
-        return f"{over}: tensor {inside} stays inside"
+        return f"tensor groups of {self.tensor} would span nodes of {ranks_per_node} ranks: tensor {inside} fits"
 
 
 _DEFAULT = {field.name: field.default for field in fields(LayoutSettings)}
@@ -189,14 +197,14 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest(requested: int, fitting: list[int]) -> str:
-    """The next smaller and the next larger that work, as text."""
+    """Return the next smaller and the next larger fitting number as text."""
     below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
     return f"{below[-1]} works" + (f", {above[0]} too" if above else "")
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a run's ranks lie on nodes; one rank a GPU, every node used alike."""
+    """Distribution of a run's ranks over nodes: one rank per GPU, the same number on every node."""
 
     world_size: int
     nodes: int
@@ -204,18 +212,18 @@ class Geometry:
 
     @property
     def tasks_per_node(self) -> int:
-        """What a SLURM job asks for: its plugin for Snakemake takes two tasks or more where we call srun ourselves."""
+        """Tasks per node that a SLURM job requests. Snakemake's SLURM plugin needs at least two to leave srun to us."""
         return max(2, self.ranks_per_node)
 
     def cores_per_task(self, cores_per_rank: int | None) -> int:
-        """Cores for each of these tasks, so that all of a node hold its ranks' cores; 1 where nobody says."""
+        """Return the cores per task such that the tasks of a node have its ranks' cores; one per rank by default."""
         return -(-(cores_per_rank or 1) * self.ranks_per_node // self.tasks_per_node)
 
 
 def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
-    """The fewest nodes that hold the ranks, filled evenly; one node for any number where nodes are not counted.
+    """Return the smallest geometry that fills its nodes evenly; without `gpus_per_node` always one node.
 
-    Raises UserError where that does not come out even, naming the nearest world sizes that do.
+    Raises UserError for a world size that fills nodes unevenly, naming the nearest ones that do not.
 
     >>> [(g.nodes, g.ranks_per_node) for g in (geometry(n, 4) for n in (1, 2, 4, 8, 12, 16))]
     [(1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (4, 4)]

@@ -1,32 +1,32 @@
-"""Where the manifests of corpora, tokenizers, stores and runs lie in a project: the files that stations meet in."""
+"""Paths of the manifests of corpora, tokenizers, stores and runs: the interfaces between workflow rules."""
 
 from tokenscale.settings.run import RunSettings
 
 
 def corpus_manifest(name: str) -> str:
-    """Of a corpus."""
+    """Return the path of a corpus's manifest."""
     return f"results/corpus/{name}/manifest.json"
 
 
 def tokenizer_manifest(name: str) -> str:
-    """Of a tokenizer."""
+    """Return the path of a tokenizer's manifest."""
     return f"results/tokenizers/{name}/manifest.json"
 
 
 def store_manifest(corpus: str, tokenizer: str, store: str) -> str:
-    """Of a token store, by the name of its folder."""
+    """Return the path of a token store's manifest. `store` is the name of its folder."""
     return f"results/tokens/{corpus}/{tokenizer}/{store}/manifest.json"
 
 
-def done(run_id: str) -> str:
-    """What a run leaves when it has ended."""
+def done_file(run_id: str) -> str:
+    """Return the path of the file that marks a run as finished."""
     return f"results/runs/{run_id}/done.json"
 
 
-def manifests_of(run: RunSettings) -> dict[str, str]:
-    """Role → manifest that a run reads: raw text or a token store, the tokenizer, the validation store.
+def list_manifests(run: RunSettings) -> dict[str, str]:
+    """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store.
 
-    >>> sorted(manifests_of(RunSettings(approach="packed")))
+    >>> sorted(list_manifests(RunSettings(approach="packed")))
     ['store', 'validation_store']
     """
     corpus, tokenizer = run.corpus.name, run.tokenizer.name

@@ -1,12 +1,12 @@
-"""Shapes of decoders."""
+"""Settings of a model."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import NAME, STRICT, option
+from tokenscale.settings.options import NAME_PATTERN, STRICT, option
 
-#: fields that mean nothing for a model of `transformers`: its own configuration decides
+#: fields that do not apply to a model of `transformers`, which has its own configuration
 OWN = (
     "tied_embeddings",
     "rope_theta",
@@ -22,37 +22,44 @@ OWN = (
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A decoder. By default Llama's: RMSNorm before each part, rotary positions, SwiGLU, no biases; with `norm: layer`,
-    `positions: learned`, `activation: gelu` and `biases` GPT-2's. By `transformers`, a model of that library."""
+    """Decoder, or with `transformers` a model of that library.
+
+    The default is Llama's architecture: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases. `norm: layer`,
+    `positions: learned`, `activation: gelu` and `biases: true` give GPT-2's.
+    """
 
     __pydantic_config__ = STRICT
 
-    name: str = option("custom", "label; a preset's name", science=False, pattern=NAME)
+    name: str = option("custom", "label, such as the name of a preset", science=False, pattern=NAME_PATTERN)
     dimension: int = option(64, "width of the residual stream", ge=8, strict=True)
     layers: int = option(2, "number of blocks", ge=1, strict=True)
-    heads: int = option(4, "query heads a layer", ge=1, strict=True)
-    key_value_heads: int = option(2, "key and value heads a layer; divides `heads`", ge=1, strict=True)
-    hidden: int = option(192, "width of the feed-forward part", ge=1, strict=True)
+    heads: int = option(4, "query heads per layer", ge=1, strict=True)
+    key_value_heads: int = option(2, "key and value heads per layer; a divisor of `heads`", ge=1, strict=True)
+    hidden: int = option(192, "width of the feed-forward layer", ge=1, strict=True)
     vocabulary_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
-    tied_embeddings: bool = option(False, "one matrix for the input embedding and the output head")
+    tied_embeddings: bool = option(False, "share one matrix between the input embedding and the output head")
     rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
-    norm_epsilon: float = option(1e-5, "added to the mean square, or to the variance, in a norm", gt=0)
+    norm_epsilon: float = option(1e-5, "added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0)
     initial_deviation: float = option(0.02, "standard deviation of the initial weights (GPT-2's)", gt=0)
-    norm: Literal["rms", "layer"] = option("rms", "RMSNorm, or LayerNorm (with a bias where `biases`)")
+    norm: Literal["rms", "layer"] = option("rms", "rms: RMSNorm; layer: LayerNorm (with a bias if `biases`)")
     positions: Literal["rotary", "learned"] = option(
-        "rotary", "rotary embedding of queries and keys, or a learned vector a position"
+        "rotary", "rotary: rotary embedding of queries and keys; learned: one learned vector per position"
     )
     maximum_positions: int | None = option(
-        None, "learned: rows of the table; by default the sequence length", ge=1, strict=True
+        None, "positions learned: number of positions; by default the sequence length", ge=1, strict=True
     )
-    activation: Literal["swiglu", "gelu"] = option("swiglu", "gated feed-forward, or GELU (tanh approximation)")
-    biases: bool = option(False, "biases in the linear layers and in LayerNorm")
-    dropout: float = option(0.0, "share dropped of the embeddings, of attention's weights and of each part", ge=0, lt=1)
-    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: the slowed frequencies of Llama 3.2 (factor 32)")
+    activation: Literal["swiglu", "gelu"] = option(
+        "swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh approximation)"
+    )
+    biases: bool = option(False, "use biases in the linear layers and in LayerNorm")
+    dropout: float = option(0.0, "dropout of embeddings, attention weights and the output of each sublayer", ge=0, lt=1)
+    rope_scaling: Literal["none", "llama3"] = option(
+        "none", "llama3: scaled rotary frequencies of Llama 3.2 (factor 32)"
+    )
     transformers: str | None = option(
         None,
-        "a model type of the library `transformers` (distilbert, bert, qwen2, …), built by its own configuration from "
-        "dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: the decoder of this project",
+        "model type of the library `transformers` (distilbert, bert, qwen2, …), built with its own configuration class "
+        "from dimension, layers, heads, key_value_heads, hidden and vocabulary_size; null: this project's decoder",
         pattern=r"^[a-z0-9][a-z0-9_-]*$",
     )
 
@@ -62,38 +69,38 @@ class ModelSettings:
         return self.dimension // self.heads
 
     def problems(self) -> list[tuple[str, str]]:
-        """(field, what is wrong) for every rule that two fields break together."""
+        """Violations of rules over several fields, as (field, what is wrong)."""
         found = []
         if self.dimension % self.heads or (self.positions == "rotary" and self.head_dimension % 2):
-            found.append(("heads", f"{self.heads} heads do not cut dimension {self.dimension} into even, equal widths"))
+            found.append(("heads", f"{self.heads} heads do not divide dimension {self.dimension} into even widths"))
         if self.heads % self.key_value_heads:
             found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))
         rotary = self.positions == "rotary"
         if self.transformers is None and rotary and self.maximum_positions is not None:
-            found.append(("maximum_positions", "rotary positions have no table"))
+            found.append(("maximum_positions", "applies to positions: learned only"))
         if self.rope_scaling != "none" and not rotary:
-            found.append(("rope_scaling", "learned positions do not turn"))
+            found.append(("rope_scaling", "applies to positions: rotary only"))
         if self.transformers is not None:
-            stated = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
-            if stated is not None:
-                found.append((stated, f"a model of transformers ({self.transformers}) has its own: leave it out"))
+            own = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
+            if own is not None:
+                found.append((own, f"a model of transformers ({self.transformers}) defines it itself: remove it"))
         return found
 
     def with_positions(self, sequence_length: int) -> "ModelSettings":
-        """The same shape with a table of positions as long as the sequence, where learned ones are not counted."""
+        """Return the model with `maximum_positions` set to the sequence length, if it is needed and not set."""
         counted = self.maximum_positions is not None or (self.positions == "rotary" and self.transformers is None)
         return self if counted else replace(self, maximum_positions=sequence_length)
 
     def check_positions(self, sequence_length: int) -> None:
-        """Raise UserError where a table of positions is shorter than the sequence."""
+        """Raise UserError if the model has fewer positions than the sequence."""
         if self.maximum_positions is not None and self.maximum_positions < sequence_length:
             raise UserError(
-                "the model has fewer positions than the sequence is long.",
+                "the model has fewer positions than the sequence.",
                 model=f"{self.name} has maximum_positions {self.maximum_positions}",
                 requested=f"sequence_length {sequence_length}",
                 next="shorten the sequence, or raise model.maximum_positions",
             )
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
-        """The same shape with the tokenizer's vocabulary where none was stated."""
+        """Return the model with the tokenizer's vocabulary size, if none is set."""
         return self if self.vocabulary_size is not None else replace(self, vocabulary_size=size)

@@ -1,7 +1,7 @@
-"""Settings are frozen stdlib dataclasses; this is what they share.
+"""Shared helpers of the settings classes, which are frozen stdlib dataclasses.
 
-The trainer reads them without pydantic; on the host pydantic validates the same classes (`validate.py`), reading the
-description and the bounds from each field's metadata.
+The trainer reads settings without pydantic. On the host pydantic validates the same classes (`validate.py`) and reads
+descriptions and bounds from the metadata of the fields.
 """
 
 import dataclasses
@@ -13,40 +13,40 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
 
-#: what becomes a folder, a target of the workflow, a job's name or a word of a shell: nothing there has a meaning
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-NAME_IN_WORDS = "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no accents)"
-#: what mends settings that were passed on as JSON
-AGAIN = "pass them on as a run table or a rule has them"
-#: Read by pydantic when it validates a settings class; means nothing to anybody else.
+#: names of folders, workflow targets and jobs: no character is special to a file system or a shell
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+NAME_RULE = "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no accents)"
+#: next step for an error in settings passed as JSON
+RETRY_HINT = "copy the JSON from a run table or a workflow rule"
+#: pydantic's configuration of a settings class; ignored without pydantic
 STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
 
 
 def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
-    """A settings field: default, one sentence for people, and bounds (`ge`, `gt`, `le`, `lt`, `pattern`).
+    """Return a dataclass field with a default, a description and bounds (`ge`, `gt`, `le`, `lt`, `pattern`).
 
-    `science=False` marks what never enters a run's identity (names and labels).
+    `science=False` marks fields that never affect a run's id (names and labels).
     """
     metadata = {"description": description, "science": science, **bounds}
-    if isinstance(default, type):  # a class: every object gets its own empty one
+    if isinstance(default, type):  # a class is used as default factory
         return dataclasses.field(default_factory=default, metadata=metadata)
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def default_of(field: dataclasses.Field) -> Any:
-    """What a field holds where nothing is stated; dataclasses.MISSING for a field that must be."""
+def get_default(field: dataclasses.Field) -> Any:
+    """Return a field's default; dataclasses.MISSING for a required field."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
-    """Nested plain values of a settings object, without the fields that equal their default.
+    """Return a settings object as nested plain values, without fields that equal their default.
 
-    Leaving defaults out keeps the identity of old runs when a new option appears. `science_only` also leaves out
-    names and labels.
+    Leaving out defaults keeps the ids of old runs when an option is added. `science_only` also leaves out names and
+    labels.
     """
     result = {}
     for name, default, science, optional in _fields(type(settings)):
@@ -54,7 +54,7 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
         if (science_only and not science) or value == default:
             continue
         if not dataclasses.is_dataclass(value):
-            result[name] = _plain(value)
+            result[name] = _to_plain(value)
             continue
         inner = to_dict(value, science_only=science_only)
         if inner or optional:  # empty: only labels differ from the default
@@ -62,67 +62,73 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
     return result
 
 
-@functools.cache  # asked for every object of every run, and only ever compared with
+@functools.cache  # called for every object of every run; the defaults are only compared
 def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
-    """(name, default, whether it is science, whether the default is None) of each field of a settings class."""
+    """Return (name, default, whether it is science, whether the default is None) of each field."""
     return tuple(
-        (field.name, default_of(field), field.metadata.get("science", True), field.default is None)
+        (field.name, get_default(field), field.metadata.get("science", True), field.default is None)
         for field in dataclasses.fields(cls)
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
+        return [_to_plain(v) for v in value]
     return to_dict(value) if dataclasses.is_dataclass(value) else value
 
 
 def from_json(cls: type, text: str) -> Any:
-    """A settings object from the JSON that a rule or a person passes on the command line.
+    """Return a settings object from JSON passed on a command line.
 
-    Raises UserError for text that is no JSON object, keys that do not exist and values of another type. Their bounds
-    are not checked here: the host has validated them with pydantic, which the trainer does not need.
+    Raises UserError for text that is not a JSON object, unknown keys and values of a wrong type. Bounds are not
+    checked: the host has validated them with pydantic, which the trainer does not need.
     """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError("the settings are not readable JSON.", found=text[:200], reason=error, next=AGAIN) from None
+        raise UserError(
+            "the settings are not readable JSON.", found=text[:200], reason=error, next=RETRY_HINT
+        ) from None
     return from_dict(cls, values)
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """A settings object from nested plain values that were validated before. Raises UserError for an unknown key, and
-    for values of another shape."""
+    """Return a settings object from nested plain values that were validated before.
+
+    Raises UserError for an unknown key and for values of a wrong type.
+    """
     if not isinstance(values, dict):
         found = repr(values)[:200]
-        raise UserError(f"{cls.__name__} is no object.", found=found, expected='{"key": value, …}', next=AGAIN)
+        raise UserError(
+            f"{cls.__name__} is not a JSON object.", found=found, expected='{"key": value, …}', next=RETRY_HINT
+        )
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     for name in values:
         if name not in names:
             raise unknown(f"key of {cls.__name__}", name, names)
     try:
-        return cls(**{name: _build(hints[name], value) for name, value in values.items()})
-    except TypeError as error:  # a field without a default is missing, or a list is none
-        raise UserError(f"{cls.__name__} cannot be made of these values.", reason=error, next=AGAIN) from None
+        return cls(**{name: _from_plain(hints[name], value) for name, value in values.items()})
+    except TypeError as error:  # a required field is missing, or a value has a wrong type
+        raise UserError(f"{cls.__name__} has missing or wrong values.", reason=error, next=RETRY_HINT) from None
 
 
-def _build(hint: Any, value: Any) -> Any:
+def _from_plain(hint: Any, value: Any) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
-        return _build(hint, value)
+        return _from_plain(hint, value)
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{value!r} is no list")
-        return tuple(_build(typing.get_args(hint)[0], v) for v in value)
+            raise TypeError(f"{value!r} is not a list")
+        return tuple(_from_plain(typing.get_args(hint)[0], v) for v in value)
     if origin is typing.Literal and value not in typing.get_args(hint):
-        raise TypeError(f"{value!r} is none of {', '.join(map(repr, typing.get_args(hint)))}")
+        raise TypeError(f"{value!r} is not one of {', '.join(map(repr, typing.get_args(hint)))}")
     kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool)):
-        raise TypeError(f"{value!r} is no {hint.__name__}")
+        raise TypeError(f"{value!r} is not of type {hint.__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Presets of decoders, with the names users know. Read by the host; a run carries its shape."""
+"""Model presets by name. Read by the host; a run's settings contain the resulting shape."""
 
 from tokenscale.settings.model import ModelSettings
 
@@ -8,45 +8,45 @@ def _preset(name: str, **shape) -> ModelSettings:
 
 
 def _study(name: str, **shape) -> ModelSettings:
-    """A shape that a source study calls GPT-2: RMSNorm, rotary positions, SwiGLU of 4 x the width, tied head."""
+    """Return the model that a source study calls GPT-2: RMSNorm, rotary positions, SwiGLU, tied head."""
     heads, hidden = shape["heads"], 4 * shape["dimension"]
     facts = {"key_value_heads": heads, "hidden": hidden, "tied_embeddings": True}
     return _preset(name, **shape, **facts, rope_theta=10_000.0, norm_epsilon=1e-6)
 
 
 def _llama32(name: str, **shape) -> ModelSettings:
-    """Llama 3.2 (its config.json): a head width of 64 or 128, tied head, slowed rotary frequencies."""
+    """Return a Llama 3.2 model (its config.json): head width 64 or 128, tied head, scaled rotary frequencies."""
     facts = {"key_value_heads": 8, "vocabulary_size": 128_256, "tied_embeddings": True, "rope_scaling": "llama3"}
     return _preset(name, **shape, **facts)
 
 
 def _gpt2(name: str, **shape) -> ModelSettings:
-    """GPT-2 (Radford et al. 2019): LayerNorm, learned positions, GELU of 4 x the width, biases, tied head."""
+    """Return a GPT-2 model (Radford et al. 2019): LayerNorm, learned positions, GELU, biases, tied head."""
     facts = {"key_value_heads": shape["heads"], "hidden": 4 * shape["dimension"], "tied_embeddings": True}
     kind = {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True}
     return _preset(name, **shape, **facts, **kind)
 
 
 def _gpt2_published(name: str, **shape) -> ModelSettings:
-    """With the vocabulary and the context of the published weights; no dropout, as where text is seen once."""
+    """Return a GPT-2 model with the published vocabulary and context; no dropout, as each text is seen once."""
     return _gpt2(name, **shape, vocabulary_size=50_257, maximum_positions=1024)
 
 
 def _bert(name: str, kind: str, **shape) -> ModelSettings:
-    """BERT's shapes (Devlin et al. 2019; DistilBERT, Sanh et al. 2019), by the library `transformers`."""
+    """Return a BERT model (Devlin et al. 2019; DistilBERT, Sanh et al. 2019) of the library `transformers`."""
     facts = {"key_value_heads": shape["heads"], "hidden": 4 * shape["dimension"]}
     return _preset(name, **shape, **facts, transformers=kind)
 
 
 def _bert_published(name: str, kind: str, **shape) -> ModelSettings:
-    """With the vocabulary, the positions and the dropout of the published weights."""
+    """Return a BERT model with the vocabulary, positions and dropout of the published weights."""
     sizes = {"dimension": 768, "heads": 12, "vocabulary_size": 30_522, "maximum_positions": 512, "dropout": 0.1}
     return _bert(name, kind, **sizes, **shape)
 
 
-#: Two CPU sizes and one for a workstation; then the shapes of the source studies. The two named `study` go by "124M"
-#: and "355M" there; the three matrices of their SwiGLU make them 152 and 454 million weights with GPT-2's vocabulary.
-#: The two named `nemo` have the vocabulary of Mistral-Nemo. Then the published shapes, each with CPU sizes.
+#: Small sizes for CPUs and workstations; then models of the source studies, then published models with CPU sizes.
+#: The studies call the two `study` models "124M" and "355M"; with GPT-2's vocabulary they have 152 and 454 million
+#: weights, because of the three matrices of SwiGLU. The two `nemo` models have the vocabulary of Mistral-Nemo.
 PRESETS = {
     m.name: m
     for m in (

@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md, written from the settings themselves: one source for every key's words."""
+"""Tables of docs/settings.md, generated from the settings classes."""
 
 import dataclasses
 import types
@@ -30,18 +30,18 @@ SECTIONS = (
     ("experiments/NAME.yaml: a run of the same table to go on from", "runs.resume_from.", ResumeFrom),
     ("experiments/NAME.yaml: a model, where no preset is named", "runs.model.", ModelSettings),
 )
-#: replaced by names in files: their tables stand elsewhere
+#: settings that files replace by a name; their tables are separate
 BY_NAME = {"corpus", "tokenizer", "model"}
 
 
-def markdown() -> str:
-    """All tables, with the presets."""
+def render_tables() -> str:
+    """Return all tables as Markdown, with the model presets."""
     parts = []
     for title, prefix, cls in SECTIONS:
-        rows = "\n".join(_rows(cls, prefix, by_name=cls is RunSettings))
+        rows = "\n".join(_render_rows(cls, prefix, by_name=cls is RunSettings))
         parts.append(f"### {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}\n")
     shapes = "\n".join(
-        f"| `{m.name}` | {_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
+        f"| `{m.name}` | {_model_kind(m)} | {m.dimension} | {m.layers} | {m.heads} / {m.key_value_heads} | {m.hidden} "
         f"| {m.vocabulary_size or 'the tokenizer’s'} |"
         for m in PRESETS.values()
     )
@@ -53,24 +53,24 @@ def markdown() -> str:
     return "\n".join(parts)
 
 
-def _kind(model: ModelSettings) -> str:
+def _model_kind(model: ModelSettings) -> str:
     if model.transformers is not None:
         return f"`{model.transformers}` of transformers"
     return "GPT-2’s" if model.positions == "learned" else "Llama’s"
 
 
 def update(path: Path) -> None:
-    """Put the tables between the markers of a Markdown file."""
+    """Replace the tables between the markers of a Markdown file."""
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    write_text(path, f"{before}{BEGIN}\n\n{markdown()}\n{END}{after}")
+    write_text(path, f"{before}{BEGIN}\n\n{render_tables()}\n{END}{after}")
 
 
-def _rows(cls: type, prefix: str, by_name: bool = False):
+def _render_rows(cls: type, prefix: str, by_name: bool = False):
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        # the key itself; set by `repeats`; filled in
+        # names are keys, `repeat` is set by `repeats`, `learnt_from` is filled in
         if field.name in ("repeat", "learnt_from") or (field.name == "name" and cls is not Machine):
             continue
         hint, key = hints[field.name], f"`{prefix}{field.name}`"
@@ -78,21 +78,21 @@ def _rows(cls: type, prefix: str, by_name: bool = False):
         if by_name and field.name in BY_NAME:
             yield f"| {key} | | a name | {text} |"
         elif dataclasses.is_dataclass(hint):
-            yield from _rows(hint, f"{prefix}{field.name}.")
+            yield from _render_rows(hint, f"{prefix}{field.name}.")
         else:
-            yield f"| {key} | {_default(field)} | {_values(hint, field.metadata)} | {text} |"
+            yield f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | {text} |"
 
 
-def _default(field: dataclasses.Field) -> str:
+def _format_default(field: dataclasses.Field) -> str:
     if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
         return "(needed)"
     value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
     return f"`{canonical_json(value)}`"
 
 
-def _values(hint: object, metadata: typing.Mapping) -> str:
+def _format_values(hint: object, metadata: typing.Mapping) -> str:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [_values(h, metadata) for h in typing.get_args(hint) if h is not type(None)]
+        inner = [_format_values(h, metadata) for h in typing.get_args(hint) if h is not type(None)]
         return f"{inner[0]}, null" if type(None) in typing.get_args(hint) else inner[0]
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(f"`{v}`" for v in typing.get_args(hint))

@@ -1,7 +1,7 @@
-"""Names in settings → dotted names of modules. Strings, so that nothing is imported until it is asked for.
+"""Registries: names in settings → dotted module names, imported only when used.
 
-This file is left out of every job's code: a job counts the modules that it uses, which are passed by name. A new entry
-therefore reruns nothing. What an entry's module has to offer: docs/extend.md.
+This file is not part of any job's code hash: a job hashes the modules that it uses, which are passed by name. A new
+entry therefore reruns nothing. docs/extend.md defines what the module of an entry must provide.
 """
 
 from typing import NamedTuple
@@ -37,10 +37,10 @@ class TokenizerSpec(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How tokens lie at rest. `module` has `write`, and the class `reader`, which opens a store.
+    """Storage format of tokens. `module` has the function `write` and the class `reader`, which opens a store.
 
-    `options` are those of `StoreSettings` that mean something for it. `streamed`: its reader gives whole documents by
-    number, and an approach of the format's name trains on them as endless streams.
+    `options` are the fields of `StoreSettings` that apply. `streamed`: the reader returns whole documents by number,
+    and an approach with the name of the format trains on them as endless streams.
     """
 
     module: str
@@ -50,10 +50,10 @@ class Format(NamedTuple):
 
 
 class Approach(NamedTuple):
-    """How documents become batches. `module` has `open_batches`.
+    """Data-loading strategy. `module` has `open_batches`.
 
-    `format` is what it reads (None: raw text, tokenized while training), and `twin` the approach that makes the same
-    batches bit for bit from raw text. `streams`: rows are cut from an endless stream, wherever they end.
+    `format` is the store format it reads (None: raw text, tokenized while training). `twin` is the approach that makes
+    bit-identical batches from raw text. `streams`: sequences are cut from an endless stream, at any token.
     """
 
     module: str
@@ -62,19 +62,19 @@ class Approach(NamedTuple):
     streams: bool = False
 
 
-class Goal(NamedTuple):
-    """What a model is trained for. `module` has `of_batches` and `of_rows`; None: batches are trained on as they are.
+class ObjectiveSpec(NamedTuple):
+    """Training objective. `module` has `wrap_batches` and `prepare_held_out`; None: batches are used unchanged.
 
-    `loss` is a class of that module, a kind of `models.objective.Objective`; None: that one. `causal`: each position
-    sees those before it. `special_ids`: it reads the tokenizer's manifest. `whole`: its loss needs the whole model on
-    each rank. `flops` is what a token of its batches takes, where one of next-token training takes 1.
+    `loss` is a class of that module, a subclass of `models.objective.Objective` (None: that class itself). `causal`:
+    each position attends to earlier positions only. `special_ids`: it reads the tokenizer's manifest. `whole_model`:
+    its loss needs the whole model on each rank. `flops` per token are relative to next-token training.
     """
 
     module: str | None = None
     loss: str | None = None
     causal: bool = True
     special_ids: bool = False
-    whole: bool = False
+    whole_model: bool = False
     flops: float = 1.0
 
 
@@ -92,10 +92,10 @@ _FETCHED = (*_READ, "downloaded", "published_documents")
 SOURCES = {
     "docstrings": SourceSpec(
         "tokenscale.data.corpus.docstrings",
-        "one docstring a document, from installed packages",
+        "docstrings of installed packages, one per document",
         options=("packages",),
     ),
-    "files": SourceSpec("tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text", ("files",), _READ),
+    "files": SourceSpec("tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text files", ("files",), _READ),
     "url": SourceSpec(
         "tokenscale.data.corpus.fetched",
         "such files from the web",
@@ -105,7 +105,7 @@ SOURCES = {
     ),
     "hub": SourceSpec(
         "tokenscale.data.corpus.fetched",
-        "from a Hugging Face dataset",
+        "files of a Hugging Face dataset",
         ("repository", "revision", "files"),
         _FETCHED,
         download="tokenscale.data.corpus.hub",
@@ -115,7 +115,7 @@ SOURCES = {
     ),
     "grammar": SourceSpec(
         "tokenscale.data.corpus.grammar",
-        "made-up German sentences with their English translations",
+        "generated German sentences with English translations",
         ("documents",),
         ("held_out", "seed"),
         pairs=True,
@@ -132,7 +132,7 @@ TOKENIZERS = {
     "numbers": TokenizerSpec("tokenscale.data.tokenizers.numbers", ("vocabulary_size",)),
 }
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
-#: format → where its writer and its reader are (`data/stores/manifest.py` finds them)
+#: store format → module with its writer and reader (`data/stores/manifest.py` resolves them)
 FORMATS = {
     "padded": Format("tokenscale.data.stores.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
     "token-list": Format(
@@ -141,13 +141,13 @@ FORMATS = {
     "packed": Format("tokenscale.data.stores.packed", "PackedStore", ("split", "sequence_length", "eos", "packing")),
     "archive": Format("tokenscale.data.stores.archive", "ArchiveStore", ("split", "eos", "level")),
 }
-#: format of others → the module that reads and writes it
+#: format of another project → module that reads and writes it
 FOREIGN = {
     "megatron": "tokenscale.data.stores.foreign.megatron",
     "nanogpt": "tokenscale.data.stores.foreign.nanogpt",
     "hf-datasets": "tokenscale.data.stores.foreign.hf_datasets",
 }
-#: approach → where its batches are made (dotted, so that a run depends on its own approach only)
+#: approach → module that makes its batches
 BATCHES = {
     "padded": Approach("tokenscale.data.batches.padded"),
     "padding-free": Approach("tokenscale.data.batches.padding_free", streams=True),
@@ -159,21 +159,21 @@ BATCHES = {
 for _name, _format in FORMATS.items():
     if _format.streamed:
         BATCHES.setdefault(_name, BATCHES["token-list"]._replace(format=_name))
-#: objective → what is trained on, and by which loss
+#: training objective → its batches and loss
 OBJECTIVES = {
-    "causal": Goal(),
-    "masked": Goal("tokenscale.data.batches.masked", causal=False, special_ids=True),
+    "causal": ObjectiveSpec(),
+    "masked": ObjectiveSpec("tokenscale.data.batches.masked", causal=False, special_ids=True),
 }
-#: choice of labels → the module that makes them, where not all count
+#: choice of labels → module that ignores the others
 LABELS = {"target": "tokenscale.data.batches.target"}
-#: what a model is built with where it is not the project's own decoder → the module that builds it
+#: model library other than this project's decoder → module that builds its models
 MODELS = {"transformers": "tokenscale.train.models.library"}
-#: what keeps copies of a model alike, where each rank holds all of it (`layout.copies`) → the module that applies it
-COPIES = {
+#: method that synchronises full replicas of a model (`layout.copies`) → module that applies it
+REPLICATION = {
     "ddp": "tokenscale.train.parallel.ddp",
 }
-#: a method that a layout is made of → the module that applies it
-PARALLEL = COPIES | {
+#: parallel method of a layout → module that applies it
+PARALLEL = REPLICATION | {
     "single": "tokenscale.train.parallel.single",
     "zero1": "tokenscale.train.parallel.zero1",
     "fsdp": "tokenscale.train.parallel.fsdp",
@@ -181,7 +181,7 @@ PARALLEL = COPIES | {
     "tp": "tokenscale.train.parallel.tensor",
     "pp": "tokenscale.train.parallel.pipeline",
 }
-#: figure → the module that draws it (see report/registry.py)
+#: figure → module that draws it (see report/registry.py)
 FIGURES = {
     "tokens_per_second_comparison": "tokenscale.report.drawings.tokens_per_second_comparison",
     "data_stall_share": "tokenscale.report.drawings.data_stall_share",

@@ -1,6 +1,6 @@
-"""`resume_from` of an experiment's file: which run of its table another one goes on from. Host only (pydantic).
+"""`resume_from` in an experiment's file: the run of the same experiment to resume from. Host only (pydantic).
 
-A file names that run by its levels and the step after which it is left. Its id is known only once the file is read.
+A file identifies that run by its levels and a step: the run's id is not known before the file is read.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
 from tokenscale.settings import validate
-from tokenscale.settings.continuation import apart, state
-from tokenscale.settings.experiments import Experiment, cells, dotted, factor_of, matches, stated
+from tokenscale.settings.continuation import find_difference, state_path
+from tokenscale.settings.experiments import Experiment, cell_values, co_varied_keys, expand_cells, flatten_cell, matches
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.run import RunSettings
 
@@ -20,82 +20,82 @@ KEY = "resume_from"
 
 @dataclass(frozen=True)
 class ResumeFrom:
-    """A run of the same experiment and repeat, and the step after which another one goes on from it."""
+    """Run of the same experiment and repeat, and the step after which another run resumes from it."""
 
     __pydantic_config__ = STRICT
 
     run: dict[str, Any] = option(
-        description="dotted key → level, as many as tell its cell from the others; factors that are not named have "
-        "the same level there, and a run that was itself resumed is meant only where `resume_from` is named, too"
+        description="dotted key → level; enough levels to identify the cell. Other factors have the same level as in "
+        "this run. A run that was itself resumed is selected only with `resume_from` among the levels"
     )
-    step: int = option(description="optimizer steps done by then, after which it keeps a state", ge=0, strict=True)
+    step: int = option(description="optimizer step after which that run keeps a resume state", ge=0, strict=True)
 
 
-def settings_of(
+def resolve_settings(
     experiment: Experiment,
     cell: dict[str, Any],
     build: Callable[[dict[str, Any]], RunSettings],
     file: str,
-    behind: tuple[dict[str, Any], ...] = (),
+    resumed_by: tuple[dict[str, Any], ...] = (),
 ) -> RunSettings:
-    """A cell's run; `build` makes settings of an experiment's words. `behind`: the cells that go on from this one.
+    """Return the settings of a cell's run. `build` turns an experiment's values into settings.
 
-    Raises UserError where the run to go on from is none of the experiment's, keeps no state after that step, or has
-    settings with which its state is of no use here.
+    `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from is not in the
+    experiment, keeps no state after that step, or has incompatible settings.
     """
-    values = stated(experiment, cell)
+    values = cell_values(experiment, cell)
     if not isinstance(values.get(KEY), dict):
         return build(values)
     wanted: ResumeFrom = validate.build(ResumeFrom, values[KEY], file=file, key=f"runs.{KEY}")
-    other = _cell(experiment, cell, wanted, file)
-    if other in behind:
+    other = _find_cell(experiment, cell, wanted, file)
+    if other in resumed_by:
         raise UserError(
-            "runs go on from each other in a circle.",
+            "runs resume from each other in a circle.",
             file=file,
             key=f"runs.{KEY}.run",
             found=canonical_json(wanted.run),
-            next="one of them has to begin by itself: resume_from: null",
+            next="let one of them start from scratch: resume_from: null",
         )
-    theirs = settings_of(experiment, other, build, file, (*behind, cell))
-    mine = replace(build(values | {KEY: None}), resume_from=state(theirs.identity, wanted.step))
-    _check(theirs, mine, wanted.step, file)
+    theirs = resolve_settings(experiment, other, build, file, (*resumed_by, cell))
+    mine = replace(build(values | {KEY: None}), resume_from=state_path(theirs.identity, wanted.step))
+    _check_state(theirs, mine, wanted.step, file)
     return mine
 
 
-def _cell(experiment: Experiment, cell: dict[str, Any], wanted: ResumeFrom, file: str) -> dict[str, Any]:
-    """The cell that is to be gone on from."""
-    named = dotted(wanted.run)
-    apart = factor_of(experiment, KEY)
+def _find_cell(experiment: Experiment, cell: dict[str, Any], wanted: ResumeFrom, file: str) -> dict[str, Any]:
+    """Return the cell to resume from. Raises UserError unless exactly one matches."""
+    given = flatten_cell(wanted.run)
+    ignored = co_varied_keys(experiment, KEY)
     same = {
         key: level
         for key, level in cell.items()
-        if key not in apart and not any(name == key or name.startswith(f"{key}.") for name in named)
+        if key not in ignored and not any(name == key or name.startswith(f"{key}.") for name in given)
     }
-    # a level of null is no mapping: it is spelled out here, and not by `matches`
+    # `matches` expects mappings, not null, so `resume_from: null` is handled here
     levels = {key: level for key, level in wanted.run.items() if (key, level) != (KEY, None)}
     resumed = any(key.split(".")[0] == KEY for key in levels)
     found = [
         other
-        for other in cells(experiment)
+        for other in expand_cells(experiment)
         if other != cell
         and all(other[key] == level for key, level in same.items())
         and matches(other, levels)
-        and (resumed or stated(experiment, other).get(KEY) is None)
+        and (resumed or cell_values(experiment, other).get(KEY) is None)
     ]
     if len(found) != 1:
         raise UserError(
-            f"the run to go on from is {'no run' if not found else 'several runs'} of the experiment.",
+            f"the run to resume from matches {'no run' if not found else 'several runs'} of the experiment.",
             file=file,
             key=f"runs.{KEY}.run",
             found=canonical_json(wanted.run),
-            cells="\n".join(canonical_json(other) for other in found or cells(experiment)),
-            next="name the levels of one cell",
+            cells="\n".join(canonical_json(other) for other in found or expand_cells(experiment)),
+            next="give the levels of exactly one cell",
         )
     return found[0]
 
 
-def kept(run: RunSettings) -> list[int]:
-    """Steps after which a run that was never interrupted keeps a state for others; none where that is not known."""
+def list_kept_steps(run: RunSettings) -> list[int]:
+    """Return the steps whose resume states remain after a run without interruption; empty if unknown."""
     policy, budget = run.checkpoints, run.budget
     if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
         return []
@@ -104,37 +104,37 @@ def kept(run: RunSettings) -> list[int]:
     return sorted(written | {budget.steps})[-policy.keep_last :]
 
 
-def _check(theirs: RunSettings, mine: RunSettings, step: int, file: str) -> None:
-    """That the state is there once their run has ended, and that mine can use it."""
-    steps = kept(theirs)
+def _check_state(theirs: RunSettings, mine: RunSettings, step: int, file: str) -> None:
+    """Raise UserError unless `theirs` keeps a state after `step` and `mine` can resume from it."""
+    steps = list_kept_steps(theirs)
     if step not in steps:
         raise UserError(
-            "the run to go on from keeps no state after this step.",
+            "the run to resume from keeps no state after this step.",
             file=file,
             key=f"runs.{KEY}.step",
             run=theirs.identity,
             found=step,
             expected=", ".join(map(str, steps))
             or "a budget in steps, and checkpoints.keep_resume_state without each_epoch",
-            next="see runs.checkpoints: every, keep_last and keep_resume_state",
+            next="change runs.checkpoints: every, keep_last and keep_resume_state",
         )
     if mine.budget.kind == "steps" and step >= mine.budget.steps:
         raise UserError(
-            "nothing is left to do behind the state.",
+            "no steps are left after the resume state.",
             file=file,
             key=f"runs.{KEY}.step",
             found=step,
             expected=f"less than budget.steps = {mine.budget.steps}",
-            next="take an earlier state, or a larger budget",
+            next="use an earlier state, or a larger budget",
         )
-    if (other := apart(theirs, mine)) is not None:
+    if (other := find_difference(theirs, mine)) is not None:
         setting, there, here = other
         raise UserError(
-            "a run cannot go on from one of other settings: not the layout alone differs.",
+            "a run cannot resume from one with other settings.",
             file=file,
             key=f"runs.{KEY}.run",
             setting=setting,
             found=there,
             expected=here,
-            next="name a run that differs in its layout, budget or evaluation alone",
+            next="choose a run that differs in layout, budget or evaluation only",
         )

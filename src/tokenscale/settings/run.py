@@ -1,4 +1,4 @@
-"""One run: everything that decides its result, and the identity that follows from it."""
+"""Settings of one run: everything that affects its result, and the run id derived from it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,21 +8,21 @@ from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSetti
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
-from tokenscale.settings.registry import BATCHES, COPIES, FORMATS, OBJECTIVES
+from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES, REPLICATION
 
-#: approach → the format it reads (None: it tokenizes raw text while training)
+#: approach → the store format it reads; None: it tokenizes raw text while training
 APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
 
 
 def reads_parquet(approach: str) -> bool:
-    """Whether the options of `StorageSettings` mean something for it."""
-    form = APPROACHES[approach]
-    return form is not None and "codec" in FORMATS[form].options
+    """Whether an approach reads a Parquet store, so that `StorageSettings` apply to it."""
+    store_format = APPROACHES[approach]
+    return store_format is not None and "codec" in FORMATS[store_format].options
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW. Weight decay falls on matrices only, not on norms."""
+    """AdamW. Weight decay applies to matrices only, not to norms."""
 
     __pydantic_config__ = STRICT
 
@@ -32,93 +32,103 @@ class OptimizerSettings:
     epsilon: float = option(1e-8, "added to the root of the second moment", gt=0)
     weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
     clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
-    fused: bool = option(True, "one kernel for the update, which clips and unscales as it reads the gradients")
+    fused: bool = option(True, "update all weights in one kernel, which also clips and unscales the gradients")
 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """Learning rate by step: linear warm-up, then a shape down to a floor."""
+    """Learning rate by step: linear warm-up, then decay to a floor."""
 
     __pydantic_config__ = STRICT
 
-    shape: Literal["constant", "linear", "cosine"] = option("cosine", "after the warm-up")
+    shape: Literal["constant", "linear", "cosine"] = option("cosine", "decay after the warm-up")
     warmup_steps: int = option(10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0, strict=True)
-    floor: float = option(0.1, "last learning rate as a share of the peak", ge=0, le=1)
+    floor: float = option(0.1, "final learning rate as a share of the peak", ge=0, le=1)
 
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long a run trains: `steps`, or one of the others in its place."""
+    """Length of a run: `steps`, or one of the other budgets instead."""
 
     __pydantic_config__ = STRICT
 
-    steps: int = option(100, "optimizer steps; only where none of the others is set", ge=1, strict=True)
-    epochs: float | None = option(None, "passes over what the approach reads, rounded up to whole steps", gt=0)
-    useful_tokens: int | None = option(
-        None, "labels that count, over all ranks; the step that reaches it is the last", ge=1
+    steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, strict=True)
+    epochs: float | None = option(
+        None, "passes over the training data of the approach, rounded up to whole steps", gt=0
     )
-    flops: float | None = option(None, "training FLOPs in the full convention, padding included, rounded up", gt=0)
+    useful_tokens: int | None = option(
+        None, "target tokens that count in the loss, over all ranks; the step that reaches the number is the last", ge=1
+    )
+    flops: float | None = option(
+        None, "training FLOPs (convention `full`, padding included), rounded up to whole steps", gt=0
+    )
     wall_s: float | None = option(
-        None, "seconds of training steps; the first step that begins after them is the last", gt=0
+        None, "seconds spent in training steps; the first step that begins after them is the last", gt=0
     )
 
     @property
     def kind(self) -> str:
-        """Which of the fields decides."""
+        """Name of the field that ends the run."""
         return next((name for name in BUDGETS if getattr(self, name) is not None), "steps")
 
 
-#: budgets that stand in the place of `steps`
+#: budgets that replace `steps`
 BUDGETS = ("epochs", "useful_tokens", "flops", "wall_s")
 
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Loss on a fixed held-out slice: the first rows of the packed validation store, the same for every approach."""
+    """Loss on a fixed held-out slice: the first sequences of the packed validation store, for every approach."""
 
     __pydantic_config__ = STRICT
 
-    rows: int = option(64, "rows of the slice; 0: no validation", ge=0, strict=True)
-    every: int = option(0, "steps between validations; 0: none between the first step and the last", ge=0, strict=True)
-    each_epoch: bool = option(False, "also after the last step of each epoch")
-    at_start: bool = option(True, "before the first step")
-    at_end: bool = option(True, "after the last step")
-    accuracy: bool = option(False, "count the labels that have the largest logit, too")
-    bleu: int = option(
-        0, "pairs of the validation split that are translated at the end, for BLEU; 0: none", ge=0, strict=True
-    )
+    rows: int = option(64, "sequences in the slice; 0: no validation", ge=0, strict=True)
+    every: int = option(0, "steps between validations; 0: only at the start and the end", ge=0, strict=True)
+    each_epoch: bool = option(False, "also validate after the last step of each epoch")
+    at_start: bool = option(True, "validate before the first step")
+    at_end: bool = option(True, "validate after the last step")
+    accuracy: bool = option(False, "also measure accuracy: the share of targets with the largest logit")
+    bleu: int = option(0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, strict=True)
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What a run writes of its weights, and what it can be resumed from, in `results/runs/<run id>/checkpoints/`."""
+    """Weights and resume states that a run writes to `results/runs/<run id>/checkpoints/`."""
 
     __pydantic_config__ = STRICT
 
-    every: int = option(0, "steps between resume states; 0: none, an interrupted run begins anew", ge=0, strict=True)
-    each_epoch: bool = option(False, "a resume state after the last step of each epoch")
-    at_start: bool = option(False, "a resume state before the first step: the seed checkpoint of other layouts")
-    keep_last: int = option(1, "resume states kept, the newest", ge=1, strict=True)
-    keep_resume_state: bool = option(False, "keep them when the run has ended, and write one at its end")
-    final: bool = option(False, "the weights at the end, for `evaluate`, `generate` and `export`")
-    best: bool = option(False, "the weights with the lowest validation loss so far")
-    asynchronous: bool = option(True, "write in a thread, from a copy, while training goes on")
+    every: int = option(
+        0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0, strict=True
+    )
+    each_epoch: bool = option(False, "write a resume state after the last step of each epoch")
+    at_start: bool = option(False, "write a resume state before the first step: the seed checkpoint for other layouts")
+    keep_last: int = option(1, "newest resume states to keep", ge=1, strict=True)
+    keep_resume_state: bool = option(False, "keep resume states after the run has ended, and write one at its end")
+    final: bool = option(False, "write the final weights, for `evaluate`, `generate` and `export`")
+    best: bool = option(False, "keep the weights with the lowest validation loss so far")
+    asynchronous: bool = option(True, "write a copy in a background thread while training continues")
 
 
 @dataclass(frozen=True)
 class MaskingSettings:
-    """Masked-language modelling (BERT, Devlin et al. 2019), chosen by (seed, global sample, position) alone."""
+    """Masked-language modelling (BERT, Devlin et al. 2019).
+
+    The masked positions depend on (seed, global sample, position) alone.
+    """
 
     __pydantic_config__ = STRICT
 
     share: float = option(
-        0.15, "of the useful tokens that are predicted: 80 % masked, 10 % random, 10 % kept", gt=0, le=1
+        0.15,
+        "share of the useful tokens to predict: 80 % are masked, 10 % replaced at random, 10 % unchanged",
+        gt=0,
+        le=1,
     )
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """A trace of torch.profiler for each rank, `attempt=NN/rank=NNNNN/trace.json.gz`."""
+    """Trace of torch.profiler for each rank, in `attempt=NN/rank=NNNNN/trace.json.gz`."""
 
     __pydantic_config__ = STRICT
 
@@ -128,89 +138,103 @@ class ProfileSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The science of one run. Where and how it is started is not in here."""
+    """Scientific settings of one run. Where and how it is started is not part of them."""
 
     __pydantic_config__ = STRICT
 
-    corpus: CorpusSettings = option(CorpusSettings, "the text")
-    tokenizer: TokenizerSettings = option(TokenizerSettings, "text to ids")
-    model: ModelSettings = option(ModelSettings, "the decoder's shape")
-    approach: Literal[*BATCHES] = option("packed", "how documents become rows, and when they are tokenized")
+    corpus: CorpusSettings = option(CorpusSettings, "text to train on")
+    tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
+    model: ModelSettings = option(ModelSettings, "shape of the model")
+    approach: Literal[*BATCHES] = option(
+        "packed", "data-loading strategy: how documents become sequences, and when they are tokenized"
+    )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
-        "auto", "what tokenizes while training; auto: the fastest exact one that is here; tokenizers: the studies' own"
+        "auto",
+        "library that tokenizes during training; auto: the fastest installed one with exact ids; tokenizers: the one "
+        "of the source studies",
     )
-    sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
-    eos: bool = option(False, "end each document with EOS, beside its one BOS")
-    storage: StorageSettings = option(StorageSettings, "layout of the Parquet formats")
+    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
+    eos: bool = option(False, "end each document with EOS; every document begins with BOS in any case")
+    storage: StorageSettings = option(StorageSettings, "storage options of the Parquet formats")
     packing: Literal["best-fit", "concatenate"] = option(
-        "best-fit", "packed: fullest rows that cut only documents longer than a row; or cut wherever a row ends"
+        "best-fit",
+        "approach packed. best-fit: fill sequences, cut only documents that are longer than one; concatenate: cut "
+        "wherever a sequence ends",
     )
-    global_batch: int = option(8, "rows an optimizer step, over all ranks", ge=1, strict=True)
-    micro_batch: int = option(8, "rows a forward pass of one rank, at most", ge=1, strict=True)
-    prefetch: bool = option(False, "read one batch ahead, in a thread; the batches are the same")
+    global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, strict=True)
+    micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, strict=True)
+    prefetch: bool = option(False, "read one batch ahead in a thread; batches do not change")
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
-    device: Literal["auto", "cpu"] = option("auto", "auto: a GPU a rank where the machine has GPUs; cpu: never one")
+    device: Literal["auto", "cpu"] = option(
+        "auto", "auto: one GPU per rank if the machine has GPUs; cpu: never use a GPU"
+    )
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
         "fp32",
-        "bf16: autocast over fp32 weights; fp16: the same with scaled losses; bf16-true: weights, gradients and "
-        "moments in bf16, as the studies had them",
+        "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, gradients and "
+        "optimizer moments in bf16, as in the source studies",
     )
-    float8: bool = option(False, "float8 products in the blocks' linear layers (CUDA of Hopper or later, with torchao)")
-    objective: Literal[*OBJECTIVES] = option("causal", "predict the next token, or masked tokens")
-    masking: MaskingSettings = option(MaskingSettings, "masked: what is predicted")
+    float8: bool = option(
+        False, "float8 matrix products in the blocks' linear layers (Hopper GPUs or later, needs torchao)"
+    )
+    objective: Literal[*OBJECTIVES] = option("causal", "training objective: predict the next token, or masked tokens")
+    masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
     labels: Literal["all", "target"] = option(
         "all",
-        "what is predicted of a pair (a corpus of texts with translations): all of it, or what stands behind its "
-        "first EOS",
+        "tokens of a translation pair that are predicted: all, or only the target, which follows the first EOS",
     )
-    document_mask: bool = option(False, "attention stays inside a document; packed rows only")
+    document_mask: bool = option(False, "restrict attention to tokens of the same document; approach packed only")
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
-        "auto", "kernel of attention; auto: the fastest that the device and the mask allow; the one used is recorded"
+        "auto",
+        "attention kernel; auto: the fastest that device and mask allow. The run's records name the kernel used",
     )
     loss_chunk: int = option(
         0,
-        "positions whose logits exist at once; 0: all, which at a vocabulary of 131k needs much memory",
+        "positions whose logits are computed at once; 0: all, which needs much memory with a vocabulary of 131k",
         ge=0,
         strict=True,
     )
     activation_checkpointing: Literal["none", "block", "selective"] = option(
-        "none", "what backward computes again: nothing, whole blocks, or all but products and attention"
+        "none",
+        "activations recomputed in the backward pass. block: whole blocks; selective: all but matrix products and "
+        "attention",
     )
-    compile: bool = option(False, "torch.compile for each block and for the loss")
+    compile: bool = option(False, "apply torch.compile to each block and to the loss")
     optimizer: OptimizerSettings = option(OptimizerSettings, "AdamW")
     schedule: ScheduleSettings = option(ScheduleSettings, "learning rate by step")
-    budget: BudgetSettings = option(BudgetSettings, "when it ends")
-    validation: ValidationSettings = option(ValidationSettings, "the held-out slice")
+    budget: BudgetSettings = option(BudgetSettings, "length of the run")
+    validation: ValidationSettings = option(ValidationSettings, "held-out validation")
     checkpoints: CheckpointSettings = option(CheckpointSettings, "weights and resume states on disk")
     resume_from: str | None = option(
         None,
-        "a resume state of another run, whose layout, budget or evaluation may differ from this one's: its folder; "
-        "or, in an experiment's file, `run` and `step` of a run of the same table",
+        "folder of another run's resume state to continue from; layout, budget and evaluation may differ. In an "
+        "experiment's file also `run` and `step` of a run of the same experiment",
     )
     log_every: int = option(
-        10, "steps between readings of the device; each step is logged all the same", ge=1, strict=True
+        10, "steps between readings of device counters; every step is logged in any case", ge=1, strict=True
     )
-    garbage_every: int = option(100, "steps between Python's garbage collections; 0: left to Python", ge=0, strict=True)
-    profile: ProfileSettings = option(ProfileSettings, "a trace of some steps")
-    seed: int = option(0, "of the initial weights and of the order", ge=0, strict=True)
-    repeat: int = option(0, "which repeat; added to the seed", ge=0, strict=True)
+    garbage_every: int = option(
+        100, "steps between garbage collections; 0: Python's automatic collection", ge=0, strict=True
+    )
+    profile: ProfileSettings = option(ProfileSettings, "profiler trace of some steps")
+    seed: int = option(0, "seed of the initial weights and of the sample order", ge=0, strict=True)
+    repeat: int = option(0, "number of the repeat; added to the seed", ge=0, strict=True)
 
     @property
     def effective_seed(self) -> int:
-        """Seed of weights and order: repeats differ, approaches of one repeat share it (paired comparisons)."""
+        """Seed of weights and sample order, shared by the approaches of one repeat (paired comparisons)."""
         return self.seed + self.repeat
 
     @property
     def identity(self) -> str:
-        """Readable prefix and ten hex digits over the science fields that differ from their defaults."""
+        """Run id: a readable prefix and ten hex digits over the science fields that differ from their defaults."""
         digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
         return f"{self.approach}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
 
     @property
     def store(self) -> StoreSettings | None:
-        """The token store this run reads, or None for an approach that tokenizes while training."""
-        form = APPROACHES[self.approach]
-        if form is None:
+        """Token store that the run reads; None for an approach that tokenizes while training."""
+        store_format = APPROACHES[self.approach]
+        if store_format is None:
             return None
         options = {
             "sequence_length": self.sequence_length,
@@ -221,18 +245,19 @@ class RunSettings:
             "row_group_rows": self.storage.row_group_rows,
             "packing": self.packing,
         }
-        return StoreSettings(form, **{k: v for k, v in options.items() if k in StoreSettings.OPTIONS[form]})
+        known = StoreSettings.OPTIONS[store_format]
+        return StoreSettings(store_format, **{k: v for k, v in options.items() if k in known})
 
     @property
     def validation_store(self) -> StoreSettings | None:
-        """The store of the held-out slice: always packed, so that every approach is judged on the same rows."""
+        """Store of the held-out slice: always packed, so that all approaches are evaluated on the same sequences."""
         if self.validation.rows == 0:
             return None
         return StoreSettings("packed", split="validation", sequence_length=self.sequence_length, eos=self.eos)
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether it writes weights; the tokenizer is then kept with them."""
+        """Whether the run writes weights; the tokenizer is then saved with them."""
         policy = self.checkpoints
         return bool(
             policy.final
@@ -245,61 +270,63 @@ class RunSettings:
 
     @property
     def reads_tokenizer(self) -> bool:
-        """Whether the tokenizer's folder is an input: to tokenize, to know its special ids, or to be kept."""
+        """Whether the tokenizer's folder is an input: to tokenize, for its special ids, or to save it."""
         return self.reads_text or OBJECTIVES[self.objective].special_ids or self.keeps_weights
 
     @property
     def reads_text(self) -> bool:
-        """Whether the raw corpus is an input: to be tokenized while training, or to be translated at the end."""
+        """Whether the raw corpus is an input: to tokenize it while training, or to translate it at the end."""
         return self.store is None or self.validation.bleu > 0
 
     def problems(self) -> list[tuple[str, str]]:
-        """(field, what is wrong) for rules over several fields."""
+        """Violations of rules over several fields, as (field, what is wrong)."""
         found = [(f"model.{f}", text) for f, text in self.model.problems()]
         found += [(f"tokenizer.{f}", text) for f, text in self.tokenizer.problems()]
         if self.model.maximum_positions is not None and self.model.maximum_positions < self.sequence_length:
             text = f"{self.model.maximum_positions} is less than sequence_length {self.sequence_length}"
             found.append(("model.maximum_positions", text))
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
-            found.append(("attention", f"models of transformers ({self.model.transformers}) run their own"))
+            found.append(("attention", f"models of transformers ({self.model.transformers}) use their own attention"))
         found += [(f"layout.{field}", text) for field, text in self._layout_problems()]
         if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
             text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
             found.append(("schedule.warmup_steps", text))
-        stated = [name for name in BUDGETS if getattr(self.budget, name) is not None]
-        if len(stated) > 1 or (stated and self.budget.steps != BudgetSettings().steps):
-            found.append((f"budget.{stated[0]}", "a run has one budget: leave the others out"))
+        budgets = [name for name in BUDGETS if getattr(self.budget, name) is not None]
+        if len(budgets) > 1 or (budgets and self.budget.steps != BudgetSettings().steps):
+            found.append((f"budget.{budgets[0]}", "a run has one budget: remove the others"))
         if self.document_mask and self.approach != "packed":
-            found.append(("document_mask", f"approach {self.approach} keeps no bounds of documents; packed does"))
+            found.append(
+                ("document_mask", f"approach {self.approach} does not record document boundaries; packed does")
+            )
         if self.document_mask and self.model.transformers:
             found.append(
-                ("document_mask", f"models of transformers ({self.model.transformers}) are not masked that way")
+                ("document_mask", f"models of transformers ({self.model.transformers}) do not support document_mask")
             )
         if self.labels == "target":
             if BATCHES[self.approach].streams or self.packing == "concatenate":
                 cuts = f"approach {self.approach}" if self.packing == "best-fit" else "packing concatenate"
-                found.append(("labels", f"{cuts} cuts pairs anywhere: rows do not show where targets begin"))
+                found.append(("labels", f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"))
             if not self.eos:
-                found.append(("labels", "the target of a pair begins behind EOS: set eos"))
+                found.append(("labels", "the target of a pair follows EOS: set eos: true"))
             if not OBJECTIVES[self.objective].causal:
-                found.append(("labels", f"objective {self.objective} chooses what it predicts"))
+                found.append(("labels", f"objective {self.objective} chooses its own targets"))
         if self.corpus.source.pairs and not self.eos:
-            found.append(("eos", f"the two texts of a pair (corpus {self.corpus.name}) end with EOS: set eos"))
+            found.append(("eos", f"the two texts of a pair (corpus {self.corpus.name}) end with EOS: set eos: true"))
         found += [("validation.bleu", text) for text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
-            found.append(
-                ("checkpoints.best", "the best weights are those of the lowest validation loss, and there is none")
-            )
+            found.append(("checkpoints.best", "needs a validation loss: set validation.rows"))
         if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
-            found.append(("attention", f"{self.attention} takes part only where document_mask is set: leave it out"))
+            found.append(
+                ("attention", f"{self.attention} is used only with document_mask: set it, or remove attention")
+            )
         if self.objective != "masked" and self.masking != MaskingSettings():
-            found.append(("masking", f"objective {self.objective} masks nothing"))
+            found.append(("masking", f"objective {self.objective} does not mask tokens"))
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
-            found.append(("storage", f"approach {self.approach} reads no Parquet store"))
+            found.append(("storage", f"approach {self.approach} does not read a Parquet store"))
         if self.engine != "auto" and APPROACHES[self.approach] is not None:
-            found.append(("engine", f"approach {self.approach} tokenizes nothing while training"))
+            found.append(("engine", f"approach {self.approach} does not tokenize while training"))
         if self.packing != "best-fit" and self.approach != "packed":
-            found.append(("packing", f"approach {self.approach} packs nothing"))
+            found.append(("packing", f"approach {self.approach} does not pack documents"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found
@@ -309,27 +336,31 @@ class RunSettings:
             return []
         found = []
         if not self.corpus.source.pairs:
-            found.append(f"documents of corpus {self.corpus.name} are no pairs: there is nothing to translate")
+            found.append(f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate")
         if not OBJECTIVES[self.objective].causal:
-            found.append(f"a model of the {self.objective} objective writes no text, so no translation")
-        cut = [method for method in self.layout.methods if method not in ("single", *COPIES, "zero1")]
-        if cut:
-            found.append(f"with {cut[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
+            found.append(f"a model of objective {self.objective} cannot generate text")
+        sharded = [method for method in self.layout.methods if method not in ("single", *REPLICATION, "zero1")]
+        if sharded:
+            found.append(f"with {sharded[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
         if self.float8:
-            found.append("float8 products want 16 rows, a translation has one: checkpoints.final, evaluate --bleu")
+            found.append(
+                "float8 products need 16 rows, generation has one: set checkpoints.final, then evaluate --bleu"
+            )
         return found
 
     def _layout_problems(self) -> list[tuple[str, str]]:
         found = []
-        if OBJECTIVES[self.objective].whole:
+        if OBJECTIVES[self.objective].whole_model:
             text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
             found += [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
             found += [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
         if self.float8 and self.layout.tensor > 1:
-            found.append(("tensor", "float8 layers are not cut: leave float8 out, or use data, shard or pipeline"))
+            found.append(
+                ("tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline")
+            )
         if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
-            named = "float8" if self.float8 else "compile"
-            found.append(("schedule", f"zero-bubble computes products itself, which {named} would replace: take 1f1b"))
+            option_name = "float8" if self.float8 else "compile"
+            found.append(("schedule", f"zero-bubble does not support {option_name}: use 1f1b"))
         return found + self.layout.problems(
             self.model,
             global_batch=self.global_batch,
@@ -338,10 +369,10 @@ class RunSettings:
         )
 
     def to_json(self) -> str:
-        """Canonical JSON without defaults: what a rule passes to the trainer."""
+        """Return canonical JSON without defaults, as a workflow rule passes it to the trainer."""
         return canonical_json(to_dict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "RunSettings":
-        """The run that `to_json` wrote (see `options.from_json`)."""
+        """Return the run that `to_json` wrote (see `options.from_json`)."""
         return from_json(cls, text)

@@ -31,7 +31,7 @@ APPROACH_OF = {
 }
 
 #: dotted key of a run's setting → what the studies call it
-WORDS = {
+FLAG_ALIASES = {
     "optimizer.learning_rate": ("--learning-rate",),
     "schedule.warmup_steps": ("--lr-warmup-steps",),
     "budget.steps": ("--training-steps", "--max-steps"),
@@ -45,7 +45,7 @@ CHUNKS = 4
 
 
 @dataclass(frozen=True)
-class TrainWords:
+class TrainOptions:
     """What `train` asks for beside the settings of a run."""
 
     dataset: str = option(
@@ -104,10 +104,10 @@ class TrainWords:
         return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
-TRAIN_FLAGS = flags.leaves(TrainWords)
+TRAIN_FLAGS = flags.build_flags(TrainOptions)
 #: --epochs is one of the words, and needs the data to say how many steps it is
 LEFT_OUT = ("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs")
-RUN_FLAGS = flags.leaves(RunSettings, left_out=LEFT_OUT, words=WORDS)
+RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
 #: whose flag a problem names that has none of its own, or is less known by it
 FLAG_OF = {
     "layout.data": "--world-size",
@@ -118,17 +118,17 @@ FLAG_OF = {
 }
 
 
-def flag_of(key: str) -> str:
+def find_flag(key: str) -> str:
     """The flag that sets a run's setting.
 
-    >>> flag_of("schedule.warmup_steps"), flag_of("model.heads")
+    >>> find_flag("schedule.warmup_steps"), find_flag("model.heads")
     ('--lr-warmup-steps', '--model')
     """
     own = next((flag.name for flag in RUN_FLAGS if flag.key == key), None)
     return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".")[0], f"--{key.replace('_', '-')}")
 
 
-def approach_of(dataset_type: str, pretokenized: bool) -> str:
+def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
     """The approach that the studies' words name. UserError for a pair that names none."""
     try:
         return APPROACH_OF[dataset_type, pretokenized]
@@ -145,9 +145,9 @@ def approach_of(dataset_type: str, pretokenized: bool) -> str:
         ) from None
 
 
-def translated(
-    words: TrainWords, stated: dict[str, Any], ranks: int | None
-) -> tuple[TrainWords, dict[str, Any], tuple[str, ...]]:
+def translate_study_flags(
+    words: TrainOptions, stated: dict[str, Any], ranks: int | None
+) -> tuple[TrainOptions, dict[str, Any], tuple[str, ...]]:
     """Replace study 003's flags by ours: (words, settings by dotted key, notes for the user).
 
     `ranks` is the number of ranks where it is known. Raises UserError for flags that contradict each other, and for
@@ -282,16 +282,16 @@ class StudyFile:
         return {key: value for key, value in found.items() if value is not None}
 
 
-def read_file(path: str) -> StudyFile:
+def load_preset_file(path: str) -> StudyFile:
     """A preset file. UserError for what cannot be read, and for an unknown key or value."""
-    values = host("tokenscale.settings.yaml_files").read_yaml(path)
+    values = import_host_module("tokenscale.settings.yaml_files").read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
-    return host("tokenscale.settings.validate").build(StudyFile, values, file=path)
+    return import_host_module("tokenscale.settings.validate").build(StudyFile, values, file=path)
 
 
-def host(module: str) -> ModuleType:
+def import_host_module(module: str) -> ModuleType:
     """A module that needs the host's packages. UserError where they are not installed."""
     try:
         return importlib.import_module(module)
@@ -303,7 +303,7 @@ def host(module: str) -> ModuleType:
         ) from None
 
 
-def preset(name: str, flag: str) -> ModelSettings:
+def find_preset(name: str, flag: str) -> ModelSettings:
     """A model by the name of its preset."""
     if name not in PRESETS:
         raise unknown("model preset", name, PRESETS, flag=flag)

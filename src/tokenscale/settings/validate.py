@@ -1,4 +1,4 @@
-"""pydantic on the host: YAML values → settings, and its findings as errors for people."""
+"""Validation on the host: YAML values → settings, with pydantic's errors as UserErrors."""
 
 import dataclasses
 import types
@@ -10,53 +10,53 @@ from typing import Any
 import pydantic
 
 from tokenscale.base.errors import UserError, nearest
-from tokenscale.settings.options import NAME, NAME_IN_WORDS
+from tokenscale.settings.options import NAME_PATTERN, NAME_RULE
 
-#: the file that holds the settings, or a function from a dotted key to the file that sets this key
+#: file of the settings, or function from a dotted key to the file that sets it
 File = str | Callable[[str], str]
-#: pydantic's types of error for a key that a settings class does not have
+#: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
 
 @cache
-def adapter(cls: type) -> pydantic.TypeAdapter:
-    """pydantic's validator of a settings class; made once, since making it costs more than a thousand uses."""
+def type_adapter(cls: type) -> pydantic.TypeAdapter:
+    """Return pydantic's validator of a settings class, cached because building one is slow."""
     return pydantic.TypeAdapter(cls)
 
 
 def build(cls: type, values: Any, *, file: File, key: str = "") -> Any:
-    """A settings object from plain values. Raises UserError: file, key, value, what is allowed, nearest spelling."""
+    """Return a settings object from plain values. Raises UserError for invalid ones."""
     try:
-        return adapter(cls).validate_python(values)
+        return type_adapter(cls).validate_python(values)
     except pydantic.ValidationError as error:
         raise _explain(cls, error, file, key) from None
 
 
 def check_problems(problems: list[tuple[str, str]], *, file: File, key: str = "") -> None:
-    """Raise the first of the problems that fields have with each other."""
+    """Raise UserError for the first problem, if there is any."""
     for field, text in problems:
         raise UserError(
             "the settings do not fit together.",
-            file=_file_of(file, _dotted(key, field)),
-            key=_dotted(key, field),
+            file=_resolve_file(file, _join_key(key, field)),
+            key=_join_key(key, field),
             reason=text,
-            next="change it, or what it does not go with",
+            next="change this key, or the one that it conflicts with",
         )
 
 
-def _file_of(file: File, key: str) -> str:
+def _resolve_file(file: File, key: str) -> str:
     return file(key) if callable(file) else file
 
 
 def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -> UserError:
     found = error.errors()
-    # a misspelt key is also reported as a missing one
-    first = next((one for one in found if one["type"] in UNKNOWN_KEY), found[0])
-    where = _dotted(key, *first["loc"])
-    file = _file_of(file, where)
-    more = f"{len(found) - 1} more of this file" if len(found) > 1 else None
+    # a misspelt key is also reported as missing
+    first = next((entry for entry in found if entry["type"] in UNKNOWN_KEY), found[0])
+    where = _join_key(key, *first["loc"])
+    file = _resolve_file(file, where)
+    more = f"{len(found) - 1} more errors in this file" if len(found) > 1 else None
     if first["type"] in UNKNOWN_KEY:
-        fields = _fields_at(cls, first["loc"][:-1])
+        fields = _list_fields(cls, first["loc"][:-1])
         near = nearest(str(first["loc"][-1]), fields)
         return UserError(
             f"unknown key {first['loc'][-1]!r}.",
@@ -74,24 +74,24 @@ def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -
         near = nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     message = message.replace("a valid tuple", "a list")
-    if first.get("ctx", {}).get("pattern") == NAME:
-        message = NAME_IN_WORDS
+    if first.get("ctx", {}).get("pattern") == NAME_PATTERN:
+        message = NAME_RULE
     return UserError(
-        f"{where or 'the file'} has no value {first['input']!r}.",
+        f"{where or 'the file'} cannot be {first['input']!r}.",
         file=file,
         key=where,
         expected=expected.replace("'", "") if expected else message,
         also=more,
-        next=f"did you mean {near!r}?" if near else "write one that is expected",
+        next=f"did you mean {near!r}?" if near else "use an expected value",
     )
 
 
-def _dotted(*parts: Any) -> str:
+def _join_key(*parts: Any) -> str:
     return ".".join(str(part) for part in parts if str(part))
 
 
-def _fields_at(cls: type, location: tuple) -> list[str]:
-    """Names of the fields at a location inside nested settings."""
+def _list_fields(cls: type, location: tuple) -> list[str]:
+    """Return the names of the fields at a location inside nested settings."""
     for part in location:
         if (origin := typing.get_origin(cls)) in (dict, tuple):
             cls = typing.get_args(cls)[origin is dict]

@@ -90,8 +90,8 @@ class Training:
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size, boot=boot())
-        self.place = run.layout.place(world.rank)
-        self.batches = batches or _batches(run, inputs, self.place.reader)
+        self.place = run.layout.coordinate(world.rank)
+        self.batches = batches or _batches(run, inputs, self.place.data_rank)
         shape = _shape(run, self.batches.vocabulary_size)
         kernel = choose_kernel(
             run.attention,
@@ -113,12 +113,14 @@ class Training:
             global_batch=run.global_batch,
             flops_per_row=flops_per_row,
         )
-        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.counts)
+        self.budget = Budget(
+            run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.is_group_leader
+        )
         self.held_out: Slice | None = None
         if run.validation.rows:
-            vocabulary_size, readers = self.batches.vocabulary_size, run.layout.readers
+            vocabulary_size, readers = self.batches.vocabulary_size, run.layout.data_parallel_size
             self.held_out = read_slice(
-                run, inputs.validation_store, vocabulary_size, self.place.reader, readers, inputs.tokenizer
+                run, inputs.validation_store, vocabulary_size, self.place.data_rank, readers, inputs.tokenizer
             )
         self.translator = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
@@ -131,7 +133,9 @@ class Training:
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
-        self.log = StepLog(self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.counts)
+        self.log = StepLog(
+            self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.is_group_leader
+        )
         self.trace = Trace(run.profile, self.writer.directory, world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
@@ -226,7 +230,7 @@ class Training:
         self.log.read()
         line = self.log.last
         mean = line["loss_sum"] / max(line["useful_tokens"], 1)
-        speed = line["useful_tokens"] * self.settings.layout.readers / line["step_s"]
+        speed = line["useful_tokens"] * self.settings.layout.data_parallel_size / line["step_s"]
         self.progress.step(self.done, mean, speed, self.budget.share(self.done))
         if self.world.rank == 0:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
@@ -409,7 +413,7 @@ def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
         tokenizer_directory=inputs.tokenizer,
         store_directory=inputs.store,
         rank=reader,
-        world_size=run.layout.readers,
+        world_size=run.layout.data_parallel_size,
     )
     return Ahead(batches) if run.prefetch else batches
 

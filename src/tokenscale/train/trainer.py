@@ -71,7 +71,7 @@ class Trainer:
         self.optimizer = adamw(self.shards.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device)
         self.loss_scale = LossScale(run.precision, world.device)
-        self.micro_steps = micro_steps(run.global_batch, run.layout.readers, run.micro_batch)
+        self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         # only dropout draws from here: each rank its own numbers, whatever part of the model it has
         torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
 
@@ -85,7 +85,7 @@ class Trainer:
         loss_sum = forward_backward(
             self.parallel,
             batch,
-            weight=self.run.layout.readers * scale / useful.clamp(min=1),
+            weight=self.run.layout.data_parallel_size * scale / useful.clamp(min=1),
             micro_batch_size=self.run.micro_batch,
             micro_steps=self.micro_steps,
             device=self.world.device,

@@ -12,4 +12,4 @@ def test_the_command_line(lab, tmp_path, capsys):
     assert "EOS 1 behind" in capsys.readouterr().out
     assert json.loads((tmp_path / "s.build.json").read_text())["command"].startswith("python -m tokenscale")
     assert main(["convert", str(tmp_path / "m"), str(tmp_path / "t"), "--to", "packed", "--bos-id", "x"]) == 2
-    assert "--bos-id has no value 'x'" in capsys.readouterr().err
+    assert "--bos-id cannot be 'x'" in capsys.readouterr().err

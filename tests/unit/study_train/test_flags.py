@@ -32,10 +32,10 @@ def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
     text, value = sample(hint, flag.default)
     for name in flag.names:
         parser = argparse.ArgumentParser()
-        flags.add(parser, source_studies.RUN_FLAGS)
-        stated = flags.stated(parser.parse_args([name, text]), source_studies.RUN_FLAGS)
+        flags.add_flags(parser, source_studies.RUN_FLAGS)
+        stated = flags.parse_flags(parser.parse_args([name, text]), source_studies.RUN_FLAGS)
         assert stated == {flag.key: value}
-        run = flags.changed(RunSettings(), stated)
+        run = flags.replace_values(RunSettings(), stated)
         for part in flag.key.split("."):
             run = getattr(run, part)
         assert run == value

@@ -16,7 +16,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.settings import source_studies
 from tokenscale.settings.data import CorpusSettings
-from tokenscale.settings.manifests import manifests_of
+from tokenscale.settings.manifests import list_manifests
 
 
 def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
@@ -35,7 +35,7 @@ def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
     )
     from tokenscale.settings import config
 
-    settings = config.load()  # the very run that an experiment with these settings would have
+    settings = config.load_config()  # the very run that an experiment with these settings would have
     assert (job.run.corpus, job.run.tokenizer) == (settings.corpora["tinystories"], settings.tokenizers["own"])
     before = files(here)
     assert prepared(*words) == job and files(here) == before
@@ -55,7 +55,7 @@ def test_translating_reads_the_corpus_beside_any_store(here, pair, approach):
     job = prepared(*PAIRS.split(), *words, "--validation.bleu", "2", "--training-steps", "2")
     assert job.run.approach == approach and job.run.corpus.source.pairs
     assert {"corpus", "tokenizer"} <= job.manifests.keys()
-    assert set(job.manifests) == set(manifests_of(job.run)), "as the workflow has them"
+    assert set(job.manifests) == set(list_manifests(job.run)), "as the workflow has them"
 
 
 def test_nothing_held_out_is_nothing_to_translate(here):

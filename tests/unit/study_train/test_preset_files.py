@@ -13,7 +13,7 @@ from tokenscale.settings.presets import PRESETS
 
 @pytest.mark.parametrize("name, weights", [("small", "study-small"), ("medium", "study-medium")])
 def test_the_shipped_preset_files_are_the_studys(name, weights):
-    file = source_studies.read_file(str(Path(__file__).parents[3] / f"config/presets/{name}_model.yaml"))
+    file = source_studies.load_preset_file(str(Path(__file__).parents[3] / f"config/presets/{name}_model.yaml"))
     model = file.model_settings("x")
     assert dataclasses.replace(model, vocabulary_size=None) == PRESETS[weights] and model.vocabulary_size == 50_257
     assert file.values()["precision"] == "bf16" and file.values()["sequence_length"] == 1024

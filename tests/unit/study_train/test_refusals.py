@@ -8,7 +8,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 
 REFUSED = {
-    "--training-steps 0": ["--training-steps has no value '0'", "an integer ≥ 1"],
+    "--training-steps 0": ["--training-steps cannot be '0'", "an integer ≥ 1"],
     "--learning-rate 0": ["--learning-rate", "a number > 0"],
     "--learning-rate nan": ["a number > 0"],
     "--learning-rate inf": ["a number > 0"],
@@ -24,7 +24,7 @@ REFUSED = {
     "--gradient-accumulation-steps 2 --global-batch 8": ["--gradient-accumulation-steps and --global-batch"],
     "--world-size 3 --global-batch 2": ["--world-size", "3 ranks share 2 rows"],
     "--training-steps 3 --lr-warmup-steps 9": ["--lr-warmup-steps", "9 is more than"],
-    "--storage.codec snappy": ["--storage.codec", "reads no Parquet store"],
+    "--storage.codec snappy": ["--storage.codec", "does not read a Parquet store"],
     "--distributed": ["torchrun", "--world-size N"],
     "--dataset nofile.txt": ["is missing", "--dataset"],
     "--dataset web.parqet": ["did you mean 'web.parquet'"],
@@ -50,7 +50,7 @@ REFUSED = {
     "--dataset web.parquet --target-column text": ["--eos", "end with EOS"],
     "--pytest True": ["--pytest has no counterpart", "tests/distributed/test_parity.py"],
     "--n_epochs 2 --epochs 3": ["--n-epochs and --epochs", "leave one of them out"],
-    "--n_epochs 2.5": ["--n-epochs has no value '2.5'", "an integer"],
+    "--n_epochs 2.5": ["--n-epochs cannot be '2.5'", "an integer"],
     "--n_epochs 2 --max_steps 3": ["--epochs and --training-steps"],
     "--model_max_length 32 --sequence-length 64": ["--model-max-length and --sequence-length"],
     "--model_parallel_mode pipeline": ["'pipeline'", "did you mean 'pipeline_parallel'"],

@@ -54,7 +54,7 @@ def build(
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
     source = importlib.import_module(SOURCES[settings.source.kind].module)
     description = source.describe(settings.source, downloads)
-    own = source.validation_documents(settings.source, downloads) if settings.source.brings_validation else None
+    own = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
     documents = source.documents(settings.source, downloads)
     return build_from(
         documents, settings, directory, description, report, validation=own, keep_earlier=source.KEEP_EARLIER

@@ -10,7 +10,7 @@ from tokenscale.base.files import read_json
 from tokenscale.data.corpus.columns import beside
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import read
-from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSettings
 
 #: what the addresses give is held by hash already
 KEEP_EARLIER = False
@@ -44,8 +44,8 @@ def validation_documents(source: SourceSettings, downloads: Path | None = None) 
 
 def _documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
     manifest = _manifest(downloads)
-    targets = [downloads / file["name"] for file in manifest.get(TARGETS_OF[key], ())]
-    for file, target in beside(manifest.get(key, []), targets, TARGETS_OF[key]):
+    targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
+    for file, target in beside(manifest.get(key, []), targets, TRANSLATION_KEYS[key]):
         for number, text in enumerate(read(downloads / file["name"], source, target)):
             yield text, f"{file['name']}::{number}"
 

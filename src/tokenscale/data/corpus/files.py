@@ -11,7 +11,7 @@ from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import sha256_file
 from tokenscale.data.corpus.columns import beside
 from tokenscale.data.corpus.read import has_documents, read
-from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings, SourceSettings
+from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 
 MISSING = "a source file is missing."
 NO_MATCH = "no file fits a source's pattern."
@@ -94,8 +94,8 @@ def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -
     built = (folder / corpus.name / "manifest.json").is_file()
     for key in ("files", "validation_files"):
         try:
-            paths, targets = (expand(getattr(corpus.source, k), k) for k in (key, TARGETS_OF[key]))
-            pairs = list(beside(list(named(paths).items()), targets, TARGETS_OF[key]))
+            paths, targets = (expand(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+            pairs = list(beside(list(named(paths).items()), targets, TRANSLATION_KEYS[key]))
             filled = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if filled and not any(filled):
                 raise UserError(
@@ -116,8 +116,8 @@ def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -
 
 
 def _documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:
-    paths, targets = (expand(getattr(source, k), k) for k in (key, TARGETS_OF[key]))
-    for (name, path), target in beside(list(named(paths).items()), targets, TARGETS_OF[key]):
+    paths, targets = (expand(getattr(source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+    for (name, path), target in beside(list(named(paths).items()), targets, TRANSLATION_KEYS[key]):
         for number, text in enumerate(read(path, source, target)):
             yield text, f"{name}::{number}"
 

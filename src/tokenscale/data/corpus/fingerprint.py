@@ -13,7 +13,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.files import expand, named
-from tokenscale.settings.data import FILE_LISTS, TARGETS_OF, CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
 
 #: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
 MEMORY = Path(".snakemake/tokenscale-files.json")
@@ -61,7 +61,7 @@ def _of_manifest(manifest: Path) -> str:
 
 def _digest(facts: dict[str, dict[str, str]]) -> str:
     # lists of translations only where there are some: corpora without them keep their digest
-    listed = {key: list(files.items()) for key, files in facts.items() if files or key in TARGETS_OF}
+    listed = {key: list(files.items()) for key, files in facts.items() if files or key in TRANSLATION_KEYS}
     return sha256_text(json.dumps(listed))[:16]
 
 

@@ -12,9 +12,9 @@ from tokenscale.runs.launch import hang_report as standing
 from tokenscale.runs.launch.attempts import AGAIN, Identity, drop_states, finish, identity_of, interrupted, prepare
 from tokenscale.runs.launch.command import Launch, job_of
 from tokenscale.settings.closure import layout_code, training_code
-from tokenscale.settings.continuation import writer_of
+from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.manifests import done
+from tokenscale.settings.manifests import done_file
 from tokenscale.settings.run import RunSettings
 
 
@@ -92,12 +92,12 @@ def _state(run: RunSettings) -> Path | None:
     """The record of the state that a run goes on from. Raises UserError where it is missing."""
     if run.resume_from is None:
         return None
-    record, writer = Path(run.resume_from) / "checkpoint.json", writer_of(run.resume_from)
+    record, writer = Path(run.resume_from) / "checkpoint.json", parse_run_id(run.resume_from)
     if not record.is_file():
         raise UserError(
             "the state that this run goes on from is missing.",
             path=record,
-            next=f"rm -r results/runs/{writer}, and snakemake {done(writer)} trains it again"
+            next=f"rm -r results/runs/{writer}, and snakemake {done_file(writer)} trains it again"
             if writer
             else "name one that is there in resume_from",
         )

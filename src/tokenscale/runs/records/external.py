@@ -22,7 +22,7 @@ from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.runs.records.hardware import boot
-from tokenscale.settings.experiments import EXTERNAL
+from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
 #: what a run may state of itself beside what it must, with its type
 STATED: dict[str, type] = {
@@ -60,8 +60,8 @@ class ExternalRun:
         **stated: Any,
     ):
         self.folder = Path(folder)
-        if not self.folder.name.startswith(EXTERNAL) or self.folder.name == EXTERNAL:
-            expected = f"results/runs/{EXTERNAL}<name>"
+        if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
+            expected = f"results/runs/{EXTERNAL_PREFIX}<name>"
             raise UserError(
                 "a run of another program says so by its name.",
                 folder=folder,

@@ -41,7 +41,7 @@ def validate(
     total, useful = torch.zeros((), dtype=torch.float64, device=world.device), 0
     objective.correct = torch.zeros((), dtype=torch.int64, device=world.device) if accuracy else None
     parallel.module.eval()
-    passes = micro_steps(data.global_rows, mesh.layout.readers, micro_batch_size)
+    passes = micro_steps(data.global_rows, mesh.layout.data_parallel_size, micro_batch_size)
     for start in range(0, passes * micro_batch_size, micro_batch_size):
         rows = slice(start, start + micro_batch_size)
         with autocast():
@@ -51,7 +51,7 @@ def validate(
     correct, objective.correct = objective.correct, None
     if accuracy and parallel.pipeline is not None:
         parallel.pipeline.broadcast_from_last(correct)
-    counts = mesh.place.counts
+    counts = mesh.place.is_group_leader
     sums = [total.item() * counts, float(useful * counts), float(correct.item() * counts) if accuracy else 0.0]
     loss_sum, useful_tokens, correct_tokens = world.sum(*sums)
     return ValidationSums(loss_sum, int(useful_tokens), int(correct_tokens) if accuracy else None)

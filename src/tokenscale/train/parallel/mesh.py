@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tokenscale.settings.layout import DEGREES, LayoutSettings, Place
+from tokenscale.settings.layout import DEGREES, LayoutSettings, MeshCoordinate
 from tokenscale.train.parallel.world import World
 
 
@@ -21,7 +21,7 @@ class Mesh:
         if layout.world_size != world.size:
             raise ValueError(f"a layout of {layout.world_size} ranks in a world of {world.size}")
         self.layout, self.world = layout, world
-        self.place: Place = layout.place(world.rank)
+        self.place: MeshCoordinate = layout.coordinate(world.rank)
         self._axes = tuple(degree for degree in DEGREES if self.size(degree) > 1)
         self._devices: DeviceMesh | None = None
         if world.size > 1:
@@ -48,13 +48,13 @@ class Mesh:
         """Return the submesh along those of `axes` whose degree is above 1, at this rank's other coordinates."""
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
-    def group_by(self, key: Callable[[Place], object | None]) -> dist.ProcessGroup | None:
+    def group_by(self, key: Callable[[MeshCoordinate], object | None]) -> dist.ProcessGroup | None:
         """Return the group of the ranks with the same key as this one's; None for a key of None. A collective: all
         ranks call it with one function.
         """
         found: dict[object, list[int]] = {}
         for rank in range(self.world.size):
-            if (value := key(self.layout.place(rank))) is not None:
+            if (value := key(self.layout.coordinate(rank))) is not None:
                 found.setdefault(value, []).append(rank)
         # Every rank makes every group. Among its members alone (`use_local_synchronization`) torch names a group by how
         # many each of them has, and ranks that have made unequal numbers of groups wait for each other for ever.

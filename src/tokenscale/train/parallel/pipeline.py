@@ -48,7 +48,9 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     if not last:
         model.norm = model.head = None
     if tied:
-        ends = mesh.group_by(lambda place: (place.reader, place.tensor) if place.pipeline in (0, ranks - 1) else None)
+        ends = mesh.group_by(
+            lambda place: (place.data_rank, place.tensor) if place.pipeline in (0, ranks - 1) else None
+        )
         if ends is not None:
             sharding.reductions.append(GradReduction(("embedding.weight",), ends))
         if last:
@@ -86,7 +88,7 @@ class StageP2P:
         self.rank, self.ranks = mesh.index("pipeline"), mesh.size("pipeline")
 
         def group() -> dist.ProcessGroup:
-            return mesh.group_by(lambda place: (place.reader, place.tensor))
+            return mesh.group_by(lambda place: (place.data_rank, place.tensor))
 
         wraps = (False, True) if chunks > 1 else (False,)
         self._groups = {(kind, wrap): group() for kind in "FB" for wrap in wraps}
