@@ -20,8 +20,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus.build import build_from
-from tokenscale.data.corpus.raw_text import read_manifest
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
@@ -53,7 +53,7 @@ def measure(
         )
     held = set(available[:cores])
     fast = tokenizer / "tokenizer.json"
-    split = read_manifest(corpus)["splits"]["train"]
+    split = read_corpus_manifest(corpus)["splits"]["train"]
     folder.mkdir(parents=True, exist_ok=True)
     records = []
     for number in range(rounds):
@@ -201,9 +201,9 @@ _ENGINE = """
 import json, sys, time
 from pathlib import Path
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 corpus, tokenizer, engine, most = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-made = load(tokenizer, engine)
+made = load_tokenizer(tokenizer, engine)
 text = RawText(corpus, verify=False)
 columns, size = [], 0
 for column in text.columns(1000):

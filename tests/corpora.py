@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.corpus.build import build_from, split_of
+from tokenscale.data.corpus.build import assign_split, build_from
 from tokenscale.data.order.digest import MODULUS
-from tokenscale.data.stores.write import write
+from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
@@ -77,7 +77,7 @@ def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Pat
     """A store in `directory`/<its name>; the store by its settings or by its name."""
     store = StoreSettings.parse(store) if isinstance(store, str) else store
     path = Path(directory) / store.directory
-    write(store, corpus_directory, tokenizer_directory, path)
+    write_store(store, corpus_directory, tokenizer_directory, path)
     return path
 
 
@@ -150,4 +150,4 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 def held_out(text: str, share: float) -> bool:
     """Whether a text falls into the validation split."""
-    return split_of(text.encode("utf-8"), share) == "validation"
+    return assign_split(text.encode("utf-8"), share) == "validation"

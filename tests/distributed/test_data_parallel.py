@@ -6,7 +6,7 @@ import torch
 
 from tests.distributed.ranks import run_ranks
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import micro_steps, share
+from tokenscale.data.order.shares import micro_steps, rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings
@@ -35,7 +35,7 @@ def global_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def my_batch(step: int, reader: int, readers: int) -> Batch:
-    mine = share(GLOBAL_BATCH, reader, readers)
+    mine = rank_slots(GLOBAL_BATCH, reader, readers)
     tokens, labels = (values[mine.start : mine.stop] for values in global_batch(step))
     return Batch(tokens, labels, int((labels >= 0).sum()), tokens.size, 0)
 

@@ -9,7 +9,7 @@ import torch
 from tests.distributed.parity import LAYOUTS, SHAPE, on_ranks, run_of, trainer_of
 from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import share
+from tokenscale.data.order.shares import rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.micro_batch import MicroBatch
@@ -73,10 +73,10 @@ def measured(world, runs):
 def measured_in(world, run):
     """Bytes by part, of one step on this rank's rows."""
     place, layout = run.layout.coordinate(world.rank), run.layout
-    rows = len(share(run.global_batch, place.data_rank, layout.data_parallel_size))
+    rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
     ids = np.broadcast_to(np.arange(run.sequence_length, dtype=np.int32) // 10, tokens.shape)
-    batch = replace(Batch.of(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)
+    batch = replace(Batch.from_arrays(tokens, tokens, 0), document_ids_bt=ids.copy() if run.document_mask else None)
     trainer = trainer_of(run, world)
     if layout.shard > 1:  # as validation does, which leaves weights gathered
         with torch.no_grad():

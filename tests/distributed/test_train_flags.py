@@ -144,7 +144,7 @@ REFUSALS = {
         "--labels target" in line and re.search("concatenate|padding-free|token-list", line)
     ),
     "chooses its own targets": lambda line: "--labels target" in line and "masked" in line,
-    "are no pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
+    "are not pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
     "writes no text": lambda line: "--validation.bleu" in line and "masked" in line,
     "no rank has the whole model": lambda line: (
         "--validation.bleu" in line and re.search("zero2|layout.tensor|layout.pipeline|model_parallel", line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenscale.train.dpo import BETA, DPO, of_batches, pairs_of
+from tokenscale.train.dpo import BETA, DPO, pairs_of, wrap_batches
 from torch import nn
 
 import tokenscale
@@ -193,4 +193,4 @@ def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
         assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
     with pytest.raises(UserError, match="bounds"):
-        of_batches(None, run_with("packed", document_mask=True), None, 0, 1)
+        wrap_batches(None, run_with("packed", document_mask=True), None, 0, 1)

@@ -20,7 +20,7 @@ from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.order.digest import MODULUS
-from tokenscale.data.tokenizers.load import load as load_tokenizer
+from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
 from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS

@@ -16,8 +16,8 @@ from tokenscale.cli import advise as command
 from tokenscale.cli import advise_sample as advice_sample
 from tokenscale.cli.main import main
 from tokenscale.costs import data as costs
-from tokenscale.data.order.packing import best_fit_decreasing, cut
-from tokenscale.data.stores.write import write
+from tokenscale.data.order.packing import best_fit_decreasing, split_documents
+from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.build import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.registry import FORMATS
@@ -61,7 +61,7 @@ def truth(place):
     lengths = np.load(place / "lengths.npy")
     found = {"documents": len(lengths), "tokens": lengths.sum(), "tokens_per_document": lengths.mean()}
     for t in (T, *command.LENGTHS):
-        pieces = cut(lengths, t)[2]
+        pieces = split_documents(lengths, t)[2]
         rows = len(best_fit_decreasing(pieces, t + 1)[1]) - 1
         fill, padding = costs.fill(lengths, t, rows), float(costs.padding_share(lengths, t))
         found |= {
@@ -127,7 +127,7 @@ def told(place, tmp_path_factory):
 def test_the_whole_store_is_as_large_as_said(place, told, tmp_path, form):
     facts, corpus = told
     store = StoreSettings(form, sequence_length=T)
-    manifest = write(store, corpus, place / "tokenizer", tmp_path / "store", log=lambda _: None)
+    manifest = write_store(store, corpus, place / "tokenizer", tmp_path / "store", log=lambda _: None)
     of = facts["formats"][form]
     size = sum(file["bytes"] for file in manifest["files"])
     assert 0.99 * of["bytes"]["low"] <= size <= 1.01 * of["bytes"]["high"]  # more text compresses a bit otherwise

@@ -143,7 +143,7 @@ def test_a_document_beyond_the_limit_is_refused_before_it_fills_the_memory(tmp_p
     else:
         path.write_text(f'{{"text": "a"}}\n{{"text": "{long}"}}\n')
     with pytest.raises(UserError, match="too long") as error:
-        list(read.read(path, SourceSettings(kind="files")))
+        list(read.read_texts(path, SourceSettings(kind="files")))
     assert error.value.facts["file"] == str(path) and "1,000 characters" in error.value.facts["expected"]
 
 
@@ -163,7 +163,7 @@ def test_a_sample_refuses_what_reading_refuses(tmp_path, monkeypatch):
         path = tmp_path / "a.jsonl"
         path.write_text("\n".join(['{"text": "a"}', *[line] * 3]))
         with pytest.raises(UserError, match="not JSON"):
-            sample.sample([path], SourceSettings(kind="files"), 10)
+            sample.draw_sample([path], SourceSettings(kind="files"), 10)
 
 
 # --- addresses

@@ -15,11 +15,11 @@ from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
-from tokenscale.data.corpus.raw_text import RawText, read_manifest
-from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
 from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer_manifest
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer_manifest
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
@@ -115,7 +115,7 @@ def test_damaged_corpora_are_never_read_as_other_text(lab, tmp_path):
 
 def test_damaged_tokenizers_never_make_other_ids(lab, tmp_path):
     def ids(folder):
-        tokenizer = load(folder, "tokenizers")
+        tokenizer = load_tokenizer(folder, "tokenizers")
         return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
 
     refused, equal = tried(lab.tokenizer, tmp_path / "tokenizer", ids, 100, random.Random(2))
@@ -173,8 +173,8 @@ def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, f
 @pytest.mark.parametrize("whose", ["corpus", "tokenizer"])
 def test_a_manifest_that_is_edited_and_hashed_anew_is_refused_or_read(lab, tmp_path, whose):
     draw, source = random.Random(5), getattr(lab, whose)
-    read = read_manifest if whose == "corpus" else read_tokenizer_manifest
-    open_it = texts_of if whose == "corpus" else (lambda folder: load(folder, "tokenizers"))
+    read = read_corpus_manifest if whose == "corpus" else read_tokenizer_manifest
+    open_it = texts_of if whose == "corpus" else (lambda folder: load_tokenizer(folder, "tokenizers"))
     folder = tmp_path / whose
     shutil.copytree(source, folder)
     good = read(folder)
@@ -198,7 +198,7 @@ def outside(folder, path, content: bytes) -> None:
     manifest = read_store_manifest(folder)
     for file in manifest["files"]:
         file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
-    seal(folder / "manifest.json", manifest)
+    write_sealed(folder / "manifest.json", manifest)
 
 
 @pytest.mark.parametrize("wrong", [262, 5000, -1])
@@ -226,13 +226,13 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         np.save(folder / "checksums.npy", checksums)
         outside(folder, "tokens.bin", rows.tobytes())
     else:
-        from tokenscale.data.stores.archive import _numbers
+        from tokenscale.data.stores.archive import _compress_numbers
 
         manifest = read_store_manifest(folder)
         count = manifest["different_ids"]
         ids = np.arange(count, dtype=np.int64)
         ids[-1] = wrong
-        content = _numbers(np.diff(ids.astype("<u4"), prepend=np.uint32(0)))
+        content = _compress_numbers(np.diff(ids.astype("<u4"), prepend=np.uint32(0)))
         outside(folder, "ranking.bin", content)
     with pytest.raises(UserError, match="outside of its vocabulary") as error:
         read_all(folder, store)
@@ -248,11 +248,11 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
     shutil.copytree(lab.store(store), tmp_path / store.directory)
     manifest = read_store_manifest(tmp_path / store.directory)
     manifest["files"][0]["name"] = name
-    seal(tmp_path / store.directory / "manifest.json", manifest)
+    write_sealed(tmp_path / store.directory / "manifest.json", manifest)
     with pytest.raises(UserError, match="does not hold"):
         open_store(tmp_path / store.directory, store)
     for source, read, file_of in (
-        (lab.corpus, read_manifest, lambda m: m["splits"]["train"]["files"][0]),
+        (lab.corpus, read_corpus_manifest, lambda m: m["splits"]["train"]["files"][0]),
         (lab.tokenizer, read_tokenizer_manifest, lambda m: m["file"]),
     ):
         folder = tmp_path / source.name
@@ -270,7 +270,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
 def test_whatever_has_another_version_is_refused(lab, checkpoint, tmp_path, version):
     store = StoreSettings("token-list")
     for source, name, key, read in (
-        (lab.corpus, "manifest.json", "schema_version", read_manifest),
+        (lab.corpus, "manifest.json", "schema_version", read_corpus_manifest),
         (lab.tokenizer, "manifest.json", "schema_version", read_tokenizer_manifest),
         (lab.store(store), "manifest.json", "schema_version", lambda folder: open_store(folder, store)),
         (checkpoint, "checkpoint.json", "schema", Checkpoint),
@@ -314,7 +314,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused_by_the_store_and_by_its_ow
     tokenizer["model"]["vocab"] = dict(list(tokenizer["model"]["vocab"].items())[:-1])
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="has changed"):
-        load(folder)
+        load_tokenizer(folder)
     other = sha256_file(folder / "tokenizer.json")
     with pytest.raises(UserError, match="does not match"):
         open_store(lab.store(store), store, tokenizer_sha256=other)

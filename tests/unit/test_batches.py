@@ -18,8 +18,8 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.labels import IGNORED
-from tokenscale.data.tokenizers.backends import fuzz
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.backends import make_fuzz_texts
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import BATCHES, OBJECTIVES
 from tokenscale.settings.run import APPROACHES
@@ -37,7 +37,7 @@ def lab(tmp_path_factory):
 
 def documents_of(lab, eos=False):
     text = RawText(lab.corpus)
-    return encode_documents(load(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
+    return encode_documents(load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
 
 
 def take(batches, steps):
@@ -308,7 +308,7 @@ def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
 
 def test_online_and_offline_are_bit_identical_on_10_000_hostile_documents(tmp_path):
     """Every document at least once: mixed scripts, control-token text, white space, broken words."""
-    lab = Lab(tmp_path, fuzz(count=10_000, seed=1), vocabulary_size=400)
+    lab = Lab(tmp_path, make_fuzz_texts(count=10_000, seed=1), vocabulary_size=400)
     tokens = sum(len(document) for document in documents_of(lab))
     for online, offline in PAIRS:
         steps = -(-10_000 // 64) if online == "padded" else -(-tokens // (64 * 256)) + 40

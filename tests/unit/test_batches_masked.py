@@ -7,10 +7,10 @@ from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import merge_states
-from tokenscale.data.batches.held_out import read_slice
-from tokenscale.data.batches.masked import Special, mask_tokens, special_of
+from tokenscale.data.batches.held_out import load_held_out
+from tokenscale.data.batches.masked import SpecialIds, load_special_ids, mask_tokens
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.prefetch import Ahead
+from tokenscale.data.batches.prefetch import Prefetcher
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.tokenizers.build import build
 from tokenscale.settings.data import TokenizerSettings
@@ -142,7 +142,7 @@ def test_a_masked_run_goes_on_at_any_step_with_other_ranks(lab, approach, ahead)
     whole = take(lab.batches(run), 12)
     for k in (0, 1, 5, 11):
         ranks = [lab.batches(run, rank, 2) for rank in range(2)]
-        ranks = [Ahead(batches) for batches in ranks] if ahead else ranks
+        ranks = [Prefetcher(batches) for batches in ranks] if ahead else ranks
         for batches in ranks:
             take(batches, k)
         state = merge_states([batches.state() for batches in ranks])
@@ -191,12 +191,12 @@ def test_a_masked_run_needs_the_tokenizer(lab):
 
 def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
     run = masked_run("packed")
-    assert special_of(run, lab.tokenizer) == Special(mask_id=262, ids=(0, 1, 2), tokenizer_size=262)
-    assert special_of(run, lab.tokenizer).vocabulary_size == 263
+    assert load_special_ids(run, lab.tokenizer) == SpecialIds(mask_id=262, ids=(0, 1, 2), tokenizer_size=262)
+    assert load_special_ids(run, lab.tokenizer).vocabulary_size == 263
     manifest = read_json(lab.tokenizer / "manifest.json", "manifest")
     write_json(tmp_path / "manifest.json", manifest | {"mask_id": 7, "eos_id": None})
-    assert special_of(run, tmp_path) == Special(mask_id=7, ids=(0, 2), tokenizer_size=262)
-    assert special_of(run, tmp_path).vocabulary_size == 262
+    assert load_special_ids(run, tmp_path) == SpecialIds(mask_id=7, ids=(0, 2), tokenizer_size=262)
+    assert load_special_ids(run, tmp_path).vocabulary_size == 262
 
 
 @pytest.mark.parametrize("mask", ["[MASK]", "<mask>", "<blank>", None])
@@ -208,7 +208,9 @@ def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(str(tmp_path / "in" / "tokenizer.json"))
     write_json(tmp_path / "in" / "special_tokens_map.json", {"mask_token": mask})
     build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")), tmp_path / "out")
-    assert special_of(masked_run("packed"), tmp_path / "out").mask_id == 2  # None: one behind the two that there are
+    assert (
+        load_special_ids(masked_run("packed"), tmp_path / "out").mask_id == 2
+    )  # None: one behind the two that there are
     assert ("mask_id" in read_json(tmp_path / "out" / "manifest.json", "manifest")) == (mask is not None)
 
 
@@ -221,7 +223,7 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
         settings = run.store
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(run), "validation_store", settings)
-            return read_slice(run, store, 263, rank, world_size, lab.tokenizer)
+            return load_held_out(run, store, 263, rank, world_size, lab.tokenizer)
 
     whole = read(run)
     parts = [read(run, rank, world_size) for rank in range(world_size)]

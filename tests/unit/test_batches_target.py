@@ -9,14 +9,14 @@ import pytest
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, make_tokenizer, same
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.held_out import read_slice
+from tokenscale.data.batches.held_out import load_held_out
 from tokenscale.data.batches.target import ignore_sources
 from tokenscale.data.corpus.build import build
-from tokenscale.data.corpus.raw_text import PAIR, RawText, read_manifest
+from tokenscale.data.corpus.raw_text import PAIR, RawText, read_corpus_manifest
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings
 
 T = 64
@@ -62,7 +62,7 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="module")
 def documents(lab):
     """Source and target ids of every training document."""
-    tokenizer, text = load(lab.tokenizer), RawText(lab.corpus)
+    tokenizer, text = load_tokenizer(lab.tokenizer), RawText(lab.corpus)
     pairs = [text.text(i).split(PAIR) for i in range(len(text))]
     return [tuple(ids.tolist() for ids in tokenizer.encode_batch(pair)) for pair in pairs]
 
@@ -77,17 +77,17 @@ def test_a_pair_is_one_document_of_both_texts(tmp_path, kind):
     corpus = pairs_corpus(tmp_path, PAIRS, kind, validation_share=0.0)
     text = RawText(corpus)
     assert [tuple(text.text(i).split(PAIR)) for i in range(len(text))] == PAIRS
-    assert read_manifest(corpus)["pairs"] is True
+    assert read_corpus_manifest(corpus)["pairs"] is True
 
 
 def test_a_row_without_one_of_the_texts_is_counted_and_left_out(tmp_path):
     corpus = pairs_corpus(tmp_path, [("a", "b"), ("c", None), (None, "d")], validation_share=0.0)
-    assert read_manifest(corpus)["cleaning"]["documents"]["no_text"] == 2 and len(RawText(corpus)) == 1
+    assert read_corpus_manifest(corpus)["cleaning"]["documents"]["no_text"] == 2 and len(RawText(corpus)) == 1
 
 
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded"])
 def test_rows_are_source_eos_target_eos_cut_or_padded(lab, documents, approach):
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     expected = [[bos, *source, eos, *target, eos][: T + 1] for source, target in documents]
     found = []
@@ -109,7 +109,7 @@ def test_online_and_offline_are_bit_identical_on_pairs(lab, pair):
 @pytest.mark.parametrize("approach", ROWS)
 def test_only_targets_and_their_eos_count(lab, documents, approach):
     """Against a search, label by label, for the document that a row holds."""
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     plain, targets = epoch(lab, approach), epoch(lab, approach, labels="target")
     counted = 0
@@ -146,8 +146,8 @@ def test_the_held_out_slice_predicts_targets_alone(lab):
     run = make_run("padded", T, labels="target", **RUN)
     store = StoreSettings("packed", split="validation", sequence_length=T, eos=True)
     manifest = read_store_manifest(lab.store(store))
-    found = read_slice(run, lab.store(store), 300, 0, 1)
-    plain = read_slice(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)
+    found = load_held_out(run, lab.store(store), 300, 0, 1)
+    plain = load_held_out(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)
     expected = plain.labels_bt.copy()
     ignore_sources(plain.tokens_bt, expected, manifest["bos_id"], manifest["eos_id"])
     assert np.array_equal(found.labels_bt, expected) and not np.array_equal(plain.labels_bt, expected)
@@ -186,7 +186,7 @@ def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):
         lab.store(StoreSettings("packed", sequence_length=T))
     other = Lab(tmp_path / "other", ["no pairs at all"])
     for approach in ("padded", "packed"):
-        with pytest.raises(UserError, match="its documents are no pairs"):
+        with pytest.raises(UserError, match="the documents are not pairs"):
             other.batches(make_run(approach, T, labels="target", **RUN))
 
 
@@ -197,7 +197,7 @@ def test_a_tokenizer_of_one_control_id_shows_no_targets(lab, monkeypatch):
     try:
         path.write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
         record.unlink()  # which holds the manifest's hash
-        with pytest.raises(UserError, match="BOS and EOS of the tokenizer are one id"):
+        with pytest.raises(UserError, match="different ids for BOS and EOS"):
             lab.batches(make_run("padded", T, labels="target", **RUN))
     finally:
         path.write_text(before)
@@ -223,6 +223,6 @@ def test_runs_that_cannot_predict_targets_alone_say_so(changes):
 
 def test_encoding_text_with_the_mark_in_it_is_no_pair(lab):
     """Only a corpus that says so holds pairs."""
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
     assert np.count_nonzero(document == tokenizer.eos_id) == 1

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids, merge_states
-from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip
+from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.padded import PaddedStore
@@ -256,7 +256,7 @@ def test_rows_are_left_out_unread_and_streams_by_reading(lab, approach, read, mo
     batches = lab.batches(make_run(approach, sequence_length=T))
     asked = []
     monkeypatch.setattr(batches, "next", lambda plain=batches.next: asked.append(plain()))
-    skip(batches, 3)
+    skip_batches(batches, 3)
     assert len(asked) == read and batches.state()["step"] == 3
 
 

@@ -13,7 +13,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.benchmark import inference
 from tokenscale.benchmark import inference as inference_table
 from tokenscale.cli.main import main
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
 
 SHORT = InferenceBenchmarkSettings(
@@ -36,7 +36,7 @@ def tokenizer(tmp_path_factory):
 
 
 def run_of(folder, tokenizer, name="llama", **options):
-    shape = replace(SHAPES[name], name=name, vocabulary_size=load(tokenizer).vocabulary_size)
+    shape = replace(SHAPES[name], name=name, vocabulary_size=load_tokenizer(tokenizer).vocabulary_size)
     stored(folder / "checkpoints/final", shape, tokenizer, **options)
     return folder
 

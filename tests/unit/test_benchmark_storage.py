@@ -91,8 +91,8 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
 def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
     from tokenscale.data.stores import padded
 
-    right = padded.labels_of
-    monkeypatch.setattr(padded, "labels_of", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
+    right = padded.make_labels
+    monkeypatch.setattr(padded, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
     with pytest.raises(UserError, match="does not give back"):
         storage._stored(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
@@ -100,7 +100,7 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
 def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
     store = StoreSettings("token-list", codec="none")
     where = tmp_path / store.directory
-    storage.module_of("token-list").write(store, held, where)
+    storage.load_format("token-list").write(store, held, where)
     path = next(where.glob("*.parquet"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

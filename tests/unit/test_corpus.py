@@ -215,7 +215,7 @@ def test_windows_line_ends_give_the_same_documents(tmp_path, monkeypatch, name):
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         columns = {"text_column": "de", "target_column": "en"} if name.endswith(".tsv") else {}
         for separator in [None] if columns else ["\n", end, None]:
-            found.append(list(read_module.read(path, SourceSettings("files", separator=separator, **columns))))
+            found.append(list(read_module.read_texts(path, SourceSettings("files", separator=separator, **columns))))
     half = len(found) // 2
     assert found[:half] == found[half:] and "\r" not in repr(found)
     assert any(len(texts) >= 40 for texts in found)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import sample as module
-from tokenscale.data.corpus.sample import sample
+from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.settings.data import SourceSettings
 
 LINES = SourceSettings(kind="files")
@@ -57,7 +57,7 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
             packed = tmp_path / "a.jsonl.gz"
             packed.write_bytes(gzip.compress(paths[0].read_bytes()))
             paths = [packed]
-    found = sample(paths, source, 1000)
+    found = draw_sample(paths, source, 1000)
     assert sorted(found.texts, key=number) == documents
     assert found.documents == 50 and found.counted and found.unit_count == 50
 
@@ -66,7 +66,7 @@ def test_a_null_is_no_document(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", None, "b", None, "c", "d"], 2)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ["a", None, "b", None, "c", "d"]))
     for file in (path, tmp_path / "a.jsonl"):
-        found = sample([file], LINES, 100)
+        found = draw_sample([file], LINES, 100)
         assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
 
 
@@ -76,18 +76,18 @@ def test_rows_come_from_everywhere(tmp_path, form):
     path = (
         parquet(tmp_path / "a.parquet", documents, 500) if form == "parquet" else lines(tmp_path / "a.jsonl", documents)
     )
-    found = sample([path], LINES, 500, seed=3)
+    found = draw_sample([path], LINES, 500, seed=3)
     numbers = [number(text) for text in found.texts]
     assert len(set(numbers)) == 500 and found.documents == 5000 and found.counted
     assert (np.histogram(numbers, bins=10, range=(0, 5000))[0] > 25).all()
-    assert sample([path], LINES, 500, seed=3).texts == found.texts != sample([path], LINES, 500, seed=4).texts
+    assert draw_sample([path], LINES, 500, seed=3).texts == found.texts != draw_sample([path], LINES, 500, seed=4).texts
 
 
 def test_of_many_row_groups_some_are_read_spread_over_all_files(tmp_path, monkeypatch):
     documents = texts(20_000)
     paths = [parquet(tmp_path / f"{i}.parquet", documents[i * 5000 : (i + 1) * 5000], 50) for i in range(4)]
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
-    found = sample(paths, LINES, 400)
+    found = draw_sample(paths, LINES, 400)
     groups = {number(text) // 50 for text in found.texts}
     assert 16 <= len(groups) < 60 and found.unit_count < 60
     assert {group // 100 for group in groups} == {0, 1, 2, 3}
@@ -97,7 +97,7 @@ def test_of_many_row_groups_some_are_read_spread_over_all_files(tmp_path, monkey
 def test_of_a_giant_row_group_the_beginning_is_read(tmp_path, monkeypatch):
     path = parquet(tmp_path / "a.parquet", texts(20_000), 20_000)
     monkeypatch.setattr(module, "READ_BYTES", 200_000)
-    found = sample([path], LINES, 100)
+    found = draw_sample([path], LINES, 100)
     assert max(number(text) for text in found.texts) < 5000
     assert "its beginning" in found.where and found.documents == 20_000
 
@@ -112,7 +112,7 @@ def test_stretches_that_meet_part_the_documents_among_them(tmp_path_factory, pie
     path.write_bytes(separator.join(piece.encode() for piece in pieces))
     size = path.stat().st_size
     bounds = sorted({0, size, *(c for c in cuts if c < size)})
-    found = [p for a, b in zip(bounds, bounds[1:], strict=False) for p in module._beginning_in(path, a, b, separator)]
+    found = [p for a, b in zip(bounds, bounds[1:], strict=False) for p in module._read_pieces(path, a, b, separator)]
     expected = path.read_bytes().split(separator)
     assert found == (expected if expected[-1] else expected[:-1])
 
@@ -126,7 +126,7 @@ def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, mo
         paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="||")
         paths[0].write_text("||".join(documents))
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
-    found = sample(paths, source, 8000)
+    found = draw_sample(paths, source, 8000)
     assert not found.counted and found.unit_count == module.STRETCHES
     assert found.documents == pytest.approx(60_000, rel=0.05)
     assert np.mean([len(t) for t in found.texts]) == pytest.approx(np.mean([len(t) for t in documents]), rel=0.05)
@@ -140,7 +140,7 @@ def test_a_broken_line_in_a_stretch_is_told(tmp_path, monkeypatch, line):
     path.write_bytes((good + (line + "\n") * 200_000).encode("latin-1"))
     monkeypatch.setattr(module, "READ_BYTES", 10_000)
     with pytest.raises(UserError) as caught:
-        sample([path], LINES, 5000)
+        draw_sample([path], LINES, 5000)
     assert caught.value.facts["file"] == str(path)
 
 
@@ -149,11 +149,11 @@ def test_too_much_compressed_text_is_refused(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(lines(tmp_path / "a.jsonl", texts(5000)).read_bytes()))
     monkeypatch.setattr(module, "COMPRESSED_BYTES", 10_000)
     with pytest.raises(UserError, match="compressed text cannot be entered"):
-        sample([path], LINES, 100)
+        draw_sample([path], LINES, 100)
 
 
 def test_memory_is_bounded_by_bytes_of_text_too(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
     path = parquet(tmp_path / "a.parquet", texts(5000), 500)
     for file in (path, lines(tmp_path / "a.jsonl", texts(5000))):
-        assert sum(len(t) for t in sample([file], LINES, 5000).texts) < 40_000
+        assert sum(len(t) for t in draw_sample([file], LINES, 5000).texts) < 40_000

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenscale.costs import data as costs
-from tokenscale.data.order.packing import best_fit_decreasing, cut
+from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array)
 T = st.integers(1, 20)
@@ -30,7 +30,7 @@ def test_padding_and_cut_as_counted_row_by_row(lengths, t):
 
 @given(LENGTHS, T)
 def test_fill_counts_every_label_once(lengths, t):
-    _, starts, sizes = cut(lengths, t)
+    _, starts, sizes = split_documents(lengths, t)
     pieces, rows = best_fit_decreasing(sizes, t + 1)
     useful = sum(int(size) - 1 for size in sizes[pieces])  # a piece's first token is nobody's label in its row
     assert costs.fill(lengths, t, len(rows) - 1) == pytest.approx(useful / ((len(rows) - 1) * t))

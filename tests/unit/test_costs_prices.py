@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenscale.costs.prices import Price, Rows, fewest_useful, job_minutes, most_rows, price, store_bytes, total
-from tokenscale.data.order.packing import cut, pack
+from tokenscale.data.order.packing import pack, split_documents
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
@@ -149,7 +149,7 @@ def test_packed_rows_are_no_more_and_no_emptier_than_their_bounds(mean):
     spread = np.random.default_rng(mean).exponential(mean - 2, 4000).astype(np.int64) + 3
     run = RunSettings(approach="packed", sequence_length=256)
     for lengths in (spread, np.full(1000, mean, dtype=np.int64)):
-        _, _, pieces = cut(lengths, 256)
+        _, _, pieces = split_documents(lengths, 256)
         _, rows = pack(pieces, 257)
         useful = int((pieces - 1).sum())
         assert len(rows) - 1 <= most_rows(run, False, len(lengths), int(lengths.sum()))

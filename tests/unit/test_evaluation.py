@@ -19,7 +19,7 @@ from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import encode_documents
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -105,7 +105,7 @@ def test_a_corpus_scores_its_documents_each_for_itself(lab, trained):
     opened, found = evaluate_text(checkpoint, str(lab.corpus))
     text = RawText(lab.corpus, "validation")
     texts = [text.text(i) for i in range(len(text))]
-    documents = encode_documents(load(lab.tokenizer), texts, run.eos)
+    documents = encode_documents(load_tokenizer(lab.tokenizer), texts, run.eos)
     assert found.rows == sum(len(list(windows(d, T))) for d in documents) > len(documents) - texts.count("")
     if run.objective == "masked":
         assert 0.2 < found.useful_tokens / sum(map(len, documents)) < 0.4 and found.bits_per_byte is None
@@ -135,7 +135,9 @@ def test_it_stops_behind_the_document_that_completes_the_rows(lab, trained):
     opened, found = evaluate_text(checkpoint, str(lab.corpus), rows=7)
     text = RawText(lab.corpus, "validation")
     taken, size = 0, 0
-    for document in encode_documents(load(lab.tokenizer), [text.text(i) for i in range(len(text))], opened.run.eos):
+    for document in encode_documents(
+        load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], opened.run.eos
+    ):
         if taken >= 7:
             break
         taken += len(list(windows(document, T)))

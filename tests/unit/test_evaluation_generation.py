@@ -15,7 +15,7 @@ from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
 from tokenscale.cli.generate import texts_of
 from tokenscale.cli.main import main
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.evaluation.generation import Sampling, generate, generate_rows, probabilities
 from tokenscale.train.models.build import build, initialise
@@ -183,7 +183,7 @@ def checkpoint(tmp_path_factory):
     texts = [f"once upon a time, {i} words é 漢字 stood in a row" for i in range(60)]
     corpus = make_corpus(tmp_path_factory.mktemp("corpus"), texts)
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"), corpus, 290)
-    size = load(tokenizer).vocabulary_size
+    size = load_tokenizer(tokenizer).vocabulary_size
     shape = replace(SHAPES["llama"], vocabulary_size=size + 3)  # three embeddings that are no text
     folder = tmp_path_factory.mktemp("run") / "final"
     stored(folder, shape, tokenizer)

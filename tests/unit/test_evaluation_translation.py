@@ -159,7 +159,7 @@ def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"corpus": CorpusSettings()}, "are no pairs"),
+        ({"corpus": CorpusSettings()}, "are not pairs"),
         ({"eos": False, "labels": "all"}, "set eos"),
         ({"layout": LayoutSettings(shard=2, sharding="zero3")}, "no rank has the whole model"),
         ({"layout": LayoutSettings(tensor=2)}, "no rank has the whole model"),

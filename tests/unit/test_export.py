@@ -16,7 +16,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.export import export
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
@@ -122,7 +122,7 @@ def test_a_model_of_the_library_comes_back_to_it(tmp_path, bpe, kind, objective)
     with torch.no_grad():
         torch.testing.assert_close(found(input_ids=tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    words = load(bpe).encode_batch(["the quick", " fox"])
+    words = load_tokenizer(bpe).encode_batch(["the quick", " fox"])
     if objective == "masked":
         assert tokenizer.mask_token == "[MASK]" and tokenizer.mask_token_id == 320
         assert tokenizer("the quick[MASK] fox")["input_ids"] == [0, *words[0], 320, *words[1]]
@@ -142,7 +142,7 @@ def test_the_exported_tokenizer_has_our_ids(tmp_path, kind, request):
     from transformers import AutoTokenizer
 
     folder = request.getfixturevalue(kind)
-    tokenizer = load(folder)
+    tokenizer = load_tokenizer(folder)
     shape = replace(SHAPES["llama-tied"], vocabulary_size=tokenizer.vocabulary_size)
     checkpoint_of(tmp_path / "final", shape, tokenizer=folder)
     export(tmp_path / "final", tmp_path / "out", log=lambda line: None)

@@ -11,10 +11,10 @@ from tests.corpora import HOSTILE, Lab, make_store, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import encode_documents
-from tokenscale.data.stores.labels import IGNORED, labels_of
-from tokenscale.data.stores.manifest import open_store, reader_of
+from tokenscale.data.stores.labels import IGNORED, make_labels
+from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
@@ -37,11 +37,11 @@ def lab(tmp_path_factory):
 
 def documents_of(lab, eos=False):
     text = RawText(lab.corpus)
-    return encode_documents(load(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
+    return encode_documents(load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
 
 
 def opened(lab, store):
-    return reader_of(store.format)(lab.store(store), open_store(lab.store(store), store))
+    return load_reader(store.format)(lab.store(store), open_store(lab.store(store), store))
 
 
 def manifest_of(lab, store):
@@ -198,9 +198,9 @@ def test_concatenated_rows_are_fuller_and_cut_more_documents(lab):
 
 
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     tokenizer.vocabulary_size = 65_537
-    monkeypatch.setattr("tokenscale.data.stores.write.load", lambda directory, engine: tokenizer)
+    monkeypatch.setattr("tokenscale.data.stores.write.load_tokenizer", lambda directory, engine: tokenizer)
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
     assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"
@@ -220,7 +220,7 @@ def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
     for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
         path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
         assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
-        reader = reader_of(store.format)(path, open_store(path, store))
+        reader = load_reader(store.format)(path, open_store(path, store))
         assert len(reader) == len(documents_of(lab))
     for i, document in enumerate(documents_of(lab)):
         assert np.array_equal(reader.document(i), document)
@@ -238,9 +238,9 @@ def test_the_cache_is_bounded(lab, monkeypatch):
 def test_masks_never_compare_ids():
     """A document that uses the pad id keeps its labels; padding by length is ignored whatever its id."""
     rows = np.array([[0, 2, 2, 5, 2, 2]])
-    assert labels_of(rows, lengths=np.array([4])).tolist() == [[2, 2, 5, IGNORED, IGNORED]]
+    assert make_labels(rows, lengths=np.array([4])).tolist() == [[2, 2, 5, IGNORED, IGNORED]]
     starts = [np.array([0, 2])]
-    assert labels_of(rows, starts).tolist() == [[2, IGNORED, 5, 2, 2]]
+    assert make_labels(rows, starts).tolist() == [[2, IGNORED, 5, 2, 2]]
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -248,7 +248,7 @@ def test_masks_never_compare_ids():
 
 def read_all(path, store):
     """Everything a store holds, through its reader."""
-    reader = reader_of(store.format)(path, open_store(path, store))
+    reader = load_reader(store.format)(path, open_store(path, store))
     if FORMATS[store.format].streamed:
         return [reader.document(i).tolist() for i in range(len(reader))]
     if store.format == "archive":
@@ -374,7 +374,7 @@ def test_a_split_without_documents_is_refused(lab, tmp_path, store):
 
 
 def test_eos_without_an_eos_token_is_refused(lab):
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     tokenizer.eos_id = None
     with pytest.raises(UserError, match="no end-of-document token"):
         encode_documents(tokenizer, ["a"], eos=True)
@@ -383,7 +383,9 @@ def test_eos_without_an_eos_token_is_refused(lab):
 def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
-    monkeypatch.setattr("tokenscale.data.stores.packed.cut", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr(
+        "tokenscale.data.stores.packed.split_documents", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+    )
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before

@@ -16,8 +16,8 @@ from tokenscale.cli import main as cli
 from tokenscale.data.stores import archive, ranked, unpack
 from tokenscale.data.stores.archive import ArchiveDocuments, ArchiveStore
 from tokenscale.data.stores.documents import Chunk, Origin
-from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
-from tokenscale.data.stores.write import write
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
+from tokenscale.data.stores.write import write_store
 from tokenscale.settings.data import StoreSettings
 
 pytestmark = pytest.mark.slow(23)
@@ -50,7 +50,7 @@ def opened(path, store=ARCHIVE):
 
 
 def written(path, lab, store):
-    write(store, lab.corpus, lab.tokenizer, path)
+    write_store(store, lab.corpus, lab.tokenizer, path)
     return path
 
 
@@ -252,7 +252,7 @@ def test_ids_that_are_not_the_archives_make_no_store(lab, tmp_path):
     path = shutil.copytree(lab.store(ARCHIVE), tmp_path / "archive")
     manifest = read_store_manifest(path)
     manifest["ids_digest"]["value"] = "0" * 64
-    seal(path / "manifest.json", manifest)
+    write_sealed(path / "manifest.json", manifest)
     with pytest.raises(UserError, match="the ids are not those of the store that they come from"):
         unpack.unpack(path, PACKED, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked/manifest.json").exists()

@@ -9,9 +9,9 @@ import pytest
 
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.corpus.read import read
+from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores import text
-from tokenscale.data.stores.write import write
+from tokenscale.data.stores.write import write_store
 from tokenscale.settings.data import SourceSettings, StoreSettings
 
 pytestmark = pytest.mark.slow(11)
@@ -41,7 +41,7 @@ def test_memory_of_writing_a_store_does_not_grow_with_the_text(corpora, tmp_path
         held, before = [0], pa.total_allocated_bytes()
         tracemalloc.start()
         try:
-            write(
+            write_store(
                 store,
                 corpora / size,
                 corpora / "tokenizer",
@@ -69,5 +69,7 @@ def test_reading_a_users_file_keeps_nothing_of_what_was_read(corpora, tmp_path):
     pq.write_table(pa.table({"text": column}), path, compression="none")
     del column
     before = pa.total_allocated_bytes()
-    held = [pa.total_allocated_bytes() - before for _ in read(path, SourceSettings(kind="files", files=(str(path),)))]
+    held = [
+        pa.total_allocated_bytes() - before for _ in read_texts(path, SourceSettings(kind="files", files=(str(path),)))
+    ]
     assert len(held) == 4 * LARGE and max(held) < 4 * LARGE * CHARACTERS / 4

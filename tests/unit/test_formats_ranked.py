@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tokenscale.data.stores import ranked
-from tokenscale.data.stores.ranked import MAX_RANKS, NO_RANK, TWO_END, count, pack, ranking, unpack
+from tokenscale.data.stores.ranked import MAX_RANKS, NO_RANK, TWO_END, count_ids, pack, rank_ids, unpack
 
 V = 131_072
 HEADER = 12
@@ -21,13 +21,13 @@ LEVELS = [4, *(pytest.param(name, marks=needs_zstandard) for name in ranked.SETT
 
 def ranking_of(ids, vocabulary=V):
     counts = np.zeros(vocabulary, dtype=np.int64)
-    count(ids, counts)
-    return ranking(counts)
+    count_ids(ids, counts)
+    return rank_ids(counts)
 
 
 def everything_ranked(vocabulary):
     """Rank = id, so that a test chooses codes by choosing ids."""
-    return ranking(np.ones(vocabulary, dtype=np.int64))
+    return rank_ids(np.ones(vocabulary, dtype=np.int64))
 
 
 def came_back(ids, ids_by_rank, rank_of_id, level=4):
@@ -124,18 +124,18 @@ def test_the_layout_is_the_one_that_is_documented():
 
 
 def test_ranks_follow_the_counts_and_ties_the_ids():
-    ids_by_rank, rank_of_id = ranking(np.array([3, 0, 7, 3, 7, 1]))
+    ids_by_rank, rank_of_id = rank_ids(np.array([3, 0, 7, 3, 7, 1]))
     assert ids_by_rank.tolist() == [2, 4, 0, 3, 5]
     assert rank_of_id.tolist() == [2, NO_RANK, 0, 3, 1, 4]
     counts = np.random.default_rng(1).integers(1, 9, size=5000)
-    assert ranking(counts)[0].tolist() == sorted(range(5000), key=lambda i: (-counts[i], i))
+    assert rank_ids(counts)[0].tolist() == sorted(range(5000), key=lambda i: (-counts[i], i))
 
 
 def test_counts_add_up_over_pieces():
     ids = some_ids(n=700_000)
     counts = np.zeros(V, dtype=np.int64)
     for piece in np.array_split(ids, 3):
-        count(piece, counts)
+        count_ids(piece, counts)
     assert np.array_equal(counts, np.bincount(ids, minlength=V))
 
 
@@ -163,7 +163,7 @@ def test_ids_that_cannot_be_packed_are_refused(ids, match):
 
 def test_an_id_beyond_the_vocabulary_is_not_counted():
     with pytest.raises(ValueError, match="id 10 in a vocabulary of 10"):
-        count(np.array([10], dtype=np.uint32), np.zeros(10, dtype=np.int64))
+        count_ids(np.array([10], dtype=np.uint32), np.zeros(10, dtype=np.int64))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import threading
 from tests.corpora import Lab
 from tokenscale.base.files import locked
 from tokenscale.data.stores import unpack
-from tokenscale.data.stores.manifest import restore
+from tokenscale.data.stores.manifest import rebuild_command
 from tokenscale.settings.data import StoreSettings
 
 ARCHIVE, PACKED = StoreSettings("archive"), StoreSettings("packed", sequence_length=16)
@@ -28,4 +28,4 @@ def test_what_is_damaged_on_a_nodes_disk_names_the_verb(tmp_path):
     lab = Lab(tmp_path / "lab", ["some words", "and others"])
     path, _ = unpack.unpack_once(lab.store(ARCHIVE), PACKED, tmp_path / "disk")
     words = f"--archive {lab.store(ARCHIVE)} --store {PACKED.directory} --local-disk {tmp_path / 'disk'}"
-    assert restore(path) == f"python -m tokenscale unpack {words}"
+    assert rebuild_command(path) == f"python -m tokenscale unpack {words}"

@@ -12,16 +12,16 @@ from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores import writing
 from tokenscale.data.stores.archive import ArchiveStore
-from tokenscale.data.stores.documents import Chunk, IdsDigest, framed
+from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.token_list import TokenListStore
-from tokenscale.data.stores.write import write
+from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers import backends as gate
 from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.data.tokenizers.engines import gigatoken
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 
 STORES = [
@@ -43,7 +43,7 @@ def test_an_interrupted_writer_is_taken_over_and_gives_the_same_bytes(
     lab, tmp_path, monkeypatch, small_parts, store, after
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
-    write(store, lab.corpus, lab.tokenizer, whole)
+    write_store(store, lab.corpus, lab.tokenizer, whole)
     encoded, chunks = [], TextDocuments.chunks
 
     def counted(self, first, last):
@@ -54,11 +54,11 @@ def test_an_interrupted_writer_is_taken_over_and_gives_the_same_bytes(
 
     monkeypatch.setattr(TextDocuments, "chunks", counted)
     with pytest.raises(Interrupted):
-        write(store, lab.corpus, lab.tokenizer, other)
+        write_store(store, lab.corpus, lab.tokenizer, other)
     assert not (other / "manifest.json").exists()
     after = -1  # no interruption any more
     encoded.clear()
-    write(store, lab.corpus, lab.tokenizer, other)
+    write_store(store, lab.corpus, lab.tokenizer, other)
     assert files_of(other) == files_of(whole)
     done = json.loads((other / "build.json").read_text())["parts_taken_over"]
     assert done * 20 == encoded[0] and len(encoded) + done == -(-len(TEXTS) // 20)
@@ -69,7 +69,7 @@ def test_a_part_that_has_changed_or_is_of_another_engine_is_made_again(lab, tmp_
     store, path = STORES[2], tmp_path / "store"
     monkeypatch.setattr(writing.StoreWriter, "finish", lambda *a, **k: (_ for _ in ()).throw(Interrupted))
     with pytest.raises(Interrupted):
-        write(store, lab.corpus, lab.tokenizer, path)
+        write_store(store, lab.corpus, lab.tokenizer, path)
     monkeypatch.undo()
     monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
@@ -77,14 +77,14 @@ def test_a_part_that_has_changed_or_is_of_another_engine_is_made_again(lab, tmp_
     ids.write_bytes(ids.read_bytes()[:-1] + b"\xff")
     record = path / ".building/part-00002.json"
     record.write_text(record.read_text().replace('"engine": "', '"engine": "other '))
-    write(store, lab.corpus, lab.tokenizer, path)
+    write_store(store, lab.corpus, lab.tokenizer, path)
     parts = -(-len(TEXTS) // 20)
     assert json.loads((path / "build.json").read_text())["parts_taken_over"] == parts - 2
     assert files_of(path) == files_of(write_to(tmp_path / "fresh", lab, store))
 
 
 def write_to(path, lab, store):
-    write(store, lab.corpus, lab.tokenizer, path)
+    write_store(store, lab.corpus, lab.tokenizer, path)
     return path
 
 
@@ -93,8 +93,8 @@ def test_parts_of_another_store_are_not_taken_over(lab, tmp_path, monkeypatch, s
     with monkeypatch.context() as patched:
         patched.setattr(writing.StoreWriter, "finish", lambda *a, **k: (_ for _ in ()).throw(Interrupted))
         with pytest.raises(Interrupted):
-            write(STORES[2], lab.corpus, lab.tokenizer, path)
-    write(replace(STORES[2], eos=True), lab.corpus, lab.tokenizer, path)
+            write_store(STORES[2], lab.corpus, lab.tokenizer, path)
+    write_store(replace(STORES[2], eos=True), lab.corpus, lab.tokenizer, path)
     assert json.loads((path / "build.json").read_text())["parts_taken_over"] == 0
 
 
@@ -129,7 +129,7 @@ def wrong(monkeypatch):
 def test_an_engine_that_is_wrong_on_hostile_text_is_passed_over_when_it_is_loaded(tmp_path, wrong):
     corpus = make_corpus(tmp_path / "c", TEXTS)
     wrong("日本")
-    tokenizer = load(make_tokenizer(tmp_path / "t", corpus, 262))
+    tokenizer = load_tokenizer(make_tokenizer(tmp_path / "t", corpus, 262))
     assert tokenizer.engine == "tokenizers" and "its ids differ" in tokenizer.notes[0]
     record = json.loads((tmp_path / "t/build.json").read_text())["engines"]["gigatoken"]
     assert record["exact"] is False and "text" in record["first_difference"]
@@ -140,54 +140,54 @@ def test_an_engine_that_is_wrong_on_this_text_costs_time_and_no_id(tmp_path, wro
     texts = [f"document {i} says hello to the world" for i in range(60)]
     corpus = make_corpus(tmp_path / "c", texts)
     folder = make_tokenizer(tmp_path / "t", corpus, 300)
-    write(STORES[2], corpus, folder, tmp_path / "right", engine="tokenizers")
+    write_store(STORES[2], corpus, folder, tmp_path / "right", engine="tokenizers")
     wrong("hello")
     said = []
-    write(STORES[2], corpus, folder, tmp_path / "auto", log=said.append)
+    write_store(STORES[2], corpus, folder, tmp_path / "auto", log=said.append)
     assert files_of(tmp_path / "auto") == files_of(tmp_path / "right")
     assert "gigatoken gives other ids" in said[0] and "beginning anew with tokenizers" in said[0]
     assert json.loads((tmp_path / "auto/build.json").read_text())["engine"].startswith("tokenizers ")
     with pytest.raises(UserError, match="gives other ids than tokenizers"):
-        write(STORES[2], corpus, folder, tmp_path / "asked", engine="gigatoken")
+        write_store(STORES[2], corpus, folder, tmp_path / "asked", engine="gigatoken")
     assert not (tmp_path / "asked/manifest.json").exists()
 
 
 @pytest.mark.parametrize("kind", [list, pa.Array])
 def test_the_gate_asks_in_both_ways_that_are_used(lab, kind):
     """An engine that is wrong only for documents one by one, or only for a store's Arrow arrays."""
-    right = load(lab.tokenizer, "tokenizers")._engine
+    right = load_tokenizer(lab.tokenizer, "tokenizers")._engine
 
     class WrongOneWay:
         def encode(self, texts):
             ids, lengths = right.encode(texts)
             return (ids + 1 if isinstance(texts, kind) else ids), lengths
 
-    assert gate.difference(right, right, TEXTS) is None and gate.difference(right, right, []) is None
-    assert gate.difference(WrongOneWay(), right, TEXTS)["text"] == repr(" ")
+    assert gate.find_difference(right, right, TEXTS) is None and gate.find_difference(right, right, []) is None
+    assert gate.find_difference(WrongOneWay(), right, TEXTS)["text"] == repr(" ")
 
 
 def test_equal_ids_give_an_equal_manifest_whatever_the_engine(lab, tmp_path):
     pytest.importorskip("gigatoken")
     for engine in ("gigatoken", "tokenizers"):
-        write(STORES[2], lab.corpus, lab.tokenizer, tmp_path / engine, engine=engine)
+        write_store(STORES[2], lab.corpus, lab.tokenizer, tmp_path / engine, engine=engine)
     assert files_of(tmp_path / "gigatoken") == files_of(tmp_path / "tokenizers")
 
 
 def test_an_engine_that_is_not_here_says_so_and_the_next_one_serves(lab, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gigatoken", None)
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     assert isinstance(tokenizer, EngineTokenizer)
     assert tokenizer.engine == "tokenizers" and "no package gigatoken" in tokenizer.notes[0]
     with pytest.raises(UserError, match="engine gigatoken cannot be used"):
-        load(lab.tokenizer, "gigatoken")
+        load_tokenizer(lab.tokenizer, "gigatoken")
     with pytest.raises(UserError, match="did you mean 'tokenizers'"):
-        load(lab.tokenizer, "tokenizer")
+        load_tokenizer(lab.tokenizer, "tokenizer")
 
 
 def test_ids_outside_the_vocabulary_are_a_bug(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(TextDocuments, "chunks", lambda *a: iter([Chunk(np.array([0, 999], np.int32), np.array([2]))]))
     with pytest.raises(ValueError, match="outside the vocabulary"):
-        write(STORES[1], lab.corpus, lab.tokenizer, tmp_path / "store")
+        write_store(STORES[1], lab.corpus, lab.tokenizer, tmp_path / "store")
 
 
 # ------------------------------------------------------------------------------------------------- ids, digest, chunks
@@ -214,15 +214,15 @@ def test_the_digest_sees_bounds_and_order():
         found = IdsDigest()
         found.add(Chunk(np.array(ids, np.int32), np.array(lengths, np.int64)))
         found.close()
-        return IdsDigest.of(found.groups)
+        return IdsDigest.combine(found.groups)
 
     assert len({digest([1, 2, 3], [1, 2]), digest([1, 2, 3], [2, 1]), digest([1, 3, 2], [1, 2])}) == 3
 
 
 def test_documents_are_framed_by_hand():
     ids, lengths = np.array([7, 8, 9], np.int32), np.array([0, 2, 1], np.int64)
-    assert framed(ids, lengths, 1, None).ids.tolist() == [1, 1, 7, 8, 1, 9]
-    with_eos = framed(ids, lengths, 1, 2)
+    assert frame_documents(ids, lengths, 1, None).ids.tolist() == [1, 1, 7, 8, 1, 9]
+    with_eos = frame_documents(ids, lengths, 1, 2)
     assert with_eos.ids.tolist() == [1, 2, 1, 7, 8, 2, 1, 9, 2] and with_eos.lengths.tolist() == [2, 4, 3]
 
 
@@ -234,5 +234,5 @@ def test_stores_give_their_documents_back(lab, store, first, last):
     path = lab.store(store)
     last = len(TEXTS) if last is None else last
     found = [d.tolist() for c in reader(path, open_store(path, store)).chunks(first, last) for d in c.documents()]
-    tokenizer = load(lab.tokenizer)
+    tokenizer = load_tokenizer(lab.tokenizer)
     assert found == [[0, *ids.tolist()] for ids in tokenizer.encode_batch(TEXTS[first:last])]

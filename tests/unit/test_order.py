@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenscale.data.order.digest import MODULUS, row_digest
-from tokenscale.data.order.permutation import permute, rows_of
-from tokenscale.data.order.shares import micro_steps, share
+from tokenscale.data.order.permutation import get_rows, permute
+from tokenscale.data.order.shares import micro_steps, rank_slots
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
@@ -66,7 +66,7 @@ def test_indices_outside_are_bugs(index, n):
 @pytest.mark.parametrize(("n", "batch"), [(24, 8), (23, 8), (5, 8), (1, 3)])
 def test_an_epoch_holds_every_row_once(n, batch):
     steps = 3 * n
-    seen = np.concatenate([rows_of(step, range(batch), batch, n, seed=4) for step in range(steps)])
+    seen = np.concatenate([get_rows(step, range(batch), batch, n, seed=4) for step in range(steps)])
     for epoch in range(len(seen) // n):
         assert sorted(seen[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
 
@@ -74,7 +74,7 @@ def test_an_epoch_holds_every_row_once(n, batch):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 12])
 @pytest.mark.parametrize("batch", [1, 5, 8, 12])
 def test_shares_cover_the_batch_and_differ_by_at_most_one(batch, world_size):
-    shares = [share(batch, rank, world_size) for rank in range(world_size)]
+    shares = [rank_slots(batch, rank, world_size) for rank in range(world_size)]
     assert [slot for s in shares for slot in s] == list(range(batch))
     sizes = [len(s) for s in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -83,15 +83,15 @@ def test_shares_cover_the_batch_and_differ_by_at_most_one(batch, world_size):
 
 
 def test_a_rank_outside_the_world_is_a_bug():
-    with pytest.raises(ValueError, match="rank 2 of 2"):
-        share(8, 2, 2)
+    with pytest.raises(ValueError, match="rank 2 is outside"):
+        rank_slots(8, 2, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 12])
 def test_digests_of_ranks_add_up(world_size):
     rows = np.arange(100, 108)
     whole = row_digest(3, range(8), rows, rows + 1)
-    parts = [share(8, rank, world_size) for rank in range(world_size)]
+    parts = [rank_slots(8, rank, world_size) for rank in range(world_size)]
     found = [row_digest(3, s, rows[list(s)], rows[list(s)] + 1) for s in parts]
     assert sum(found) % MODULUS == whole and 0 <= whole < MODULUS
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.data.order.packing import best_fit_decreasing, concatenate, cut
+from tokenscale.data.order.packing import best_fit_decreasing, concatenate, split_documents
 
 
 def naive(lengths: list[int], capacity: int) -> int:
@@ -35,7 +35,7 @@ def test_packing_holds_every_piece_once_and_is_best_fit(lengths, capacity):
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 20))
 @settings(deadline=None)
 def test_cutting_keeps_every_label_and_makes_no_lone_overlap(lengths, t):
-    documents, starts, sizes = cut(np.array(lengths), t)
+    documents, starts, sizes = split_documents(np.array(lengths), t)
     assert int((sizes - 1).sum()) == sum(n - 1 for n in lengths)
     assert sizes.max() <= t + 1
     for d, n in enumerate(lengths):

@@ -20,7 +20,7 @@ from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.clean import clean
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers.build import build as build_tokenizer
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import (
     CleaningSettings,
     CorpusSettings,
@@ -104,7 +104,7 @@ def test_separators_across_any_chunk(tmp_path_factory, texts, separator, chunk):
     expected = expected if expected[-1] else expected[:-1]
     before, read.CHUNK_BYTES = read.CHUNK_BYTES, chunk
     try:
-        assert list(read.read(path, SourceSettings(kind="files", separator=separator))) == expected
+        assert list(read.read_texts(path, SourceSettings(kind="files", separator=separator))) == expected
     finally:
         read.CHUNK_BYTES = before
 
@@ -289,7 +289,7 @@ def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path
     corpus = CorpusSettings(name="c", source=source(tmp_path / "*.parquet"))
 
     def now():
-        return fingerprint.of(corpus, tmp_path / "corpus", memory)
+        return fingerprint.fingerprint_corpus(corpus, tmp_path / "corpus", memory)
 
     first = now()
     read_files = []
@@ -350,7 +350,7 @@ def test_a_number_is_a_token(tmp_path):
     )
     build(settings, tmp_path / "c")
     build_tokenizer(TokenizerSettings(name="n", kind="numbers", vocabulary_size=53), tmp_path / "t")
-    tokenizer, text = load(tmp_path / "t"), RawText(tmp_path / "c")
+    tokenizer, text = load_tokenizer(tmp_path / "t"), RawText(tmp_path / "c")
     for i in range(20):
         ids = tokenizer.encode_batch([text.text(i)])[0]
         assert ids.dtype == np.int32 and len(ids) == len(text.text(i).split()) and 3 <= ids.min() <= ids.max() < 53

@@ -17,8 +17,8 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.token_list import TokenListStore
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.named import named
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.named import resolve_tokenizer
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
 
 pytestmark = pytest.mark.experiment
@@ -86,7 +86,7 @@ def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, 
     assert {p.name for p in (here / "out").iterdir()} == {*files, "tokenizers"}
     manifest = json.loads((here / f"out/{stems[0]}.manifest.json").read_text())
     assert manifest["tokenizer"]["kind"] == "tekken" and manifest["vocabulary_size"] == 131_072
-    assert named("out/tokenizers/tekken").settings.kind == "tekken"
+    assert resolve_tokenizer("out/tokenizers/tekken").settings.kind == "tekken"
     column = pq.ParquetFile(here / f"out/{stems[0]}.parquet").metadata.row_group(0).column(0)
     assert column.compression == "SNAPPY" and column.physical_type == "INT32"
 
@@ -113,7 +113,7 @@ def test_row_i_is_document_i_of_the_file(here):
     path = here / "out/train_data_tokenized_token-list_snappy.manifest.json"
     store = TokenListStore(path, open_store(path, StoreSettings("token-list", codec="snappy")))
     assert len(store) == len(TEXTS)
-    for i, ids in enumerate(load(named("bpe").directory).encode_batch(TEXTS)):
+    for i, ids in enumerate(load_tokenizer(resolve_tokenizer("bpe").directory).encode_batch(TEXTS)):
         assert store.document(i).tolist() == [0, *ids.tolist()]
 
 
@@ -257,7 +257,9 @@ def test_files_of_other_settings_or_origin_are_not_written_over(here, capsys):
 def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
-    monkeypatch.setattr("tokenscale.data.stores.padded._Part.add", lambda *a: (_ for _ in ()).throw(OSError("disk")))
+    monkeypatch.setattr(
+        "tokenscale.data.stores.padded._PartWriter.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+    )
     with pytest.raises(OSError, match="disk"):
         pretokenize()
     assert contents(here) == before

@@ -14,7 +14,7 @@ from tests.corpora import HOSTILE, make_corpus, make_tokenizer
 from tests.web import Server
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import TokenizerSettings
 
 pytestmark = pytest.mark.slow(23)
@@ -29,12 +29,12 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory, corpus):
-    return load(make_tokenizer(tmp_path_factory.mktemp("bpe"), corpus, 320))
+    return load_tokenizer(make_tokenizer(tmp_path_factory.mktemp("bpe"), corpus, 320))
 
 
 @pytest.fixture(scope="module")
 def tekken(tekken_folder):
-    return load(tekken_folder)
+    return load_tokenizer(tekken_folder)
 
 
 def test_training_twice_gives_the_same_file(tmp_path, corpus):
@@ -96,8 +96,8 @@ def test_tekken_has_mistral_commons_ids(tekken, reference):
 
 def test_loading_tekken_does_not_import_its_package(tekken_folder):
     code = (
-        "import sys\nfrom tokenscale.data.tokenizers.load import load\n"
-        f"load({str(tekken_folder)!r}); print('mistral_common' in sys.modules)"
+        "import sys\nfrom tokenscale.data.tokenizers.load import load_tokenizer\n"
+        f"load_tokenizer({str(tekken_folder)!r}); print('mistral_common' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
@@ -108,13 +108,13 @@ def test_a_changed_tokenizer_file_is_refused(tmp_path, corpus):
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"version": "1.0"', '"version": "1.0" '))
     with pytest.raises(UserError) as error:
-        load(folder)
+        load_tokenizer(folder)
     assert {"file", "expected", "found", "next"} <= set(error.value.facts)
 
 
 def test_a_missing_tokenizer_is_refused_with_the_command(tmp_path):
     with pytest.raises(UserError) as error:
-        load(tmp_path / "none")
+        load_tokenizer(tmp_path / "none")
     assert f"snakemake -f {tmp_path}/none/manifest.json" in error.value.render()
 
 
@@ -148,7 +148,7 @@ def folder(tmp_path, bpe, corpus):
 
 def test_a_folder_is_read_with_its_own_control_tokens(tmp_path, folder, bpe):
     build(TokenizerSettings(name="hf", kind="huggingface", source=str(folder)), tmp_path / "out")
-    tokenizer = load(tmp_path / "out")
+    tokenizer = load_tokenizer(tmp_path / "out")
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocabulary_size) == (320, 321, 322)
     for ours, expected in zip(tokenizer.encode_batch(TEXTS), bpe.encode_batch(TEXTS), strict=True):
         assert np.array_equal(ours, expected)  # no template, no truncation, no padding

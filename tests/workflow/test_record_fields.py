@@ -22,9 +22,9 @@ from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.archive import ArchiveDocuments
-from tokenscale.data.stores.manifest import open_store, read_store_manifest, seal
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
 from tokenscale.data.stores.padded import PaddedStore
-from tokenscale.data.stores.write import write as write_store
+from tokenscale.data.stores.write import write_store as write_store
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.run import RunSettings
@@ -586,7 +586,7 @@ def test_a_project_built_before_is_read(complete, tmp_path):
 
     shutil.copytree(results / "tokens/small/bpe/archive", archive)
     manifest = read_store_manifest(archive)
-    seal(archive / "manifest.json", manifest | {"origin": manifest["origin"] | {"created": "undated"}})
+    write_sealed(archive / "manifest.json", manifest | {"origin": manifest["origin"] | {"created": "undated"}})
     assert len(ArchiveDocuments(archive)) == manifest["documents"]
 
     store = StoreSettings("padded", sequence_length=32)
@@ -595,6 +595,6 @@ def test_a_project_built_before_is_read(complete, tmp_path):
     table = pq.read_table(file)
     pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"created": b"undated"}), file)
     described = manifest["files"][0] | {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-    seal(padded / "manifest.json", manifest | {"files": [described]})
+    write_sealed(padded / "manifest.json", manifest | {"files": [described]})
     rows = PaddedStore(padded, open_store(padded, store))
     assert rows.manifest["rows"] == table.num_rows

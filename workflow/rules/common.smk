@@ -78,7 +78,7 @@ try:
     USABLE = settings.usable([*EXPERIMENTS, *filter(requested, settings.available)])
     RUNS = settings.all_runs(USABLE)
     if workflow.is_main_process and not NOW:
-        fingerprint.check(
+        fingerprint.check_corpora(
             [settings.corpora[name] for name in settings.list_corpora(EXPERIMENTS)],
             Path("results/corpus"),
             settings.file_of,
@@ -147,7 +147,7 @@ wildcard_constraints:
 
 def content_of(corpus):
     """The content of a corpus' own files: what Snakemake cannot see in large files, it sees in this parameter."""
-    return fingerprint.of(settings.corpora[corpus], Path("results/corpus"))
+    return fingerprint.fingerprint_corpus(settings.corpora[corpus], Path("results/corpus"))
 
 
 def downloads_of(corpus):

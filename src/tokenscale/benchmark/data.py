@@ -27,12 +27,12 @@ from tokenscale.benchmark.peers import Peers
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.packed import PackedBatches
-from tokenscale.data.corpus.raw_text import read_manifest as read_corpus_manifest
-from tokenscale.data.order.permutation import permute, samples_at
+from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus_manifest
+from tokenscale.data.order.permutation import get_samples, permute
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
@@ -136,7 +136,7 @@ def measure(
         "corpus": run.corpus.name,
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
         "tokenizer": run.tokenizer.name,
-        "tokenizer_file_sha256": read_manifest(tokenizer_directory)["file"]["sha256"],
+        "tokenizer_file_sha256": read_tokenizer_manifest(tokenizer_directory)["file"]["sha256"],
         "engine": bench.engine,
         "approaches": {approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()},
         "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
@@ -165,7 +165,7 @@ class _Bench:
         self._manifest = open_store(self._packed, self.runs["packed"].store)
         self.token_file_bytes = self._manifest["files"][0]["bytes"]
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
-        self.engine = load(tokenizer).engine
+        self.engine = load_tokenizer(tokenizer).engine
         self.engines, self.left_out = engines.listed(settings.engines, tokenizer, self.engine)
         self._pool: list[Any] = []
 
@@ -254,7 +254,7 @@ class _Bench:
         settings = self.settings
         batches = count if workers is None else count + 1  # the first batch of a loader is a part of its opening
         places = np.arange(batches * settings.rows)
-        order = samples_at(places, self._manifest["rows"], self.runs["packed"].effective_seed)
+        order = get_samples(places, self._manifest["rows"], self.runs["packed"].effective_seed)
         with machine.on_cores(set() if workers is None else self.cores):
             found = self.peers.measure(peer, order.reshape(batches, settings.rows), workers)
         tokens = count * settings.rows * settings.sequence_length
@@ -338,7 +338,7 @@ def _run(
     settings: DataBenchmarkSettings, approach: str, corpus_directory: Path, tokenizer_directory: Path
 ) -> RunSettings:
     """The same run for every arm but for its approach. Kind and name of the tokenizer are the manifest's."""
-    tokenizer = read_manifest(tokenizer_directory)
+    tokenizer = read_tokenizer_manifest(tokenizer_directory)
     corpus = read_corpus_manifest(corpus_directory)
     run = RunSettings(
         corpus=CorpusSettings(name=corpus["name"]),

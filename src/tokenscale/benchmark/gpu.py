@@ -273,7 +273,10 @@ def _batches(case: Case, shape: ModelSettings) -> list[Batch]:
     random = np.random.default_rng(0)
     size = (case.rows, case.sequence_length + 1)
     rows = [random.integers(0, shape.vocabulary_size, size) for _ in range(4)]
-    return [Batch.of(np.ascontiguousarray(r[:, :-1]), np.ascontiguousarray(r[:, 1:]), k) for k, r in enumerate(rows)]
+    return [
+        Batch.from_arrays(np.ascontiguousarray(r[:, :-1]), np.ascontiguousarray(r[:, 1:]), k)
+        for k, r in enumerate(rows)
+    ]
 
 
 def line(record: dict[str, Any]) -> str:

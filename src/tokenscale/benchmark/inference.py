@@ -23,7 +23,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256
 from tokenscale.cli.generate import behind, open_causal
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import git_state, versions
 from tokenscale.settings.closure import import_closure
@@ -125,7 +125,7 @@ def _opened(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     opened = open_causal(weights, device=record["run"].get("device", "auto"))
     if settings.bf16:
         opened.model.to(torch.bfloat16)
-    engine = load(opened.tokenizer)
+    engine = load_tokenizer(opened.tokenizer)
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
         raise UserError(

@@ -13,8 +13,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers import backends as gate
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.benchmark import Engine
 
 #: of a file's pages, so many may stay in the page cache where a reader is called cold: what is read while it opens
@@ -135,13 +135,13 @@ def listed(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[s
 
 
 def _why_not(engine: str, folder: Path, auto: str) -> str | None:
-    if read_manifest(folder)["kind"] == "numbers":
+    if read_tokenizer_manifest(folder)["kind"] == "numbers":
         return "numbers are read by no engine"
     if engine == auto:
         return "it is the engine that auto takes here"
     try:
-        tokenizer = load(folder, engine)
+        tokenizer = load_tokenizer(folder, engine)
     except UserError as error:
         return error.facts.get("reason") or error.what
-    differs = tokenizer.difference(gate.fuzz())
+    differs = tokenizer.difference(gate.make_fuzz_texts())
     return None if differs is None else "its ids are not those of the reference"

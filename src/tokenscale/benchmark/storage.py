@@ -25,11 +25,11 @@ from tokenscale.benchmark import machine as engines
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import Chunk, Origin, encode_chunk
-from tokenscale.data.stores.manifest import module_of, open_store, reader_of
-from tokenscale.data.stores.padded import pad
+from tokenscale.data.stores.manifest import load_format, load_reader, open_store
+from tokenscale.data.stores.padded import pad_document
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import versions
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
@@ -46,7 +46,7 @@ class Held:
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
         text = RawText(corpus)
-        made = load(tokenizer)
+        made = load_tokenizer(tokenizer)
         self.eos = text.pairs  # pairs end with EOS, and nothing else does
         self.origin: Origin = TextDocuments(corpus, made, "train", self.eos).origin
         self.engine = made.engine
@@ -120,7 +120,7 @@ def _stored(store: StoreSettings, held: Held, folder: Path, settings: StorageBen
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
-    manifest = module_of(store.format).write(store, held, where)
+    manifest = load_format(store.format).write(store, held, where)
     write_s = time.perf_counter() - start
     check(store, where, held)
     manifest = open_store(where, store)
@@ -165,7 +165,7 @@ def _read(
     """Seconds to open a store's reader and read these rows, some at a time; an archive's documents, in order. The
     manifest's hashes are not among it: they are checked once a run, whatever is read then."""
     start = time.perf_counter()
-    reader = reader_of(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
+    reader = load_reader(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
     if store.format == "archive":
         for _ in reader.chunks(0, len(order)):
             pass
@@ -182,11 +182,11 @@ def _read(
 def check(store: StoreSettings, where: Path, held: Held) -> None:
     """Hold all that a store gives back against the ids that it was written from. UserError where one differs."""
     manifest = open_store(where, store)
-    reader = reader_of(store.format)(where, manifest)
+    reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
         width, pad_id = store.sequence_length + 1, held.origin.pad_id
         for i, document in enumerate(held.whole.documents()):
-            row, length = pad(document, width, pad_id)
+            row, length = pad_document(document, width, pad_id)
             tokens, labels = reader.rows(np.array([i]))
             right = np.array_equal(tokens[0], row[:-1]) and np.array_equal(labels[0, : length - 1], row[1:length])
             if not right or (labels[0, length - 1 :] >= 0).any():
@@ -228,7 +228,7 @@ def _on_the_fly(engine: str, held: Held, tokenizer: Path, rows: int) -> dict[str
 
 def _ready(folder: Path, engine: str) -> Tokenizer:
     """A tokenizer that has imported and started what it takes to encode few texts, and many."""
-    made = load(folder, engine if engine in engines.NAMES else "auto")
+    made = load_tokenizer(folder, engine if engine in engines.NAMES else "auto")
     for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
         made.encode(texts)
     return made

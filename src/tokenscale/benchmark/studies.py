@@ -102,9 +102,9 @@ def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[st
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    from tokenscale.data.tokenizers.manifest import read_manifest
+    from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 
-    manifest = read_manifest(folder)
+    manifest = read_tokenizer_manifest(folder)
     name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else manifest["file"]["name"]
     fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / name))
     fast.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
@@ -117,9 +117,9 @@ def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[st
 
 
 def _ids(folder: Path) -> tuple[int, int]:
-    from tokenscale.data.tokenizers.manifest import read_manifest
+    from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 
-    manifest = read_manifest(folder)
+    manifest = read_tokenizer_manifest(folder)
     return manifest["bos_id"], manifest["pad_id"]
 
 

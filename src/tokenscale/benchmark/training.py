@@ -126,7 +126,7 @@ def _batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[B
         tokens = random.integers(0, vocabulary_size, (rows, length))
         labels = np.full_like(tokens, IGNORED)
         labels[:, :-1] = tokens[:, 1:]
-        found.append(Batch.of(tokens, labels, step))
+        found.append(Batch.from_arrays(tokens, labels, step))
     return found
 
 

@@ -16,13 +16,13 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.advise_sample import FLAGS, AdviceSettings, Measured, measure
 from tokenscale.cli.pretokenize_file import in_flags, unescaped
 from tokenscale.costs import data as costs
-from tokenscale.data.corpus.files import expand
-from tokenscale.data.corpus.sample import sample
-from tokenscale.data.order.packing import best_fit_decreasing, cut
+from tokenscale.data.corpus.files import expand_patterns
+from tokenscale.data.corpus.sample import draw_sample
+from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.named import BUILT, named
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.named import BUILT, resolve_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import SourceSettings
 from tokenscale.settings.options import to_dict
@@ -80,8 +80,8 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Callable[[str]
         separator=None if settings.separator is None else unescaped(settings.separator),
     )
     try:
-        paths = expand(files)
-        found = sample(paths, source, settings.documents, SEED)
+        paths = expand_patterns(files)
+        found = draw_sample(paths, source, settings.documents, SEED)
     except UserError as error:
         raise _in_flags(error) from None
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
@@ -100,7 +100,7 @@ def _in_flags(error: UserError) -> UserError:
 
 def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer:
     try:
-        requested = named(name)
+        requested = resolve_tokenizer(name)
     except UserError as error:
         facts = {label: text.replace("--tokenizer-name", "--tokenizer") for label, text in error.facts.items()}
         raise UserError(error.what, **facts) from None
@@ -111,7 +111,7 @@ def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer
         directory = folder / requested.settings.name
         log(f"making the tokenizer {requested.settings.name}: there is none in {BUILT}")
         build(requested.settings, directory)
-    tokenizer = load(directory)
+    tokenizer = load_tokenizer(directory)
     for note in getattr(tokenizer, "notes", ()):  # which faster engines were passed over, and why
         log(note)
     return tokenizer
@@ -173,7 +173,7 @@ def configuration(
         if (value := getattr(settings, key)) != getattr(AdviceSettings, key):
             source[key] = unescaped(value) if key == "separator" else value
     values: dict[str, Any] = {"corpora": {name: {"source": source}}, "experiments": [name]}
-    tokenizer = named(settings.tokenizer)
+    tokenizer = resolve_tokenizer(settings.tokenizer)
     known = read_yaml(root / "config/config.yaml").get("tokenizers") or {} if in_project else {}
     if tokenizer.settings.name not in known:
         kind, described = tokenizer.settings.kind, to_dict(tokenizer.settings)
@@ -276,7 +276,7 @@ class Estimator:
 
 def filled(lengths: np.ndarray, sequence_length: int) -> float:
     """Share of useful positions where these documents are packed."""
-    rows = len(best_fit_decreasing(cut(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
+    rows = len(best_fit_decreasing(split_documents(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
     return costs.fill(lengths, sequence_length, rows)
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.data.corpus.sample import Sample
-from tokenscale.data.stores.documents import Chunk, Origin, framed
-from tokenscale.data.stores.manifest import module_of
+from tokenscale.data.stores.documents import Chunk, Origin, frame_documents
+from tokenscale.data.stores.manifest import load_format
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
@@ -113,7 +113,7 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
         documents += ids
     timed = slice(1, None) if len(batches) > 1 else slice(None)  # the first one was seen before
     lengths = np.array([len(document) for document in documents], dtype=np.int64)
-    chunk = framed(np.concatenate(documents).astype(np.int32), lengths, tokenizer.bos_id, None)
+    chunk = frame_documents(np.concatenate(documents).astype(np.int32), lengths, tokenizer.bos_id, None)
     return Measured(
         found,
         tokenizer,
@@ -131,7 +131,7 @@ def _stored(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int,
     A document's share of the files: in `packed` that of its tokens, else that of its ids, each compressed alone.
     """
     store = StoreSettings(name, sequence_length=sequence_length)
-    writer = module_of(name)
+    writer = load_format(name)
     seconds = []
     twice_two = (chunk.part(0, 2), chunk.part(0, 2))  # what is done once, and what any store takes
     for number, some in enumerate((*twice_two, chunk)):

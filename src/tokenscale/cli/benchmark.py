@@ -86,7 +86,7 @@ def _add_inference(parser: argparse.ArgumentParser) -> None:
 
 def _measure_inference(module: ModuleType, arguments: argparse.Namespace) -> int | None:
     if arguments.site:
-        machine = importlib.import_module("tokenscale.settings.machine").load(arguments.site)
+        machine = importlib.import_module("tokenscale.settings.machine").load_machine(arguments.site)
         if machine.starter == "srun":
             words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
             single_rank = importlib.import_module("tokenscale.runs.launch.single_rank")

@@ -18,10 +18,17 @@ from tokenscale.base.files import locked, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.from_store import StoreDocuments
-from tokenscale.data.stores.foreign.record import compare, read_record, write_record
-from tokenscale.data.stores.foreign.reframe import Counts, Framing, Reframed, Rule, Written
-from tokenscale.data.stores.manifest import SingleFile, located, module_of, open_store, read_store_manifest, reader_of
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.stores.foreign.record import check_record, read_record, write_record
+from tokenscale.data.stores.foreign.reframe import Counts, ExportCounts, ExportFraming, Framing, ReframedDocuments
+from tokenscale.data.stores.manifest import (
+    SingleFile,
+    load_format,
+    load_reader,
+    open_store,
+    read_store_manifest,
+    resolve_store,
+)
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.named import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
@@ -86,7 +93,7 @@ class Target:
     @property
     def module(self) -> ModuleType:
         """What writes it."""
-        return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else module_of(self.store.format)
+        return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else load_format(self.store.format)
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ def _kind_of(path: Path) -> str:
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
     for kind, module in FOREIGN.items():
-        if importlib.import_module(module).recognises(path):
+        if importlib.import_module(module).detect(path):
             return kind
     if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
         raise UserError(
@@ -213,7 +220,7 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
 
 def manifest_of(path: Path) -> Path:
     """Of a store: by its folder, its manifest, or the one Parquet file that it is."""
-    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else located(path)[1]
+    return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else resolve_store(path)[1]
 
 
 def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
@@ -222,7 +229,7 @@ def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError("the target's folder is a file.", target=path, folder=parent, next="mend the path")
-    ours = goal.module.written(path) if goal.foreign else [path]
+    ours = goal.module.list_outputs(path) if goal.foreign else [path]
     theirs = _files_of(source, kind)
     if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
         raise UserError("the target would replace its own source.", target=path, next="name another target")
@@ -231,7 +238,7 @@ def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
         known = manifest_of(path).is_file()
     elif goal.foreign:
         there = [p for p in ours if p.exists()]
-        known = goal.module.recognises(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
+        known = goal.module.detect(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
     else:
         there = [path] if path.exists() and (path.is_file() or any(_visible(path))) else []
         known = path.is_dir() and (path / "manifest.json").is_file()
@@ -262,7 +269,7 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 def _files_of(source: Path, kind: str) -> list[Path]:
     """What a source takes on disk, by its path: its folder, or its files."""
-    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).written(source)
+    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).list_outputs(source)
 
 
 def of_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
@@ -271,7 +278,7 @@ def of_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> S
     manifest = read_store_manifest(where)
     if manifest["format"] not in FORMATS:
         raise unknown("format of a store", manifest["format"], FORMATS, store=path)
-    reader = reader_of(manifest["format"])
+    reader = load_reader(manifest["format"])
     if not hasattr(reader, "chunks"):
         raise UserError(
             f"documents cannot be had back from the format {manifest['format']}.",
@@ -315,10 +322,10 @@ def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, l
         dtype=settings.dtype,
         column=settings.column,
     )
-    documents = Reframed(reader, framing, eos)
+    documents = ReframedDocuments(reader, framing, eos)
     hashes = {file.name: sha256_file(file) for file in reader.files}
     if record is not None:
-        compare(record, hashes, module.record_path(path))
+        check_record(record, hashes, module.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
@@ -504,7 +511,7 @@ def _held(goal: Target) -> Iterator[None]:
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Files for others, and the record of what they cannot say."""
     rule, module, documents = _rule(settings, found, goal), goal.module, found.documents
-    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), Written()
+    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), ExportCounts()
     documents.report = progress
     hashes = module.write(documents, goal.path, rule, count)
     origin = documents.origin
@@ -532,7 +539,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         log(f"  {note}")
 
 
-def _rule(settings: ConvertSettings, found: Source, goal: Target) -> Rule:
+def _rule(settings: ConvertSettings, found: Source, goal: Target) -> ExportFraming:
     """How documents leave. From one foreign format to another they keep what they had, where the format allows it."""
     origin, end = found.documents.origin, settings.document_end
     if end is None and goal.foreign == "nanogpt":
@@ -550,4 +557,4 @@ def _rule(settings: ConvertSettings, found: Source, goal: Target) -> Rule:
     keep = goal.module.KEEPS_BOS
     if keep and found.counts is not None:
         keep = found.counts.bos_stripped > 0
-    return Rule(keep if settings.bos is None else settings.bos == "keep", end)
+    return ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)

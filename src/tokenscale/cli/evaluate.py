@@ -15,15 +15,15 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, understood
 from tokenscale.cli.pretokenize_file import in_flags
 from tokenscale.data.batches.batch import document_ids
-from tokenscale.data.batches.held_out import as_requested
+from tokenscale.data.batches.held_out import apply_objective
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.corpus.read import read
+from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores.documents import encode_documents
-from tokenscale.data.stores.manifest import located, open_store, read_store_manifest
+from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
@@ -97,7 +97,7 @@ def evaluate(
         return report_of_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
-        return report_of(opened, found, str(located(store)[0]))
+        return report_of(opened, found, str(resolve_store(store)[0]))
     corpus = corpus or _trained_on(checkpoint)
     try:
         opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
@@ -177,7 +177,9 @@ def evaluate_bleu(
         raise unknown("corpus", where, built, folder=CORPORA)
     found = []
     held_out = held_out_pairs(folder, pairs, split)
-    for translation in translate(opened.model, held_out, load(opened.tokenizer), opened.positions, opened.device):
+    for translation in translate(
+        opened.model, held_out, load_tokenizer(opened.tokenizer), opened.positions, opened.device
+    ):
         found.append(translation)
         if report is not None:
             report(len(found))
@@ -208,7 +210,7 @@ def evaluate_store(
     if manifest["format"] != "packed":
         raise UserError(
             "only packed stores are evaluated: their rows leave nothing out.",
-            store=f"{located(store)[0]} has the format {manifest['format']}",
+            store=f"{resolve_store(store)[0]} has the format {manifest['format']}",
             next="name a packed store with --store, or the text itself with --corpus",
         )
     opened = open_checkpoint(
@@ -218,7 +220,7 @@ def evaluate_store(
         store,
         StoreSettings("packed", **manifest["options"]),
         requested_by="the checkpoint",
-        tokenizer_sha256=read_manifest(opened.tokenizer)["file"]["sha256"],
+        tokenizer_sha256=read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"],
         vocabulary_size=opened.model.settings.vocabulary_size,
     )
     reader = PackedStore(store, manifest)
@@ -254,7 +256,7 @@ def evaluate_text(
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     run, causal = opened.run, opened.run.objective == "causal"
     batches, pairs = _texts(where, split, text_column)
-    documents = _Documents(batches, load(opened.tokenizer), run, pairs, rows)
+    documents = _Documents(batches, load_tokenizer(opened.tokenizer), run, pairs, rows)
     facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
     # padding is behind what causal attention sees; attention both ways would see it
     made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
@@ -297,14 +299,16 @@ def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]
     if not Path(where).is_file():
         built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
         raise unknown("corpus or file", where, built, folder=CORPORA)
-    found = (text for text in read(Path(where), SourceSettings("files", files=(where,), text_column=text_column)))
+    found = (text for text in read_texts(Path(where), SourceSettings("files", files=(where,), text_column=text_column)))
     whole = (text for text in found if text is not None)
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
 def _requested(rows: Rows, opened: CheckpointModel, manifest: dict[str, Any]) -> Rows:
     """The rows with the labels, and the masks, that the run was trained for."""
-    tokens, labels = as_requested(rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer)
+    tokens, labels = apply_objective(
+        rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer
+    )
     return replace(rows, tokens_bt=tokens, labels_bt=labels)
 
 

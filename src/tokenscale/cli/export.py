@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, read_json, write_json
 from tokenscale.data.tokenizers import to_hf as tokenizer_to_hf
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
@@ -63,7 +63,9 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
     try:
         ids = {}
         if folder is not None:
-            found = tokenizer_to_hf.write(folder, partial, run.sequence_length, masked=run.objective == "masked")
+            found = tokenizer_to_hf.export_tokenizer(
+                folder, partial, run.sequence_length, masked=run.objective == "masked"
+            )
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:
             name = _write_decoder(shape, weights, run.sequence_length, ids, partial)
@@ -117,7 +119,7 @@ def _tokenizer_of(checkpoint: Path, stated: Path | None, vocabulary: int) -> Pat
     folder = stated if stated is not None else held if held.is_dir() else None
     if folder is None:
         return None
-    manifest = read_manifest(folder)
+    manifest = read_tokenizer_manifest(folder)
     if manifest["vocabulary_size"] > vocabulary:
         raise UserError(
             "the tokenizer has more entries than the model's embedding.",
@@ -125,11 +127,12 @@ def _tokenizer_of(checkpoint: Path, stated: Path | None, vocabulary: int) -> Pat
             model=f"{checkpoint} has vocabulary_size {vocabulary}",
             next="name the tokenizer that the model was trained with",
         )
-    if stated is not None and held.is_dir() and read_manifest(held)["file"] != manifest["file"]:
+    trained = read_tokenizer_manifest(held) if stated is not None and held.is_dir() else None
+    if trained is not None and trained["file"] != manifest["file"]:
         raise UserError(
             "the tokenizer is not the one that the model was trained with.",
             tokenizer=f"{folder}: {manifest['name']}, sha256 {manifest['file']['sha256'][:12]}…",
-            checkpoint=f"{held}: {read_manifest(held)['name']}, sha256 {read_manifest(held)['file']['sha256'][:12]}…",
+            checkpoint=f"{held}: {trained['name']}, sha256 {trained['file']['sha256'][:12]}…",
             next="leave --tokenizer out: the checkpoint holds it",
         )
     return None if manifest["kind"] == "numbers" else folder

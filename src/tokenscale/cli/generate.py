@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.train.checkpoint_models import CheckpointModel, open_checkpoint
 from tokenscale.train.evaluation.generation import Sampling, generate
 
@@ -80,7 +80,7 @@ def texts_of(
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
         raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
-    engine = load(opened.tokenizer)
+    engine = load_tokenizer(opened.tokenizer)
     on_text = on_text or (lambda text: None)
     return [
         behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), on_text=on_text)[

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
-from tokenscale.data.corpus.raw_text import read_manifest
-from tokenscale.data.stores.write import write
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
+from tokenscale.data.stores.write import write_store
 from tokenscale.runs.launch.lock import held
 from tokenscale.settings.data import StoreSettings
 
@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
-    documents = read_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
+    documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     progress = Progress(f"store {store.directory}", total=documents)
     folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
     with held(arguments.output.parent, f"the store {store.directory}", wait=True):
-        manifest = write(store, *folders, progress, engine=arguments.engine)
+        manifest = write_store(store, *folders, progress, engine=arguments.engine)
     progress.close()
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "

@@ -20,10 +20,10 @@ from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
-from tokenscale.data.stores.write import write as write_store
+from tokenscale.data.stores.write import write_store as write_store
 from tokenscale.data.tokenizers.build import build as build_tokenizer
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
-from tokenscale.data.tokenizers.named import named
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.named import resolve_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
 from tokenscale.settings.options import option
@@ -103,7 +103,7 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
     command did not write with these settings, and while another process writes there.
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
-    tokenizer = named(settings.tokenizer_name)
+    tokenizer = resolve_tokenizer(settings.tokenizer_name)
     _check(source)
     stem = stem_of(source)
     new = not directory.exists()

@@ -18,13 +18,13 @@ from tokenscale.base.progress import Progress
 from tokenscale.cli.pretokenize_file import in_flags
 from tokenscale.cli.train_request import Request, check, shortened, too_small
 from tokenscale.data.corpus.build import build as build_corpus
-from tokenscale.data.corpus.raw_text import RawText, read_manifest
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
-from tokenscale.data.stores.write import write
+from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.build import build as build_tokenizer
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_dict, to_dict
@@ -109,7 +109,7 @@ def _of_corpus(request: Request, log: Callable[[str], None]) -> tuple[RunSetting
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise too_small(run.model, run.tokenizer.name, size)
-    held_out = read_manifest(corpus.parent)["splits"]["validation"]["rows"]
+    held_out = read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"]
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: no document of the corpus is held out")
         run = flags.replace_values(run, {"validation.rows": 0})
@@ -159,7 +159,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
     """Whether the corpus in a folder was built with these settings and, where it is of files, of their content."""
     if not (directory / "manifest.json").is_file():
         return False
-    manifest = read_manifest(directory)
+    manifest = read_corpus_manifest(directory)
     if (directory / "build.json").is_file():  # not there where a corpus was copied
         before = read_json(directory / "build.json", "record of the corpus").get("settings", {})
         try:
@@ -200,7 +200,7 @@ def tokenizer_of(
 
 def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, log: Callable[[str], None] = print) -> Path:
     """The manifest of a token store, written where it is missing or made of others than this corpus and tokenizer."""
-    corpus_name = read_manifest(corpus.parent)["name"]
+    corpus_name = read_corpus_manifest(corpus.parent)["name"]
     tokenizer_facts = read_tokenizer(tokenizer.parent)
     directory = _store_directory(corpus_name, tokenizer_facts["name"], store)
     path = directory / "manifest.json"
@@ -219,9 +219,9 @@ def store_of(store: StoreSettings, corpus: Path, tokenizer: Path, log: Callable[
         except UserError:
             pass
     with _making(directory, f"the store {store.directory}"):
-        rows = read_manifest(corpus.parent)["splits"][store.split]["rows"]
+        rows = read_corpus_manifest(corpus.parent)["splits"][store.split]["rows"]
         progress = Progress(f"store {store.directory}", total=rows)
-        manifest = write(store, corpus.parent, tokenizer.parent, directory, progress, log=log)
+        manifest = write_store(store, corpus.parent, tokenizer.parent, directory, progress, log=log)
         progress.close()
         log(f"{progress.line()}; {manifest['rows']:,} rows, fill {manifest['fill']:.2%}")
     return path
@@ -233,7 +233,7 @@ def steps_of(epochs: float, run: RunSettings, manifests: dict[str, Path], log: C
         log("counting tokens: --epochs of a stream that is tokenized while training costs one pass over the text")
         tokens = _tokens_of(run, manifests)
     elif run.approach == "padded":
-        rows = read_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]
+        rows = read_corpus_manifest(manifests["corpus"].parent)["splits"]["train"]["rows"]
         return max(1, math.ceil(epochs * rows / run.global_batch))
     else:
         manifest = read_store_manifest(manifests["store"])
@@ -244,7 +244,7 @@ def steps_of(epochs: float, run: RunSettings, manifests: dict[str, Path], log: C
 
 
 def _tokens_of(run: RunSettings, manifests: dict[str, Path]) -> int:
-    text, tokenizer = RawText(manifests["corpus"].parent, "train"), load(manifests["tokenizer"].parent)
+    text, tokenizer = RawText(manifests["corpus"].parent, "train"), load_tokenizer(manifests["tokenizer"].parent)
     progress, tokens = Progress("counting", total=len(text)), 0
     for texts in text.batches():
         tokens += sum(len(document) for document in encode_documents(tokenizer, texts, run.eos, text.pairs))

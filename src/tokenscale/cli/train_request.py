@@ -12,10 +12,10 @@ from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
 from tokenscale.cli.pretokenize_file import in_flags, stem_of, unescaped
 from tokenscale.data.corpus.files import describe, documents
-from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, format_of
+from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
-from tokenscale.data.tokenizers.named import named, of_store, settings_of
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.named import find_store_tokenizer, make_settings, resolve_tokenizer
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
@@ -219,7 +219,7 @@ def _data(words: TrainOptions, model: ModelSettings) -> _Data:
                 expected=f"{CONFIG}, with {words.dataset} under `corpora`",
                 next="work in the project's folder, or name a file",
             )
-        config = source_studies.import_host_module("tokenscale.settings.config").load(CONFIG)
+        config = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG)
         if words.dataset not in config.corpora:
             known = sorted({"dummy", *config.corpora})
             near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
@@ -254,7 +254,7 @@ def _by_repository(words: TrainOptions) -> TrainOptions:
     name = words.dataset
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
         return words
-    corpora = source_studies.import_host_module("tokenscale.settings.config").load(CONFIG).corpora
+    corpora = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG).corpora
     found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
     return replace(words, dataset=found) if found else words
 
@@ -311,10 +311,10 @@ def _tokenizer_of_store(
 ) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
     """(settings, folder, notes) of the tokenizer whose ids a store holds: the checkpoint carries a copy of it."""
     made = manifest["tokenizer"]
-    tokenizer = settings_of(made["name"], made["kind"], manifest["vocabulary_size"])
-    directory, notes = of_store(path, made["file_sha256"]), ()
+    tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
+    directory, notes = find_store_tokenizer(path, made["file_sha256"]), ()
     if words.tokenizer_name is not None:
-        found = named(words.tokenizer_name)
+        found = resolve_tokenizer(words.tokenizer_name)
         notes = (found.note,) if found.note else ()
         if made["file_sha256"] is None and found.directory is not None:
             _same_ids(found.directory, path, manifest)
@@ -376,7 +376,7 @@ def _is_one_document(source: SourceSettings) -> bool:
     """Whether a source is a single text file that nothing divides: its one document cannot be held out."""
     if source.kind != "files" or len(source.files) != 1 or source.separator:
         return False
-    return (format_of(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
+    return (detect_format(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
 
 
 def _present(path: Path, flag: str) -> None:
@@ -442,7 +442,7 @@ def _tokenizer(
     if config is not None and (name or "tekken") in config.tokenizers:
         settings, directory, notes = config.tokenizers[name or "tekken"], None, ()
     else:
-        found = named(name or "tekken")
+        found = resolve_tokenizer(name or "tekken")
         settings, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()
     size = read_tokenizer(directory)["vocabulary_size"] if directory else None
     size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
-from tokenscale.data.stores.manifest import located, read_store_manifest
+from tokenscale.data.stores.manifest import read_store_manifest, resolve_store
 from tokenscale.data.stores.unpack import unpack, unpack_once
 from tokenscale.runs.launch.lock import held
 from tokenscale.settings.data import StoreSettings
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     store = StoreSettings("packed", sequence_length=arguments.sequence_length, **options)
     if arguments.store is not None:
         store = StoreSettings.parse(arguments.store)
-    progress = Progress(f"unpack {located(arguments.archive)[0]}", total=found["documents"])
+    progress = Progress(f"unpack {resolve_store(arguments.archive)[0]}", total=found["documents"])
     if arguments.local_disk is not None:
         path, made = unpack_once(arguments.archive, store, arguments.local_disk, progress)
         progress.close()

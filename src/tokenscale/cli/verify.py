@@ -14,10 +14,10 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, understood
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.corpus.raw_text import read_manifest as read_corpus
+from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
-from tokenscale.data.tokenizers.manifest import restore as restore_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
 from tokenscale.runs.records.provenance import sealed
 from tokenscale.settings.data import StoreSettings
 

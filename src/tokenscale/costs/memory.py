@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
-from tokenscale.data.order.shares import micro_steps, rows_of, share
+from tokenscale.data.order.shares import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings
@@ -163,13 +163,13 @@ def _cut(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weigh
     if weight.cut is None:
         return weight
     shape = list(weight.shape)
-    shape[weight.cut] = len(rows_of(shape[weight.cut], place.tensor, layout.tensor))
+    shape[weight.cut] = len(shard_rows(shape[weight.cut], place.tensor, layout.tensor))
     return weight._replace(shape=tuple(shape))
 
 
 def _rows(shape: tuple[int, ...], layout: LayoutSettings, place: MeshCoordinate) -> tuple[int, ...]:
     """This rank's rows of what ranks share out."""
-    return (len(rows_of(shape[0], place.shard, layout.shard)), *shape[1:])
+    return (len(shard_rows(shape[0], place.shard, layout.shard)), *shape[1:])
 
 
 class _Forward:
@@ -179,7 +179,7 @@ class _Forward:
     def __init__(self, run: RunSettings, model: ModelSettings, place: MeshCoordinate, device: Device):
         layout = run.layout
         self.run, self.model, self.layout, self.place, self.fused = run, model, layout, place, device == "cuda"
-        rows = len(share(run.global_batch, place.data_rank, layout.data_parallel_size))
+        rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
         self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes one that counts for nothing
         self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
@@ -285,7 +285,7 @@ class _Forward:
     def loss(self) -> int:
         """Last norm, and log-probabilities with labels; or the gradients that a loss in chunks has already."""
         model, elements = self.model, self.all * self.model.dimension
-        vocabulary = len(rows_of(model.vocabulary_size, self.place.tensor, self.layout.tensor))
+        vocabulary = len(shard_rows(model.vocabulary_size, self.place.tensor, self.layout.tensor))
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0

@@ -11,11 +11,11 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.data.batches.batch import Batches
-from tokenscale.data.batches.held_out import Slice, read_slice
+from tokenscale.data.batches.held_out import HeldOutSlice, load_held_out
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.prefetch import Ahead
+from tokenscale.data.batches.prefetch import Prefetcher
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.hardware import Energy, boot
@@ -116,16 +116,16 @@ class Training:
         self.budget = Budget(
             run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.is_group_leader
         )
-        self.held_out: Slice | None = None
+        self.held_out: HeldOutSlice | None = None
         if run.validation.rows:
             vocabulary_size, readers = self.batches.vocabulary_size, run.layout.data_parallel_size
-            self.held_out = read_slice(
+            self.held_out = load_held_out(
                 run, inputs.validation_store, vocabulary_size, self.place.data_rank, readers, inputs.tokenizer
             )
         self.translator = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
             pairs = held_out_pairs(inputs.corpus, run.validation.bleu)[world.rank :: world.size]
-            self.translator = pairs, load(inputs.tokenizer)
+            self.translator = pairs, load_tokenizer(inputs.tokenizer)
         self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
@@ -173,7 +173,7 @@ class Training:
         finally:
             garbage.close()
         self.trace.close()
-        if isinstance(self.batches, Ahead):
+        if isinstance(self.batches, Prefetcher):
             self.batches.close()
         if joules is not None:
             joules = self.energy.joules() - joules
@@ -415,7 +415,7 @@ def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
         rank=reader,
         world_size=run.layout.data_parallel_size,
     )
-    return Ahead(batches) if run.prefetch else batches
+    return Prefetcher(batches) if run.prefetch else batches
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:

@@ -19,7 +19,7 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
     if old:
         run(ours(lab, "packed", eos=True), target, to=to)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    chunks = reframe.Reframed.chunks
+    chunks = reframe.ReframedDocuments.chunks
 
     def broken(self, first, last):
         for number, chunk in enumerate(chunks(self, first, last)):
@@ -29,7 +29,7 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
 
     monkeypatch.setattr(reframe, "BLOCK_TOKENS", 50)
     with monkeypatch.context() as patched:
-        patched.setattr(reframe.Reframed, "chunks", broken)
+        patched.setattr(reframe.ReframedDocuments, "chunks", broken)
         with pytest.raises(Interrupted):
             run(tmp_path / "source", target, to=to, force=True)
     found = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and ".building" not in p.parts}
@@ -43,12 +43,12 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
 
 def test_a_source_that_changes_meanwhile_is_refused(lab, tmp_path, monkeypatch):
     run(ours(lab), tmp_path / "m", to="megatron")
-    chunks = reframe.Reframed.chunks
+    chunks = reframe.ReframedDocuments.chunks
 
     def changing(self, first, last):
         yield from chunks(self, first, last)
         (tmp_path / "m.bin").touch()
 
-    monkeypatch.setattr(reframe.Reframed, "chunks", changing)
+    monkeypatch.setattr(reframe.ReframedDocuments, "chunks", changing)
     for to in ("nanogpt", "hf-datasets"):
         assert "has changed while it was converted" in refused(tmp_path / "m", tmp_path / "x", to=to)

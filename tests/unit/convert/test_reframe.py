@@ -18,7 +18,7 @@ def flat(documents):
 def test_documents_are_trimmed_as_python_lists_are(documents, end):
     """BOS 0; the end is 1, or BOS itself, or there is none."""
     ids, lengths = flat(documents)
-    first, last = reframe.trimmed(ids, lengths, 0, end)
+    first, last = reframe.find_texts(ids, lengths, 0, end)
     for document, start, a, b in zip(documents, np.cumsum(lengths) - lengths, first, last, strict=True):
         right = list(document)
         while right and right[-1] == end:
@@ -32,8 +32,8 @@ def test_documents_are_trimmed_as_python_lists_are(documents, end):
 def test_documents_leave_as_python_lists_do(documents, keep_bos, end):
     documents = [[0, *document] for document in documents]
     ids, lengths = flat(documents)
-    count = reframe.Written()
-    found = reframe.leaving(Chunk(ids.astype(np.int32), lengths), reframe.Rule(keep_bos, end), count)
+    count = reframe.ExportCounts()
+    found = reframe.export_chunk(Chunk(ids.astype(np.int32), lengths), reframe.ExportFraming(keep_bos, end), count)
     right = [d if keep_bos else d[1:] for d in documents]
     added = [end is not None and d[-1:] != [end] for d in right]
     right = [d + [end] * more for d, more in zip(right, added, strict=True)]

@@ -127,10 +127,12 @@ def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
         *["--dataset", "tinystories", "--tokenizer-name", "bpe", "--sequence-length", "32", "--batch-size", "5", *words]
     )
     from tokenscale.data.corpus.raw_text import RawText
-    from tokenscale.data.tokenizers.load import load
+    from tokenscale.data.tokenizers.load import load_tokenizer
 
     text = RawText(Path("results/corpus/tinystories"), "train")
-    lengths = [1 + len(ids) for ids in load(Path("results/tokenizers/bpe")).encode_batch(list(*text.batches(1000)))]
+    lengths = [
+        1 + len(ids) for ids in load_tokenizer(Path("results/tokenizers/bpe")).encode_batch(list(*text.batches(1000)))
+    ]
     if approach in ("padding-free", "token-list"):
         expected = math.ceil(epochs * sum(lengths) / (5 * 32))
     elif approach == "packed":

@@ -1,4 +1,4 @@
-"""What a training step gets, and from what."""
+"""Batch of a training step, and the interface of batch sources."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,18 +10,18 @@ from tokenscale.data.stores.labels import IGNORED
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's share of one global batch. A rank may hold no row at all: then all shapes are [0, T]."""
+    """A rank's share of one global batch. A rank without rows has shapes [0, T]."""
 
     tokens_bt: np.ndarray  # int64 [rows, T]
-    labels_bt: np.ndarray  # int64 [rows, T], −100 where the label does not count
-    useful_tokens: int  # labels that count
+    labels_bt: np.ndarray  # int64 [rows, T], −100 for ignored labels
+    useful_tokens: int  # labels that are not ignored
     total_tokens: int  # rows * T
-    order_digest: int  # adds up over the ranks, modulo 2**52 (data/order/digest.py)
-    document_ids_bt: np.ndarray | None = None  # int32 [rows, T], where the run asks for a document mask
+    order_digest: int  # summed over ranks modulo 2**52 (data/order/digest.py)
+    document_ids_bt: np.ndarray | None = None  # int32 [rows, T], if the run uses a document mask
 
     @classmethod
-    def of(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
-        """The batch of these arrays, its tokens counted."""
+    def from_arrays(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
+        """Return a batch of these arrays, with useful tokens counted."""
         useful = int(np.count_nonzero(labels_bt != IGNORED))
         return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
 
@@ -74,7 +74,7 @@ def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.nda
     >>> document_ids(np.array([[True, False, True], [True, True, True]])).tolist()
     [[0, 0, 1], [0, 1, 2]]
     """
-    _check(starts_bt)
+    _check_starts(starts_bt)
     ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)
     ids -= 1
     return ids
@@ -90,13 +90,13 @@ def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:
     >>> bounds.tolist(), longest
     ([0, 2, 3, 6], 3)
     """
-    _check(starts_bt)
+    _check_starts(starts_bt)
     if starts_bt.size > np.iinfo(np.int32).max:
         raise ValueError(f"{starts_bt.size:,} tokens are more than int32 bounds can say")
     bounds = np.append(np.flatnonzero(starts_bt), starts_bt.size).astype(np.int32)
     return bounds, int(np.diff(bounds).max(initial=0))
 
 
-def _check(starts_bt: np.ndarray) -> None:
+def _check_starts(starts_bt: np.ndarray) -> None:
     if starts_bt.dtype != bool or not starts_bt[:, :1].all():
         raise ValueError("starts are bool [n, T], and every row begins with one")

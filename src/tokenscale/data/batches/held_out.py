@@ -1,4 +1,4 @@
-"""The fixed held-out slice: the same rows for every approach, layout and step."""
+"""Fixed held-out slice: the same sequences for every approach, layout and step."""
 
 import importlib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids
-from tokenscale.data.order.shares import share
+from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.registry import LABELS, OBJECTIVES
@@ -17,9 +17,11 @@ from tokenscale.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
-class Slice:
-    """One rank's rows of the held-out slice: tokens and labels [rows, T], int64; the rows of all ranks; and where the
-    run asks for a document mask, document ids int32 [rows, T]."""
+class HeldOutSlice:
+    """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
+
+    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a document mask.
+    """
 
     tokens_bt: np.ndarray
     labels_bt: np.ndarray
@@ -27,24 +29,24 @@ class Slice:
     document_ids_bt: np.ndarray | None = None
 
 
-def read_slice(
+def load_held_out(
     run: RunSettings,
     directory: Path | None,
     vocabulary_size: int,
     rank: int,
     world_size: int,
     tokenizer_directory: Path | None = None,
-) -> Slice:
-    """The first rows of the packed validation store (its rows are stored shuffled), shared among the ranks.
+) -> HeldOutSlice:
+    """Load a rank's share of the first rows of the packed validation store, which are stored shuffled.
 
-    The objective `masked` masks them by their number in the store, the same in every run, and reads the tokenizer's
-    manifest for it. Raises UserError when the store is missing, changed, or not the one that the run asks for.
+    The objective `masked` chooses masked tokens by row number, equally in every run, and reads the tokenizer's
+    manifest. Raises UserError if the store is missing, changed, or does not match the run.
     """
     if directory is None:
         raise UserError(
-            "the run validates, and no validation store was given.",
+            "the run needs a validation store, but none was given.",
             run=run.identity,
-            next=f"name results/tokens/{run.corpus.name}/{run.tokenizer.name}/{run.validation_store.directory}",
+            next=f"pass results/tokens/{run.corpus.name}/{run.tokenizer.name}/{run.validation_store.directory}",
         )
     manifest = open_store(
         directory,
@@ -55,15 +57,15 @@ def read_slice(
     )
     store = PackedStore(directory, manifest)
     rows = min(run.validation.rows, len(store))
-    mine = share(rows, rank, world_size)
+    mine = rank_slots(rows, rank, world_size)
     numbers = np.arange(mine.start, mine.stop)
     tokens_bt, labels_bt = store.rows(numbers)
-    tokens_bt, labels_bt = as_requested(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
+    tokens_bt, labels_bt = apply_objective(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
     ids = document_ids(store.starts(numbers)) if run.document_mask else None
-    return Slice(tokens_bt, labels_bt, rows, ids)
+    return HeldOutSlice(tokens_bt, labels_bt, rows, ids)
 
 
-def as_requested(
+def apply_objective(
     tokens_bt: np.ndarray,
     labels_bt: np.ndarray,
     numbers: np.ndarray,
@@ -71,13 +73,14 @@ def as_requested(
     run: RunSettings,
     tokenizer_directory: Path | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, labels) of rows as the run trains on them: which labels count, and what is masked, by the rows' numbers.
+    """Return (tokens, labels) of rows with the run's choice of labels and its objective applied.
 
-    `manifest` is that of the rows' store, or says the same of their documents (document_parts, bos_id, eos_id).
+    `numbers` are the rows' numbers, which determine masking. `manifest` is the store's, or has its keys document_parts,
+    bos_id and eos_id.
     """
     if run.labels in LABELS:
-        importlib.import_module(LABELS[run.labels]).of_rows(tokens_bt, labels_bt, manifest, run)
+        importlib.import_module(LABELS[run.labels]).prepare_held_out(tokens_bt, labels_bt, manifest, run)
     module = OBJECTIVES[run.objective].module
     if module is None:
         return tokens_bt, labels_bt
-    return importlib.import_module(module).of_rows(tokens_bt, labels_bt, numbers, run, tokenizer_directory)
+    return importlib.import_module(module).prepare_held_out(tokens_bt, labels_bt, numbers, run, tokenizer_directory)

@@ -1,4 +1,4 @@
-"""Masked-language-model batches (BERT, Devlin et al. 2019) from the batches of any approach, by the sample alone."""
+"""Masked-language-model batches (BERT, Devlin et al. 2019) from the batches of any approach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +10,24 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.order.permutation import mix64
-from tokenscale.data.order.shares import share
+from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.labels import IGNORED
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
-#: of the chosen tokens, the share that becomes the mask token, and the share that becomes any token; the rest stays
+#: shares of the chosen tokens that become the mask token and a random token; the rest is unchanged
 MASKED, RANDOM = 0.8, 0.1
 _HALF, _ALL = 1 << 32, (1 << 64) - 1
-#: of the held-out slice: every run predicts the same places, whatever its own seed
+#: seed for the held-out slice, so that every run predicts the same positions
 HELD_OUT_SEED = 0x6D61736B
 
 
 @dataclass(frozen=True)
-class Special:
-    """What masking has to know of a tokenizer: the id that masks, its own or one behind all of its ids; ids that are
-    never predicted or drawn; and the size of its vocabulary."""
+class SpecialIds:
+    """Special ids of a tokenizer for masking.
+
+    `mask_id` is the tokenizer's own, or the first id after its vocabulary. `ids` are never predicted or drawn.
+    """
 
     mask_id: int
     ids: tuple[int, ...]
@@ -33,42 +35,45 @@ class Special:
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids that occur in masked batches: what the model's embedding must hold."""
+        """Vocabulary size of masked batches, which the model's embedding must cover."""
         return max(self.tokenizer_size, self.mask_id + 1)
 
 
-def special_of(run: RunSettings, tokenizer_directory: Path | None) -> Special:
-    """From the tokenizer's manifest. Raises UserError where it is not given."""
+def load_special_ids(run: RunSettings, tokenizer_directory: Path | None) -> SpecialIds:
+    """Load special ids from the tokenizer's manifest. Raises UserError if no tokenizer is given."""
     if tokenizer_directory is None:
         raise UserError(
-            "the objective masked needs the tokenizer, which was not given.",
+            "objective masked needs the tokenizer, but none was given.",
             run=run.identity,
-            next=f"name the folder results/tokenizers/{run.tokenizer.name}",
+            next=f"pass the folder results/tokenizers/{run.tokenizer.name}",
         )
-    manifest = read_manifest(tokenizer_directory)
+    manifest = read_tokenizer_manifest(tokenizer_directory)
     size, mask = manifest["vocabulary_size"], manifest.get("mask_id")
     ids = {manifest[name] for name in ("bos_id", "eos_id", "pad_id")} - {None}
-    return Special(size if mask is None else mask, tuple(sorted(ids)), size)
+    return SpecialIds(size if mask is None else mask, tuple(sorted(ids)), size)
 
 
 class MaskedBatches:
-    """See `batch.Batches`: the same rows, masked by their places in the endless global order, so anew in each epoch and
-    alike at every world size. `useful_tokens` are the places that are predicted."""
+    """Masked batches; see `batch.Batches`.
 
-    def __init__(self, batches: Batches, run: RunSettings, special: Special, rank: int, world_size: int):
+    Masking depends on the position in the endless global order: it differs between epochs and is the same at every
+    world size. `useful_tokens` counts the predicted positions.
+    """
+
+    def __init__(self, batches: Batches, run: RunSettings, special: SpecialIds, rank: int, world_size: int):
         self.vocabulary_size = special.vocabulary_size
         self._batches, self._run, self._special = batches, run, special
-        self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
+        self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch. Its arrays are its own, but for the document ids."""
+        """Return this rank's share of the next global batch. Arrays are copies, except for the document ids."""
         samples = self._batches.state()["step"] * self._run.global_batch + self._slots
         batch = self._batches.next()
-        tokens, labels = _masked(
+        tokens, labels = _mask_batch(
             batch.tokens_bt, batch.labels_bt, samples, self._run, self._special, self._run.effective_seed
         )
         useful = int(np.count_nonzero(labels != IGNORED))
@@ -83,26 +88,26 @@ class MaskedBatches:
         self._batches.seek(state)
 
 
-def of_batches(
+def wrap_batches(
     batches: Batches, run: RunSettings, tokenizer_directory: Path | None, rank: int, world_size: int
 ) -> MaskedBatches:
-    """The batches of a masked run, from those of its approach."""
-    return MaskedBatches(batches, run, special_of(run, tokenizer_directory), rank, world_size)
+    """Wrap the batches of an approach for the objective masked."""
+    return MaskedBatches(batches, run, load_special_ids(run, tokenizer_directory), rank, world_size)
 
 
-def of_rows(
+def prepare_held_out(
     tokens_bt: np.ndarray,
     labels_bt: np.ndarray,
     numbers: np.ndarray,
     run: RunSettings,
     tokenizer_directory: Path | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, labels) of held-out rows, masked by their numbers in the store."""
-    return _masked(tokens_bt, labels_bt, numbers, run, special_of(run, tokenizer_directory), HELD_OUT_SEED)
+    """Return (inputs, labels) of held-out rows, masked by their row numbers."""
+    return _mask_batch(tokens_bt, labels_bt, numbers, run, load_special_ids(run, tokenizer_directory), HELD_OUT_SEED)
 
 
-def _masked(
-    tokens_bt: np.ndarray, labels_bt: np.ndarray, samples: np.ndarray, run: RunSettings, special: Special, seed: int
+def _mask_batch(
+    tokens_bt: np.ndarray, labels_bt: np.ndarray, samples: np.ndarray, run: RunSettings, special: SpecialIds, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     return mask_tokens(
         tokens_bt,
@@ -127,16 +132,16 @@ def mask_tokens(
     special_ids: Sequence[int] = (),
     share: float = 0.15,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, labels) of a masked-LM batch, int64 [n, T], in memory of their own; labels are −100 but where chosen.
+    """Return (inputs, labels) of a masked-LM batch, new arrays int64 [n, T]; labels are −100 except where chosen.
 
-    `tokens_bt` and `labels_bt` [n, T] are those of any batch. A useful token (no padding, no BOS, no token repeated
-    from the piece before: what the labels already say) is chosen with probability `share`; of the chosen, 80 % become
-    `mask_id`, 10 % a token drawn evenly from the vocabulary, 10 % stay. Special ids and `mask_id` are neither chosen
-    nor drawn. `mask_id` may be `vocabulary_size`, one embedding more, where the tokenizer has no such token.
+    `tokens_bt` and `labels_bt` [n, T] come from any batch. Each useful token (not padding, BOS or a token repeated from
+    the previous piece, as the labels show) is chosen with probability `share`. Of the chosen tokens 80 % become
+    `mask_id`, 10 % a uniformly drawn token, and 10 % stay. Special ids and `mask_id` are neither chosen nor drawn.
+    `mask_id` may equal `vocabulary_size` (one more embedding) if the tokenizer has no mask token.
 
-    `samples` [n] numbers the rows: what is chosen depends on (seed, sample, position) alone, not on the batch, the rank
-    or the world size. With the position in the endless global order (step * global_batch + slot) each epoch masks anew
-    (RoBERTa, Liu et al. 2019); with the number of the stored row, all epochs mask alike.
+    `samples` [n] numbers the rows. The choice depends on (seed, sample, position) alone, not on batch, rank or world
+    size. With positions in the endless global order (step * global_batch + slot) each epoch masks anew (RoBERTa, Liu et
+    al. 2019); with row numbers all epochs mask equally.
     """
     n, T = tokens_bt.shape
     special = np.unique([*special_ids, mask_id]).astype(np.int64)
@@ -154,7 +159,7 @@ def mask_tokens(
     originals = tokens_bt[rows, columns].astype(np.int64)
     special = special[special < vocabulary_size]
     drawn = (bits % np.uint64(vocabulary_size - len(special))).astype(np.int64)
-    for id in special.tolist():  # in rising order: what is left of the vocabulary has no holes to fall into
+    for id in special.tolist():  # in ascending order, to skip each special id once
         drawn += drawn >= id
     changed = np.where(kind < round((MASKED + RANDOM) * _HALF), drawn, originals)
     changed = np.where(kind < round(MASKED * _HALF), mask_id, changed)

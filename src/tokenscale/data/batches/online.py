@@ -1,4 +1,4 @@
-"""What the approaches share that tokenize while training: documents of the training split, encoded when asked for."""
+"""Documents of the training split, tokenized on the fly; shared by the online approaches."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import check_eos, encode_documents
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.run import RunSettings
 
-#: documents tokenized in one call where only their lengths are wanted
+#: documents tokenized per call to compute lengths
 LENGTHS_BATCH = 64
 
 
@@ -21,13 +21,13 @@ class OnlineDocuments:
         for name, directory in (("corpus", corpus_directory), ("tokenizer", tokenizer_directory)):
             if directory is None:
                 raise UserError(
-                    f"approach {run.approach} tokenizes while training and needs the {name}, which was not given.",
+                    f"approach {run.approach} tokenizes while training and needs the {name}, but none was given.",
                     run=run.identity,
-                    next=f"name the folder of the {name}, or use a pretokenized approach",
+                    next=f"pass the folder of the {name}, or use a pretokenized approach",
                 )
         self.text = RawText(corpus_directory, "train")
         self.text.decode_all()
-        self.tokenizer = load(tokenizer_directory, run.engine)
+        self.tokenizer = load_tokenizer(tokenizer_directory, run.engine)
         self.eos = run.eos
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         wanted = run.model.vocabulary_size
@@ -37,24 +37,24 @@ class OnlineDocuments:
                 run=run.identity,
                 model=f"vocabulary_size {wanted}",
                 tokenizer=f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids",
-                next="leave model.vocabulary_size out, or raise it",
+                next="remove model.vocabulary_size, or raise it",
             )
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return len(self.text)
 
     def document(self, i: int) -> np.ndarray:
-        """Ids of document i with its BOS (and EOS), int32."""
+        """Return the ids of document i with BOS (and EOS), int32."""
         return self.documents(np.array([i]))[0]
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Ids of several documents, in one call of the tokenizer."""
+        """Return the ids of several documents, tokenized in one call."""
         return encode_documents(
             self.tokenizer, [self.text.text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the given documents, int64 [n]; costs as much as tokenizing them."""
+        """Return the lengths of documents in tokens, int64 [n]. Tokenizes them."""
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The batches of a run: finds the approach's file, and imports no other."""
+"""Open the batches of a run, importing only its approach."""
 
 import importlib
 from pathlib import Path
@@ -18,11 +18,11 @@ def open_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Batches:
-    """One rank's view of the run's global batches, at step 0.
+    """Open a rank's share of the run's global batches, at step 0.
 
-    Online approaches need the folders of the corpus and of the tokenizer, offline ones that of the store; offline, the
-    other two are compared with the store where they are given, and no tokenizer package is imported. The objective
-    `masked` reads the tokenizer's manifest. Raises UserError for what is missing, changed, or does not match the run.
+    Online approaches need the folders of corpus and tokenizer, offline approaches the folder of the store. Offline,
+    corpus and tokenizer are compared with the store if given, and no tokenizer package is imported. The objective
+    `masked` reads the tokenizer's manifest. Raises UserError for missing, changed or unsuitable inputs.
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
@@ -36,10 +36,10 @@ def open_batches(
         world_size=world_size,
     )
     if run.labels in LABELS:
-        batches = importlib.import_module(LABELS[run.labels]).of_batches(
+        batches = importlib.import_module(LABELS[run.labels]).wrap_batches(
             batches, run, store_directory, corpus_directory, tokenizer_directory
         )
     module = OBJECTIVES[run.objective].module
     if module is None:
         return batches
-    return importlib.import_module(module).of_batches(batches, run, tokenizer_directory, rank, world_size)
+    return importlib.import_module(module).wrap_batches(batches, run, tokenizer_directory, rank, world_size)

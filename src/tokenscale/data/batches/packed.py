@@ -1,4 +1,4 @@
-"""Approach `packed`: the full rows of a `packed` store."""
+"""Approach `packed`: rows of a `packed` store."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch, document_ids
 from tokenscale.data.batches.rows import RowOrder
-from tokenscale.data.batches.stored import checked_manifest
+from tokenscale.data.batches.stored import open_run_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 
 
 class PackedBatches(RowOrder):
-    """Rows of the store in the global order, read into two sets of buffers in turn.
+    """Rows of the store in the global order, read into two alternating sets of buffers.
 
-    A batch's arrays hold until the next but one is asked for: whoever keeps one longer copies it. With `out` int32 they
-    are to be widened elsewhere, on a device.
+    The arrays of a batch are overwritten by the second next batch; copy them to keep them longer. Use `out` int32 to
+    widen ids later, on a device.
     """
 
     def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int, out: type = np.int64):
@@ -51,6 +51,6 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> PackedBatches:
-    """Batches from the store."""
-    manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
+    """Open the batches of a run from its store."""
+    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
     return PackedBatches(PackedStore(store_directory, manifest), run, rank, world_size)

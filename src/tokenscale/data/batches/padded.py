@@ -1,4 +1,4 @@
-"""Approach `padded`: one document a row, tokenized while training, cut or padded to the sequence length."""
+"""Approach `padded`: one document per row, tokenized while training, cut or padded to the sequence length."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from tokenscale.data.batches.online import OnlineDocuments
 from tokenscale.data.batches.rows import RowBatches
-from tokenscale.data.stores.labels import labels_of
-from tokenscale.data.stores.padded import pad
+from tokenscale.data.stores.labels import make_labels
+from tokenscale.data.stores.padded import pad_document
 from tokenscale.settings.run import RunSettings
 
 
@@ -20,7 +20,7 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> RowBatches:
-    """Batches from raw text; bit for bit those of `pretokenized-padded`."""
+    """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
     documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
     width, pad_id = run.sequence_length + 1, documents.tokenizer.pad_id
 
@@ -28,7 +28,7 @@ def open_batches(
         tokens = np.empty((len(indices), width), dtype=np.int64)
         lengths = np.empty(len(indices), dtype=np.int64)
         for n, document in enumerate(documents.documents(indices)):
-            tokens[n], lengths[n] = pad(document, width, pad_id)
-        return tokens[:, :-1], labels_of(tokens, lengths=lengths)
+            tokens[n], lengths[n] = pad_document(document, width, pad_id)
+        return tokens[:, :-1], make_labels(tokens, lengths=lengths)
 
     return RowBatches(read, len(documents), run, documents.tokenizer.vocabulary_size, rank, world_size)

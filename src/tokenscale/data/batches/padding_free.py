@@ -16,6 +16,6 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> StreamBatches:
-    """Batches from raw text; bit for bit those of `token-list`."""
+    """Open batches from raw text, bit-identical to those of `token-list`."""
     documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
     return StreamBatches(documents, run, documents.tokenizer.vocabulary_size, rank, world_size)

@@ -1,4 +1,4 @@
-"""Batches read ahead, by one thread."""
+"""Read batches ahead in a thread."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 from tokenscale.data.batches.batch import Batch, Batches
 
 
-class Ahead:
-    """The same batches and states, read by a thread while the consumer works; `depth` of them at most lie ready.
+class Prefetcher:
+    """Batches and states of a source, read by a thread at most `depth` batches ahead.
 
-    Sources fill the same buffers again and again, so the thread copies each batch: it may be kept for as long as one
-    likes. The thread starts with the first `next`; `close` ends it and puts the source back to where the consumer is,
-    so that nothing read ahead is lost. All methods are called from one thread.
+    Sources reuse their buffers, so the thread copies each batch. The thread starts at the first `next`. `close` ends it
+    and resets the source to the consumer's state, so that no batch is lost. Call all methods from one thread.
     """
 
     def __init__(self, batches: Batches, depth: int = 1):
         if depth < 1:
-            raise ValueError(f"depth {depth}: at least one batch is read ahead")
+            raise ValueError(f"depth must be at least 1, not {depth}")
         self.vocabulary_size = batches.vocabulary_size
         self._batches, self._depth = batches, depth
         self._state = batches.state()
         self._reader: _Reader | None = None
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`; ask before the first batch, or after `close`."""
+        """See `batch.Batches`. Call before the first batch or after `close`."""
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
-        """The next batch. An error of the source comes out here, in its turn, and ends the thread; asking again reads
-        on from where the source stands, as without this class."""
+        """Return the next batch.
+
+        An error of the source is raised here in its turn and ends the thread. Another call continues at the source's
+        state, as without this class.
+        """
         if self._reader is None:
             self._reader = _Reader(self._batches, self._depth)
         item = self._reader.take()
@@ -42,17 +44,17 @@ class Ahead:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """The source's state behind the batch that was handed out last."""
+        """Return the source's state after the last returned batch."""
         return self._state
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go to a state; what was read ahead is thrown away."""
+        """Continue at a state. Batches read ahead are dropped."""
         self._stop()
         self._batches.seek(state)
         self._state = self._batches.state()
 
     def close(self) -> None:
-        """End the thread, when it has read what it is reading. `next` would start another."""
+        """End the thread after its current batch. `next` would start another one."""
         if self._reader is not None:
             self.seek(self._state)
 
@@ -62,24 +64,24 @@ class Ahead:
             self._reader = None
 
 
-#: a batch with the source's state behind it, or what the source raised in its place
+#: batch with the source's state after it, or an exception of the source
 Item = tuple[Batch, dict[str, Any]] | BaseException
 
 
 class _Reader:
-    """The thread, and what it has read."""
+    """Thread that reads batches into a queue."""
 
     def __init__(self, batches: Batches, depth: int):
         self._batches = batches
         self._ready: SimpleQueue[Item] = SimpleQueue()
-        self._places = threading.Semaphore(depth)
+        self._free_slots = threading.Semaphore(depth)
         self._stopped = False
-        self._thread = threading.Thread(target=self._read, name="tokenscale-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="tokenscale-prefetch", daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         while True:
-            self._places.acquire()
+            self._free_slots.acquire()
             if self._stopped:
                 return
             try:
@@ -90,10 +92,10 @@ class _Reader:
 
     def take(self) -> Item:
         item = self._ready.get()
-        self._places.release()
+        self._free_slots.release()
         return item
 
     def stop(self) -> None:
         self._stopped = True
-        self._places.release()
+        self._free_slots.release()
         self._thread.join()

@@ -1,9 +1,9 @@
-"""Approach `pretokenized-padded`: the rows of a `padded` store."""
+"""Approach `pretokenized-padded`: rows of a `padded` store."""
 
 from pathlib import Path
 
 from tokenscale.data.batches.rows import RowBatches
-from tokenscale.data.batches.stored import checked_manifest
+from tokenscale.data.batches.stored import open_run_store
 from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.settings.run import RunSettings
 
@@ -17,7 +17,7 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> RowBatches:
-    """Batches from the store; bit for bit those of `padded`."""
-    manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
+    """Open batches from the store, bit-identical to those of `padded`."""
+    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
     store = PaddedStore(store_directory, manifest)
     return RowBatches(store.rows, len(store), run, manifest["vocabulary_size"], rank, world_size)

@@ -1,4 +1,4 @@
-"""Batches of stored or made rows: padded, pretokenized-padded and packed."""
+"""Batches of rows in the global order; used by padded, pretokenized-padded and packed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -8,35 +8,35 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.digest import row_digests
-from tokenscale.data.order.permutation import samples_at
-from tokenscale.data.order.shares import share
+from tokenscale.data.order.permutation import get_samples
+from tokenscale.data.order.shares import rank_slots
 from tokenscale.settings.run import RunSettings
 
-#: steps whose order is worked out at once: NumPy's cost a call is then shared. Few after a seek, which has to be quick;
-#: then as many as hold so many rows
+#: steps whose order is computed at once, to share NumPy's overhead: few after a seek, which must be quick, then as
+#: many as contain BLOCK_ROWS rows
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
 class RowOrder(ABC):
-    """Rows of a source in the global order. A source says how it makes a batch of them.
+    """Rows of a source in the global order. Subclasses make batches of them.
 
-    The state is the step alone; seeking costs nothing but a new block of the order.
+    The state is the step alone; seeking only computes a new block of the order.
     """
 
     def __init__(self, rows: int, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
         self.vocabulary_size, self.rows = vocabulary_size, rows
-        self.slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
+        self.slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
         self._global_batch, self._seed = run.global_batch, run.effective_seed
         self._step = self._first = 0
         self._digests: list[int] = []
 
     @abstractmethod
     def prepare(self, indices: np.ndarray) -> None:
-        """The rows of the next batches, int64 [batches, slots of this rank]."""
+        """Set the rows of the next batches, int64 [batches, slots of this rank]."""
 
     @abstractmethod
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
-        """Batch i of what was prepared."""
+        """Return batch i of the prepared ones."""
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
@@ -66,13 +66,13 @@ class RowOrder(ABC):
         count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if onward and step else BLOCK_STEPS
         steps = np.arange(step, step + count, dtype=np.int64)
         positions = steps[:, None] * self._global_batch + self.slots[None, :]
-        indices = samples_at(positions, self.rows, self._seed)
+        indices = get_samples(positions, self.rows, self._seed)
         self.prepare(indices)
         self._first, self._digests = step, row_digests(steps, self.slots, indices)
 
 
 class RowBatches(RowOrder):
-    """Rows of a source that makes any of them: `read(indices)` gives (tokens_bt, labels_bt) of n rows, int64 [n, T]."""
+    """Rows of a source with random access: `read(indices)` returns (tokens_bt, labels_bt), int64 [n, T]."""
 
     def __init__(
         self,
@@ -92,4 +92,4 @@ class RowBatches(RowOrder):
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """See `RowOrder`."""
-        return Batch.of(*self._read(self._indices[i]), order_digest)
+        return Batch.from_arrays(*self._read(self._indices[i]), order_digest)

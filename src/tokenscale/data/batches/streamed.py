@@ -1,10 +1,10 @@
-"""Approach `token-list`, and that of any format of whole documents: endless streams of a store's documents."""
+"""Approach `token-list`, and approaches of other document formats: endless streams of a store's documents."""
 
 from pathlib import Path
 
-from tokenscale.data.batches.stored import checked_manifest
+from tokenscale.data.batches.stored import open_run_store
 from tokenscale.data.batches.streams import StreamBatches
-from tokenscale.data.stores.manifest import reader_of
+from tokenscale.data.stores.manifest import load_reader
 from tokenscale.settings.run import RunSettings
 
 
@@ -17,7 +17,7 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> StreamBatches:
-    """Batches from the store; bit for bit those of `padding-free`."""
-    manifest = checked_manifest(run, store_directory, corpus_directory, tokenizer_directory)
-    documents = reader_of(manifest["format"])(store_directory, manifest)
+    """Open batches from the store, bit-identical to those of `padding-free`."""
+    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
+    documents = load_reader(manifest["format"])(store_directory, manifest)
     return StreamBatches(documents, run, manifest["vocabulary_size"], rank, world_size)

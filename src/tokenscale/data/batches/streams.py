@@ -1,8 +1,8 @@
-"""Batches of endless token streams, nothing padded and nothing cut: padding-free and token-list.
+"""Batches of endless token streams, without padding or cutting: padding-free and token-list.
 
-Slot s of the global batch (B slots) is a stream of its own over documents s, s + B, s + 2B, … of the endless shuffled
-order. A row is the next T tokens of its slot's stream, with the token behind them as the last label: a window of T + 1
-that moves on by T.
+Each slot s of the global batch (B slots) is a stream over documents s, s + B, s + 2B, … of the endless shuffled order.
+A row is the next T tokens of its slot's stream, plus the following token as the last label: a window of T + 1 tokens
+that advances by T.
 """
 
 from typing import Any, Protocol
@@ -11,41 +11,41 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.digest import row_digest
-from tokenscale.data.order.permutation import samples_at
-from tokenscale.data.order.shares import share
-from tokenscale.data.stores.labels import labels_of
+from tokenscale.data.order.permutation import get_samples
+from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.stores.labels import make_labels
 from tokenscale.settings.run import RunSettings
 
-#: documents of one slot whose order is worked out at once
+#: documents per slot whose order is computed at once
 BLOCK_DOCUMENTS = 256
 
 
 class Documents(Protocol):
-    """Whole documents as ids, each with its BOS, at least one token long."""
+    """Random access to documents as ids, each with BOS, so at least one token long."""
 
     def __len__(self) -> int: ...
 
     def document(self, i: int) -> np.ndarray:
-        """Ids of document i, int32."""
+        """Return the ids of document i, int32."""
         ...
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the given documents, int64 [n]."""
+        """Return the lengths of documents in tokens, int64 [n]."""
         ...
 
 
 class StreamBatches:
-    """The streams of one rank's slots.
+    """Streams of a rank's slots.
 
-    The state holds, beside the step, (document, offset) of the next row's first token for each slot that this rank
-    owns; `document` counts along the endless order. Where a state lacks a slot, it is found from the documents'
-    lengths: at once where they are stored, by tokenizing all that came before where they are not.
+    The state contains the step and, for each slot of the rank, (document, offset) of the next row's first token;
+    `document` counts along the endless order. The position of a slot that a state lacks is computed from document
+    lengths: quickly for a store, by tokenizing all previous documents for raw text.
     """
 
     def __init__(self, documents: Documents, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
         self.vocabulary_size, self._documents = vocabulary_size, documents
         self._sequence_length = run.sequence_length
-        self._slots = np.array(share(run.global_batch, rank, world_size), dtype=np.int64)
+        self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
         self._streams = [_Stream(documents, int(s), run.global_batch, run.effective_seed) for s in self._slots]
         self._step = 0
 
@@ -54,33 +54,33 @@ class StreamBatches:
         return int(self._documents.lengths_of(np.arange(len(self._documents))).sum()) / self._sequence_length
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch."""
+        """Return this rank's share of the next global batch."""
         rows, width = len(self._streams), self._sequence_length + 1
         tokens = np.empty((rows, width), dtype=np.int64)
-        first = np.array([(*s.where(), s.document()) for s in self._streams], dtype=np.int64).reshape(rows, 3)
+        first = np.array([(*s.position(), s.document()) for s in self._streams], dtype=np.int64).reshape(rows, 3)
         starts = [stream.fill(row) for stream, row in zip(self._streams, tokens, strict=True)]
         digest = row_digest(self._step, self._slots, *first.T)
         self._step += 1
-        return Batch.of(tokens[:, :-1], labels_of(tokens, starts), digest)
+        return Batch.from_arrays(tokens[:, :-1], make_labels(tokens, starts), digest)
 
     def state(self) -> dict[str, Any]:
         """{"step": the next step, "slots": {slot: [document, offset]}}."""
         slots = zip(self._slots.tolist(), self._streams, strict=True)
-        return {"step": self._step, "slots": {str(slot): list(stream.where()) for slot, stream in slots}}
+        return {"step": self._step, "slots": {str(slot): list(stream.position()) for slot, stream in slots}}
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go to where a state of any world size says, or to a step alone: {"step": k}."""
+        """Continue at a state of any world size, or at a step: {"step": k}."""
         self._step = int(state["step"])
         known = state.get("slots", {})
         for slot, stream in zip(self._slots.tolist(), self._streams, strict=True):
             if str(slot) in known:
-                stream.go(*known[str(slot)])
+                stream.seek(*known[str(slot)])
             else:
-                stream.find(self._step * self._sequence_length)
+                stream.seek_token(self._step * self._sequence_length)
 
 
 class _Stream:
-    """One slot's endless stream: document number j of it is number `slot` + j * `global_batch` of the order."""
+    """Endless stream of a slot. Its document j is document `slot` + j * `global_batch` of the global order."""
 
     def __init__(self, documents: Documents, slot: int, global_batch: int, seed: int):
         self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
@@ -88,23 +88,23 @@ class _Stream:
         self._ids: np.ndarray | None = None
         self._number = self._offset = 0  # document of this stream, and the next row's first token in it
 
-    def where(self) -> tuple[int, int]:
-        """(document along the global order, offset) of the next row's first token; the offset lies in the document."""
+    def position(self) -> tuple[int, int]:
+        """Return (document along the global order, offset within the document) of the next row's first token."""
         return self._slot + self._number * self._stride, self._offset
 
     def document(self) -> int:
-        """Number, in the split, of the document that holds the next row's first token."""
+        """Return the number, within the split, of the document with the next row's first token."""
         return int(self._order(self._number)[0])
 
-    def go(self, document: int, offset: int) -> None:
-        """To a place that `where` gave."""
+    def seek(self, document: int, offset: int) -> None:
+        """Continue at a value of `position`."""
         number, other = divmod(document - self._slot, self._stride)
         if other or number < 0:
             raise ValueError(f"document {document} is not in the stream of slot {self._slot} of {self._stride}")
         self._number, self._offset, self._ids = number, offset, None
 
-    def find(self, position: int) -> None:
-        """To the token at `position` of the stream, from the lengths of the documents before it."""
+    def seek_token(self, position: int) -> None:
+        """Continue at token `position` of the stream, found from document lengths."""
         number = 0
         while True:
             lengths = self._documents.lengths_of(self._order(number))
@@ -118,7 +118,7 @@ class _Stream:
             number += len(lengths)
 
     def fill(self, tokens: np.ndarray) -> np.ndarray:
-        """Write the next T + 1 tokens and move on by T: the last one is read again. Returns where documents begin."""
+        """Write the next T + 1 tokens and advance by T. Returns the starts of documents."""
         filled, width = 0, len(tokens)
         starts: list[int] = []
         number, offset = self._number, self._offset
@@ -139,9 +139,9 @@ class _Stream:
         return self._documents.document(int(self._order(number)[0]))
 
     def _order(self, number: int) -> np.ndarray:
-        """Documents of this stream from its number `number` on: at least one."""
+        """Return documents of this stream from `number` on: at least one."""
         if not self._block_start <= number < self._block_start + len(self._block):
             numbers = np.arange(number, number + BLOCK_DOCUMENTS, dtype=np.int64)
             positions = self._slot + numbers * self._stride
-            self._block_start, self._block = number, samples_at(positions, len(self._documents), self._seed)
+            self._block_start, self._block = number, get_samples(positions, len(self._documents), self._seed)
         return self._block[number - self._block_start :]

@@ -1,7 +1,7 @@
-"""Batches of pairs in which the target alone is predicted: translation by a causal language model.
+"""Batches of translation pairs in which only the target is predicted, by a causal language model.
 
-A pair is one document, BOS + source + EOS + target + EOS. Text never becomes a control id, so these ids stand nowhere
-else, and rows of every format show where a target begins: behind the first EOS after a BOS.
+A pair is one document: BOS + source + EOS + target + EOS. Text never becomes a control id, so rows of every format show
+where a target begins: after the first EOS that follows a BOS.
 """
 
 from dataclasses import replace
@@ -12,17 +12,17 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches
-from tokenscale.data.corpus.raw_text import read_manifest as read_corpus
+from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
-from tokenscale.data.tokenizers.manifest import read_manifest as read_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.settings.run import RunSettings
 
 
 def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eos_id: int) -> None:
-    """Set the labels of sources and of the EOS behind them to −100, in place; both arrays int64 [n, T].
+    """Set the labels of sources and of the EOS after them to −100, in place; both arrays int64 [n, T].
 
-    A row that begins inside a document (one that is longer than a row) is taken to begin with a target.
+    A row that begins inside a document longer than a row is assumed to begin with a target.
     """
     positions = np.arange(tokens_bt.shape[1])
     begun = np.maximum.accumulate(np.where(tokens_bt == bos_id, positions, -1), axis=1)
@@ -31,7 +31,7 @@ def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eo
 
 
 class TargetBatches:
-    """See `batch.Batches`: the same rows, of which only targets count. `useful_tokens` are those of targets."""
+    """Batches in which only target tokens are predicted and counted as useful; see `batch.Batches`."""
 
     def __init__(self, batches: Batches, bos_id: int, eos_id: int):
         self.vocabulary_size = batches.vocabulary_size
@@ -42,7 +42,7 @@ class TargetBatches:
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch."""
+        """Return this rank's share of the next global batch."""
         batch = self._batches.next()
         ignore_sources(batch.tokens_bt, batch.labels_bt, *self._ids)
         return replace(batch, useful_tokens=int(np.count_nonzero(batch.labels_bt != IGNORED)))
@@ -56,30 +56,32 @@ class TargetBatches:
         self._batches.seek(state)
 
 
-def of_batches(
+def wrap_batches(
     batches: Batches,
     run: RunSettings,
     store_directory: Path | None,
     corpus_directory: Path | None,
     tokenizer_directory: Path | None,
 ) -> TargetBatches:
-    """The batches of a run with labels of targets only, from those of its approach. UserError as `of_rows` says."""
+    """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_held_out` does."""
     if run.store is not None:
-        return TargetBatches(batches, *_ids(read_store_manifest(store_directory), run))
+        return TargetBatches(batches, *_read_ids(read_store_manifest(store_directory), run))
     parts = {"document_parts": read_corpus(corpus_directory).get("pairs")}
-    return TargetBatches(batches, *_ids(read_tokenizer(tokenizer_directory) | parts, run))
+    return TargetBatches(batches, *_read_ids(read_tokenizer(tokenizer_directory) | parts, run))
 
 
-def of_rows(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:
-    """The same for held-out rows of a store, in place. UserError where its documents are no pairs, and where BOS and
-    EOS are one id, so that nothing shows where targets begin."""
-    ignore_sources(tokens_bt, labels_bt, *_ids(manifest, run))
+def prepare_held_out(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:
+    """Ignore the labels of sources in held-out rows, in place.
+
+    Raises UserError if the documents are not pairs, or if BOS and EOS have the same id.
+    """
+    ignore_sources(tokens_bt, labels_bt, *_read_ids(manifest, run))
 
 
-def _ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
+def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
     if not manifest.get("document_parts"):
         raise UserError(
-            "the run predicts targets, and its documents are no pairs.",
+            "labels: target needs pairs, but the documents are not pairs.",
             run=run.identity,
             corpus=run.corpus.name,
             key="labels",
@@ -87,9 +89,9 @@ def _ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
         )
     if manifest["bos_id"] == manifest["eos_id"]:
         raise UserError(
-            "BOS and EOS of the tokenizer are one id: nothing shows where the target of a pair begins.",
+            "labels: target needs different ids for BOS and EOS, but the tokenizer has one for both.",
             run=run.identity,
             tokenizer=f"{run.tokenizer.name}, id {manifest['bos_id']}",
-            next="another tokenizer (kind bpe learns one of the corpus), or labels: all",
+            next="use another tokenizer (kind bpe trains one on the corpus), or labels: all",
         )
     return manifest["bos_id"], manifest["eos_id"]

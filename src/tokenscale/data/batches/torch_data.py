@@ -18,9 +18,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.rows import BLOCK_STEPS
-from tokenscale.data.order.permutation import samples_at
-from tokenscale.data.order.shares import share
-from tokenscale.data.stores.manifest import open_store, read_store_manifest, reader_of
+from tokenscale.data.order.permutation import get_samples
+from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
@@ -80,7 +80,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def _store(self) -> Any:
         process, store = self._opened
         if process != os.getpid():
-            store = reader_of(self.manifest["format"])(self.where, self.manifest)
+            store = load_reader(self.manifest["format"])(self.where, self.manifest)
             self._opened = (os.getpid(), store)
         return store
 
@@ -103,13 +103,13 @@ class GlobalOrderSampler(Sampler[list[int]]):
                 next="raise global_batch",
             )
         self._rows, self._global_batch, self._seed = rows, global_batch, seed
-        self._slots = np.array(share(global_batch, rank, world_size), dtype=np.int64)
+        self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
         self._step = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
-            rows = samples_at(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
+            rows = get_samples(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
             for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
                 if step != self._step:  # a state was loaded
                     break
@@ -163,7 +163,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         batches = open_batches(self._run, rank=self._rank, world_size=self._world_size, **self._directories)
         batches.seek(self._state)
         end = None if self._steps is None else self._state["step"] + self._steps
-        skip(batches, worker)
+        skip_batches(batches, worker)
         while end is None or batches.state()["step"] < end:
             batch = batches.next().copy()
             yield {
@@ -174,10 +174,10 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                 "order_digest": batch.order_digest,
                 "state": batches.state(),
             }
-            skip(batches, workers - 1)
+            skip_batches(batches, workers - 1)
 
 
-def skip(batches: Any, count: int) -> None:
+def skip_batches(batches: Any, count: int) -> None:
     """Leave out so many batches: by a new step where that is the whole state, by reading them in streams."""
     state = batches.state()
     if state.keys() == {"step"}:

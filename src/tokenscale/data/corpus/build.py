@@ -91,7 +91,7 @@ def build_from(
         for part, stream in (("train", documents), ("validation", validation or ())):
             for text, origin in clean(stream, settings.cleaning, counts, seen):
                 encoded = text.encode("utf-8")
-                split = split_of(encoded, settings.validation_share) if validation is None else part
+                split = assign_split(encoded, settings.validation_share) if validation is None else part
                 splits[split].add(text, origin, encoded)
                 if report is not None:
                     report(1, len(encoded))
@@ -116,12 +116,12 @@ def build_from(
                 documents=", ".join(f"{k} {v}" for k, v in counts.items()),
                 next="check corpus.source and corpus.cleaning",
             )
-        manifest_sha256 = _sha256_of(manifest)
-        earlier = _earlier(directory, settings, manifest, manifest_sha256) if keep_earlier else None
+        manifest_sha256 = _hash_manifest(manifest)
+        earlier = _check_earlier_build(directory, settings, manifest, manifest_sha256) if keep_earlier else None
         if earlier is not None:
             write_json(directory / "manifest.json", earlier)
             return earlier
-        _move(building, directory, manifest)
+        _replace_shards(building, directory, manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     write_json(
@@ -143,7 +143,7 @@ def build_from(
     return manifest
 
 
-def split_of(encoded: bytes, validation_share: float) -> str:
+def assign_split(encoded: bytes, validation_share: float) -> str:
     """`train` or `validation`, by the text's own hash: equal texts lie on one side, and more text moves none."""
     number = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
@@ -213,11 +213,11 @@ class _Split:
         self.writer, self.shard_rows = None, 0
 
 
-def _sha256_of(manifest: dict[str, Any]) -> str:
+def _hash_manifest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
 
 
-def _earlier(
+def _check_earlier_build(
     directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
 ) -> dict[str, Any] | None:
     """The manifest of an earlier build that must stay, or None where nothing changes or the change was asked for."""
@@ -263,15 +263,15 @@ def _differences(before: Any, now: Any, key: str = "") -> list[str]:
         ]
         found = [_differences(b, n, name) for b, n, name in zip(before, now, named, strict=True)]
         return [line for lines in found for line in lines]
-    return [] if before == now else [f"{key}: {_short(before)} → {_short(now)}"]
+    return [] if before == now else [f"{key}: {_shorten(before)} → {_shorten(now)}"]
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = canonical_json(value) if isinstance(value, (dict, list)) else str(value)
     return text if len(text) <= 40 else text[:16] + "…"
 
 
-def _move(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
+def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
     """New shards in, shards of an older build out; the manifest of the older build goes first."""
     (directory / "manifest.json").unlink(missing_ok=True)
     names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}

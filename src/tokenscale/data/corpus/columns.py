@@ -13,13 +13,13 @@ from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.settings.data import SourceSettings
 
 
-def wanted(source: SourceSettings) -> dict[str, str]:
+def list_columns(source: SourceSettings) -> dict[str, str]:
     """Option → the column that it names."""
     names = {"text_column": source.text_column, "target_column": source.target_column}
     return {option: name for option, name in names.items() if name is not None}
 
 
-def no_such(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
+def missing_column_error(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
     """The error for a column that is not there."""
     near = nearest(name, names)
     return UserError(
@@ -31,35 +31,35 @@ def no_such(name: str, names: Sequence[str], file: object, what: str, option: st
     )
 
 
-def type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """The type of a Parquet column, or of the part `b` of the column of objects `a` for `a.b`; None where none is."""
     if name in schema.names:
         return schema.field(name).type
     whole, _, part = name.rpartition(".")
-    of = type_of(schema, whole) if whole else None
+    of = get_type(schema, whole) if whole else None
     if of is None or not pa.types.is_struct(of) or of.get_field_index(part) < 0:
         return None
     return of.field(part).type
 
 
-def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column of the batch, by the same names."""
     if name in batch.schema.names:
         return batch.column(name)
     whole, _, part = name.rpartition(".")
-    return pc.struct_field(column_of(batch, whole), part)
+    return pc.struct_field(get_column(batch, whole), part)
 
 
-def value_of(row: dict[str, Any], name: str) -> Any:
+def get_value(row: dict[str, Any], name: str) -> Any:
     """What an object of JSON holds under a key, or under `a.b` in an object under `a`. KeyError where there is none."""
     whole, _, part = name.rpartition(".")
     if name in row or not whole:
         return row[name]
-    inner = value_of(row, whole)
+    inner = get_value(row, whole)
     return None if inner is None else inner[part]
 
 
-def tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
+def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
     """Columns of lines parted by tabs, without quoting. The first line holds names, unless columns are asked for by
     their numbers. Blank lines are left out. UserError for a column, or a part of a line, that is not there.
     """
@@ -70,7 +70,7 @@ def tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tup
         if not places:
             for option, name in names.items():
                 if name not in cells:
-                    raise no_such(name, cells, f"{path}, line 1", "column", option)
+                    raise missing_column_error(name, cells, f"{path}, line 1", "column", option)
                 places[option] = cells.index(name)
             continue
         if cells == [""]:
@@ -92,7 +92,7 @@ def tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tup
 Named = TypeVar("Named")
 
 
-def joined(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
+def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
     """Rows of one text as they are, rows of two joined by `PAIR`; None where a text is missing (null).
 
     Raises UserError where a text of two holds that character itself.
@@ -111,7 +111,7 @@ def joined(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str |
         yield PAIR.join(row)
 
 
-def lines(
+def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
 ) -> Iterator[tuple[str | None, str | None]]:
     """Line n of one file with line n of the other; a blank line says that there is none, and is None.
@@ -135,7 +135,7 @@ def lines(
         )
 
 
-def beside(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
+def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
     """Each file with that of its translations; with None where there are none. UserError where some lack theirs."""
     if targets and len(files) != len(targets):
         raise UserError(

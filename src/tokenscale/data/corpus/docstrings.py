@@ -42,7 +42,7 @@ NOT_TEXT = {"test", "tests", "idle_test", "__pycache__"}
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """What this source is, for the manifest: packages with versions and licences, and its declared date."""
     packages = [
-        {"name": name, "version": _version(name), "licence": LICENCES.get(name) or _licence(name)}
+        {"name": name, "version": _get_version(name), "licence": LICENCES.get(name) or _get_licence(name)}
         for name in source.packages
     ]
     return {"kind": "docstrings", "packages": packages}
@@ -56,27 +56,27 @@ def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator
     """
     number = 0
     for package in source.packages:
-        for document in _topics() if package == "pydoc_data" else _package(package):
+        for document in _read_topics() if package == "pydoc_data" else _read_package(package):
             if number == source.maximum_documents:
                 return
             number += 1
             yield document
 
 
-def _package(name: str) -> Iterator[tuple[str, str]]:
-    root = _root(name)
+def _read_package(name: str) -> Iterator[tuple[str, str]]:
+    root = _find_root(name)
     if root.is_file():
         files = {root.name: root}
     else:
         prefix = "" if name == "stdlib" else f"{name}/"
-        files = {prefix + path.relative_to(root).as_posix(): path for path in _python_files(root, name)}
+        files = {prefix + path.relative_to(root).as_posix(): path for path in _list_python_files(root, name)}
     for origin in sorted(files):
         tree = _parse(files[origin])
         if tree is not None:
-            yield from _docstrings(tree, origin, "")
+            yield from _read_docstrings(tree, origin, "")
 
 
-def _python_files(root: Path, package: str) -> Iterator[Path]:
+def _list_python_files(root: Path, package: str) -> Iterator[Path]:
     left_out = NOT_TEXT | NOT_STDLIB if package == "stdlib" else NOT_TEXT
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in left_out and not f.startswith("config-")]
@@ -93,21 +93,21 @@ def _parse(path: Path) -> ast.Module | None:
         return None
 
 
-def _docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[str, str]]:
+def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         text = ast.get_docstring(node, clean=True)
         if text:
             yield text, f"{origin}::{name}" if name else origin
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _docstrings(child, origin, f"{name}.{child.name}" if name else child.name)
+            yield from _read_docstrings(child, origin, f"{name}.{child.name}" if name else child.name)
         elif isinstance(child, (ast.If, ast.Try, ast.With)):
-            yield from _docstrings(child, origin, name)
+            yield from _read_docstrings(child, origin, name)
         elif isinstance(child, ast.Expr) and name == "" and isinstance(child.value, ast.Call):
-            yield from _added(child.value, origin)
+            yield from _read_added_docstrings(child.value, origin)
 
 
-def _added(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
+def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
     """Docstrings that NumPy gives its compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
@@ -119,9 +119,9 @@ def _added(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
         yield cleandoc(text), f"{origin}::{'.'.join(name)}"
 
 
-def _topics() -> Iterator[tuple[str, str]]:
+def _read_topics() -> Iterator[tuple[str, str]]:
     """Chapters of the language reference that `help()` shows, from the dict literal of pydoc_data.topics."""
-    path = _root("pydoc_data") / "topics.py"
+    path = _find_root("pydoc_data") / "topics.py"
     tree = _parse(path)
     for node in tree.body if tree is not None else []:
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -130,7 +130,7 @@ def _topics() -> Iterator[tuple[str, str]]:
                 yield cleandoc(text), f"pydoc_data/topics.py::{name}"
 
 
-def _root(name: str) -> Path:
+def _find_root(name: str) -> Path:
     if name == "stdlib":
         return Path(sysconfig.get_path("stdlib"))
     if name == "pydoc_data":
@@ -149,17 +149,17 @@ def _root(name: str) -> Path:
     return origin.parent if spec.submodule_search_locations else origin
 
 
-def _version(name: str) -> str:
+def _get_version(name: str) -> str:
     if name in ("stdlib", "pydoc_data"):
         return platform.python_version()
-    _root(name)  # a missing package is a user's error with a next step
+    _find_root(name)  # a missing package is a user's error with a next step
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
 
-def _licence(name: str) -> str:
+def _get_licence(name: str) -> str:
     try:
         metadata = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:

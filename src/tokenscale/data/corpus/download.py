@@ -41,14 +41,14 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         parts: dict[str, list[dict[str, Any]]] = {}
         taken = {RECORD, MANIFEST}
         for key in FILE_LISTS:
-            declared = dict(_split(name) for name in getattr(source, key))
+            declared = dict(_split_hash(name) for name in getattr(source, key))
             listed = []
             for name, local in module.resolve(source, tuple(declared), list(record)).items():
                 if local in taken:  # the same last part in both lists
                     local = f"{key}-{local}"
-                taken.add(_inside(local, name))
+                taken.add(_check_local_name(local, name))
                 target = directory / local
-                sha256 = _have(module, source, name, target, declared.get(name), record)
+                sha256 = _is_complete(module, source, name, target, declared.get(name), record)
                 record[name] = sha256
                 write_json(record_path, record)
                 listed.append({"name": local, "from": name, "bytes": target.stat().st_size, "sha256": sha256})
@@ -63,7 +63,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _inside(local: str, name: str) -> str:
+def _check_local_name(local: str, name: str) -> str:
     """The name of a local file, which a list of other hands may have made: it must stay in the download's folder."""
     parts = local.split("/")
     if "\0" in local or any(part in ("", ".", "..") for part in parts):
@@ -77,13 +77,13 @@ def _inside(local: str, name: str) -> str:
     return local
 
 
-def _split(name: str) -> tuple[str, str | None]:
+def _split_hash(name: str) -> tuple[str, str | None]:
     """A name as configured → (name, declared hash or None)."""
     bare, _, sha256 = name.partition("#sha256=")
     return bare, sha256 or None
 
 
-def _have(
+def _is_complete(
     module: Any, source: SourceSettings, name: str, target: Path, declared: str | None, record: dict[str, str]
 ) -> str:
     """The hash of the file at `target`, downloaded where it is not there yet."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
-from tokenscale.data.corpus.columns import beside
+from tokenscale.data.corpus.columns import match_targets
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.corpus.read import read
+from tokenscale.data.corpus.read import read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSettings
 
 #: what the addresses give is held by hash already
@@ -18,7 +18,7 @@ KEEP_EARLIER = False
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """The manifest of the download, for the corpus' own; each file is held against it. UserError where one is not."""
-    manifest = _manifest(downloads)
+    manifest = _read_manifest(downloads)
     for key in FILE_LISTS:
         for file in manifest.get(key, ()):
             check_file(
@@ -34,23 +34,23 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
     """(text, origin) of every training document, in the order of the configuration."""
-    return islice(_documents(source, downloads, "files"), source.maximum_documents)
+    return islice(_read_documents(source, downloads, "files"), source.maximum_documents)
 
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
     """(text, origin) of the source's own validation documents."""
-    return _documents(source, downloads, "validation_files")
+    return _read_documents(source, downloads, "validation_files")
 
 
-def _documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
-    manifest = _manifest(downloads)
+def _read_documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
+    manifest = _read_manifest(downloads)
     targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
-    for file, target in beside(manifest.get(key, []), targets, TRANSLATION_KEYS[key]):
-        for number, text in enumerate(read(downloads / file["name"], source, target)):
+    for file, target in match_targets(manifest.get(key, []), targets, TRANSLATION_KEYS[key]):
+        for number, text in enumerate(read_texts(downloads / file["name"], source, target)):
             yield text, f"{file['name']}::{number}"
 
 
-def _manifest(downloads: Path | None) -> dict[str, Any]:
+def _read_manifest(downloads: Path | None) -> dict[str, Any]:
     if downloads is None:
         raise UserError(
             "the corpus comes from elsewhere and its download was not named.",

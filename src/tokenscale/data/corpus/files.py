@@ -9,15 +9,15 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import sha256_file
-from tokenscale.data.corpus.columns import beside
-from tokenscale.data.corpus.read import has_documents, read
+from tokenscale.data.corpus.columns import match_targets
+from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 
 MISSING = "a source file is missing."
 NO_MATCH = "no file fits a source's pattern."
 
 
-def expand(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
+def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
     """The files that names and globs (`**` crosses folders) stand for, each once; UserError where one finds nothing."""
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -25,15 +25,15 @@ def expand(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         paths = [Path(match) for match in matches if os.path.isfile(match)]
         if not paths:
-            raise _nothing(pattern, key, matches)
+            raise _no_match_error(pattern, key, matches)
         found |= dict.fromkeys(paths)
     return list(found)
 
 
-def named(paths: list[Path]) -> dict[str, Path]:
+def shorten_paths(paths: list[Path]) -> dict[str, Path]:
     """The files by what their paths do not share, so that no name tells where the data lie on this machine.
 
-    >>> list(named([Path("/data/x/a.txt"), Path("/data/y/a.txt")]))
+    >>> list(shorten_paths([Path("/data/x/a.txt"), Path("/data/y/a.txt")]))
     ['x/a.txt', 'y/a.txt']
     """
     if not paths:
@@ -43,7 +43,7 @@ def named(paths: list[Path]) -> dict[str, Path]:
     return {path.relative_to(common).as_posix(): path for path in whole}
 
 
-def _nothing(pattern: str, key: str, matches: list[str]) -> UserError:
+def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
         return UserError(
@@ -70,22 +70,24 @@ KEEP_EARLIER = False
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """The files by name, size and hash, for the manifest. Raises UserError where a name or a glob finds nothing."""
-    paths = {key: expand(getattr(source, key), key) for key in FILE_LISTS}
-    listed = {key: [_fact(name, path) for name, path in named(found).items()] for key, found in paths.items()}
+    paths = {key: expand_patterns(getattr(source, key), key) for key in FILE_LISTS}
+    listed = {
+        key: [_describe_file(name, path) for name, path in shorten_paths(found).items()] for key, found in paths.items()
+    }
     return {"kind": "files", **{k: v for k, v in listed.items() if v}}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
     """(text, origin) of every training document: files in the order they are named, a glob's sorted by path."""
-    return islice(_documents(source, "files"), source.maximum_documents)
+    return islice(_read_documents(source, "files"), source.maximum_documents)
 
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
     """(text, origin) of the source's own validation documents; none where it names no files for them."""
-    return _documents(source, "validation_files")
+    return _read_documents(source, "validation_files")
 
 
-def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
+def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
     """Raise UserError for files that are missing or unreadable, columns that are not there, and text without documents.
 
     Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the corpora: where the
@@ -94,8 +96,8 @@ def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -
     built = (folder / corpus.name / "manifest.json").is_file()
     for key in ("files", "validation_files"):
         try:
-            paths, targets = (expand(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
-            pairs = list(beside(list(named(paths).items()), targets, TRANSLATION_KEYS[key]))
+            paths, targets = (expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+            pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
             filled = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if filled and not any(filled):
                 raise UserError(
@@ -115,12 +117,12 @@ def check(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -
             raise UserError(error.what, file=file_of(key_there), key=key_there, **facts) from None
 
 
-def _documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:
-    paths, targets = (expand(getattr(source, k), k) for k in (key, TRANSLATION_KEYS[key]))
-    for (name, path), target in beside(list(named(paths).items()), targets, TRANSLATION_KEYS[key]):
-        for number, text in enumerate(read(path, source, target)):
+def _read_documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:
+    paths, targets = (expand_patterns(getattr(source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+    for (name, path), target in match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]):
+        for number, text in enumerate(read_texts(path, source, target)):
             yield text, f"{name}::{number}"
 
 
-def _fact(name: str, path: Path) -> dict[str, Any]:
+def _describe_file(name: str, path: Path) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
-from tokenscale.data.corpus.files import expand, named
+from tokenscale.data.corpus.files import expand_patterns, shorten_paths
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
 
 #: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
@@ -21,7 +21,7 @@ MEMORY = Path(".snakemake/tokenscale-files.json")
 SILENT_BYTES = 1 << 30
 
 
-def of(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
+def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
     """A digest over names and contents of the source's files; "" for sources that have none of their own.
 
     `folder` holds the corpora (results/corpus). Where the files are gone and the corpus is built, it is the digest of
@@ -30,29 +30,29 @@ def of(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
     if corpus.source.kind != "files":
         return ""
     try:
-        paths = _paths(corpus)
+        paths = _list_paths(corpus)
     except UserError:
-        return _of_manifest(folder / corpus.name / "manifest.json")
-    known = _recall(memory)
+        return _fingerprint_manifest(folder / corpus.name / "manifest.json")
+    known = _load_cache(memory)
     facts = {key: {name: _hash(path, known) for name, path in files.items()} for key, files in paths.items()}
-    _remember(memory, known)
+    _save_cache(memory, known)
     return _digest(facts)
 
 
-def check(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
+def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
     """Raise UserError for corpora whose own files cannot be read; see `files.check`."""
     for corpus in corpora:
         if corpus.source.kind == "files":
             from tokenscale.data.corpus import files  # pyarrow: only where there are files to look at
 
-            files.check(corpus, folder, file_of)
+            files.check_files(corpus, folder, file_of)
 
 
-def _paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:
-    return {key: named(expand(getattr(corpus.source, key), key)) for key in FILE_LISTS}
+def _list_paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:
+    return {key: shorten_paths(expand_patterns(getattr(corpus.source, key), key)) for key in FILE_LISTS}
 
 
-def _of_manifest(manifest: Path) -> str:
+def _fingerprint_manifest(manifest: Path) -> str:
     if not manifest.is_file():
         return "missing"
     source = read_json(manifest, "corpus manifest").get("source", {})
@@ -76,15 +76,15 @@ def _hash(path: Path, known: dict[str, Any]) -> str:
     return known[str(path)]["sha256"]
 
 
-def _recall(memory: Path) -> dict[str, Any]:
+def _load_cache(memory: Path) -> dict[str, Any]:
     try:
         return json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
 
-def _remember(memory: Path, known: dict[str, Any]) -> None:
-    if known == _recall(memory):
+def _save_cache(memory: Path, known: dict[str, Any]) -> None:
+    if known == _load_cache(memory):
         return
     try:
         write_json(memory, known)

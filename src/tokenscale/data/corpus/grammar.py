@@ -62,16 +62,16 @@ def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator
     Raises UserError where the grammar has no more sentences, and at the end where they are too few to hold every word
     that a held-out sentence may have.
     """
-    missing = set(_content())
+    missing = set(_list_content_words())
     count = min(source.documents, source.maximum_documents or source.documents)
-    for number, (text, used) in enumerate(_sentences(source.seed, count, held_out=False)):
+    for number, (text, used) in enumerate(_generate_sentences(source.seed, count, held_out=False)):
         missing -= used
         yield text, f"grammar::{number}"
     if missing:
         raise UserError(
             "so few sentences do not hold every word of the grammar.",
             key="corpus.source.documents",
-            found=f"{count:,} sentences without {len(missing)} of {len(_content())} words",
+            found=f"{count:,} sentences without {len(missing)} of {len(_list_content_words())} words",
             missing=", ".join(sorted(missing)[:8]),
             next="raise documents: 2000 hold them all",
         )
@@ -79,7 +79,7 @@ def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
     """(pair, origin) of each held-out document, no two alike."""
-    for number, (text, _) in enumerate(_sentences(source.seed + 1_000_003, source.held_out, held_out=True)):
+    for number, (text, _) in enumerate(_generate_sentences(source.seed + 1_000_003, source.held_out, held_out=True)):
         yield text, f"grammar-held-out::{number}"
 
 
@@ -89,19 +89,19 @@ def is_held_out(subject: Noun, verb: Verb, noun: Noun) -> bool:
     return int.from_bytes(digest[:8], "big") % HELD_OUT == 0
 
 
-def _content() -> frozenset[str]:
+def _list_content_words() -> frozenset[str]:
     """Every content word, by its German entry."""
     nouns = (noun.singular for noun in (*words.PERSONS, *words.THINGS))
     verbs = (verb.infinitive for verb in (*words.OF_THINGS, *words.OF_PERSONS))
     return frozenset([*nouns, *verbs, *words.ADJECTIVES, *words.ADVERBS])
 
 
-def _sentences(seed: int, count: int, *, held_out: bool) -> Iterator[tuple[str, frozenset[str]]]:
+def _generate_sentences(seed: int, count: int, *, held_out: bool) -> Iterator[tuple[str, frozenset[str]]]:
     """(pair, its content words) of so many sentences."""
     draw, seen, failed = _Draw(seed), set(), 0
     while len(seen) < count:
-        german, english, used = _sentence(draw, held_out)
-        text = f"{_written(german)}{PAIR}{_written(english)}"
+        german, english, used = _draw_sentence(draw, held_out)
+        text = f"{_capitalise(german)}{PAIR}{_capitalise(english)}"
         if text in seen:
             failed += 1
             if failed == PATIENCE:
@@ -169,7 +169,7 @@ class _Phrase:
         return self.gender == "m"
 
 
-def _phrase(draw: _Draw, noun: Noun) -> _Phrase:
+def _draw_phrase(draw: _Draw, noun: Noun) -> _Phrase:
     plural = draw.one_in(4)
     article = draw.of(("definite", "mine") if plural else ("definite", "indefinite", "mine"))
     return _Phrase(noun, plural, article, draw.of(list(words.ADJECTIVES)) if draw.one_in(2) else None)
@@ -220,7 +220,7 @@ class _Clause:
         return {self.subject.noun.singular, self.object.noun.singular, self.verb.infinitive} | adjectives
 
 
-def _clause(draw: _Draw, held_out: bool) -> _Clause:
+def _draw_clause(draw: _Draw, held_out: bool) -> _Clause:
     while True:
         subject = draw.of(words.PERSONS)
         verbs, nouns = draw.of(((words.OF_THINGS, words.THINGS), (words.OF_PERSONS, words.PERSONS)))
@@ -228,12 +228,12 @@ def _clause(draw: _Draw, held_out: bool) -> _Clause:
         if noun is not subject and is_held_out(subject, verb, noun) == held_out:
             break
     tense, modal = draw.of(("present", "present", "perfect", "modal")), draw.of(words.MODALS)
-    return _Clause(_phrase(draw, subject), verb, _phrase(draw, noun), tense, modal)
+    return _Clause(_draw_phrase(draw, subject), verb, _draw_phrase(draw, noun), tense, modal)
 
 
-def _sentence(draw: _Draw, held_out: bool) -> tuple[str, str, frozenset[str]]:
+def _draw_sentence(draw: _Draw, held_out: bool) -> tuple[str, str, frozenset[str]]:
     """German, English and content words of a sentence: a clause, and sometimes a subordinate one."""
-    main = _clause(draw, held_out)
+    main = _draw_clause(draw, held_out)
     german, english, used = main.german(None), main.english(), main.used
     if draw.one_in(3):
         adverb = draw.of(list(words.ADVERBS))
@@ -241,12 +241,12 @@ def _sentence(draw: _Draw, held_out: bool) -> tuple[str, str, frozenset[str]]:
     elif main.object.told_by_case and draw.one_in(2):
         german = main.german("object")
     if draw.one_in(4):
-        conjunction, other = draw.of(list(words.CONJUNCTIONS)), _clause(draw, held_out=False)
+        conjunction, other = draw.of(list(words.CONJUNCTIONS)), _draw_clause(draw, held_out=False)
         german += f", {conjunction} {other.german(None, verb_last=True)}"
         english += f" {words.CONJUNCTIONS[conjunction]} {other.english()}"
         used = used | other.used
     return german, english, frozenset(used)
 
 
-def _written(text: str) -> str:
+def _capitalise(text: str) -> str:
     return text[0].upper() + text[1:] + "."

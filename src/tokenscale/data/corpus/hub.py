@@ -22,7 +22,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
         there = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
     except Exception as error:  # the client's errors share no base but Exception
         if not recorded:
-            raise _refused(source, ", ".join(files), error) from None
+            raise _download_error(source, ", ".join(files), error) from None
         print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
         there = recorded
     found = {}
@@ -52,7 +52,7 @@ def fetch(source: SourceSettings, name: str, target: Path, *, resumable: bool = 
     try:
         cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
     except Exception as error:  # see above
-        raise _refused(source, name, error) from None
+        raise _download_error(source, name, error) from None
     blob = Path(cached).resolve()
     part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def _is_pattern(name: str) -> bool:
     return any(c in name for c in "*?[")
 
 
-def _refused(source: SourceSettings, name: str, error: Exception) -> UserError:
+def _download_error(source: SourceSettings, name: str, error: Exception) -> UserError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     return UserError(

@@ -20,16 +20,16 @@ PAIR = "␞"
 CACHE_BYTES = 256 << 20
 
 
-def restore(directory: Path) -> str:
+def rebuild_command(directory: Path) -> str:
     """The command that rebuilds a corpus."""
     return f"snakemake -f {Path(directory) / 'manifest.json'}"
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a corpus. UserError where it is missing, broken, or newer than this code."""
     path = Path(directory) / "manifest.json"
-    manifest = read_manifest_file(path, "corpus", VERSION, restore(directory))
-    with understood(path, "manifest of the corpus", restore(directory)):
+    manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
+    with understood(path, "manifest of the corpus", rebuild_command(directory)):
         check_types(manifest, {"name": str, "splits": dict})
         for split in manifest["splits"].values():
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
@@ -74,7 +74,7 @@ class RawText:
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
         self.directory = Path(directory)
-        self.manifest = read_manifest(directory)
+        self.manifest = read_corpus_manifest(directory)
         self.pairs: bool = self.manifest.get("pairs", False)
         self.split = self.manifest["splits"][split]
         self._paths = [self.directory / file["name"] for file in self.split["files"]]
@@ -83,7 +83,9 @@ class RawText:
         self._groups: list[tuple[int, int]] = []
         rows = 0
         for file, path in zip(self.split["files"], self._paths, strict=True):
-            check_file(path, file["bytes"], file["sha256"], what="corpus", next=restore(directory), content=verify)
+            check_file(
+                path, file["bytes"], file["sha256"], what="corpus", next=rebuild_command(directory), content=verify
+            )
             parquet = pq.ParquetFile(path, pre_buffer=False)  # else it keeps the bytes of all it has read
             for group in range(parquet.num_row_groups):
                 self._first_rows.append(rows)

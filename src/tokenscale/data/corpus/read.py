@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.columns import column_of, joined, lines, no_such, tsv, type_of, value_of, wanted
+from tokenscale.data.corpus.columns import (
+    get_column,
+    get_type,
+    get_value,
+    join_pairs,
+    list_columns,
+    missing_column_error,
+    read_line_pairs,
+    read_tsv,
+)
 from tokenscale.settings.data import SourceSettings
 
 #: endings → format; `.gz`, `.zst` and `.zstd` may follow those of lines and text
@@ -31,7 +40,7 @@ BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
 LONGEST_CHARACTERS = 1 << 30
 
 
-def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
+def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
     """Texts of a file in its order; None where a row holds no text (null). With `target_column`, and with a `target`
     that translates the file line for line, a text is a pair, its two parts joined by `PAIR`.
 
@@ -39,15 +48,15 @@ def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iter
     read, naming file and line or byte.
     """
     if target is not None:  # whatever they are called: europarl.de and europarl.en are text
-        yield from joined(lines(_pieces(path, "\n"), _pieces(target, "\n"), path, target), path)
+        yield from join_pairs(read_line_pairs(_split_text(path, "\n"), _split_text(target, "\n"), path, target), path)
         return
-    form = source.format if source.format != "auto" else format_of(path)
+    form = source.format if source.format != "auto" else detect_format(path)
     if form == "parquet":
-        yield from joined(_parquet(path, wanted(source)), path)
+        yield from join_pairs(_read_parquet(path, list_columns(source)), path)
     elif form == "jsonl":
-        yield from joined(_json_lines(path, wanted(source)), path)
+        yield from join_pairs(_read_json_lines(path, list_columns(source)), path)
     elif form == "tsv":
-        yield from joined(tsv(_pieces(path, "\n"), wanted(source), path), path)
+        yield from join_pairs(read_tsv(_split_text(path, "\n"), list_columns(source), path), path)
     elif source.target_column is not None:
         raise UserError(
             "a text file has no columns to hold pairs.",
@@ -56,23 +65,23 @@ def read(path: Path, source: SourceSettings, target: Path | None = None) -> Iter
             next="name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV",
         )
     else:
-        yield from _text(path, source.separator)
+        yield from _read_text(path, source.separator)
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
     """Whether a file has any document, by its Parquet footer or its beginning. Raises UserError as `read` does."""
-    form = source.format if source.format != "auto" or target is not None else format_of(path)
+    form = source.format if source.format != "auto" or target is not None else detect_format(path)
     if target is None and form == "parquet":
-        return _open_parquet(path, wanted(source)).metadata.num_rows > 0
+        return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
     if target is None and form == "text" and source.separator is None and source.target_column is None:
-        return any(characters.strip() for characters in _characters(path))
-    return any(True for _ in read(path, source, target))
+        return any(characters.strip() for characters in _read_characters(path))
+    return any(True for _ in read_texts(path, source, target))
 
 
-def format_of(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """The format that a file's ending says; UserError where it says none.
 
-    >>> format_of(Path("a/owt_train.txt.gz"))
+    >>> detect_format(Path("a/owt_train.txt.gz"))
     'text'
     """
     name = path.name.lower()
@@ -110,9 +119,9 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
                 has=", ".join(file.schema_arrow.names),
                 next="write the file again with one of them",
             )
-        kind = type_of(file.schema_arrow, column)
+        kind = get_type(file.schema_arrow, column)
         if kind is None:
-            raise no_such(column, file.schema_arrow.names, path, "column", option)
+            raise missing_column_error(column, file.schema_arrow.names, path, "column", option)
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise UserError(
@@ -126,12 +135,12 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     return file
 
 
-def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
     file = _open_parquet(path, columns)
     names, row = list(columns.values()), 0
     try:
-        for batch in file.iter_batches(batch_size=_batch_rows(file), columns=names, use_threads=False):
-            yield from zip(*(_texts(column_of(batch, name), row, path) for name in names), strict=True)
+        for batch in file.iter_batches(batch_size=_choose_batch_rows(file), columns=names, use_threads=False):
+            yield from zip(*(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True)
             row += len(batch)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise UserError(
@@ -143,14 +152,14 @@ def _parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, 
         ) from None
 
 
-def _batch_rows(file: pq.ParquetFile) -> int:
+def _choose_batch_rows(file: pq.ParquetFile) -> int:
     """Rows to decode at a time: fewer where documents are long."""
     groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
 
 
-def _texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
+def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
     """The column's texts; UserError names the row whose bytes are not UTF-8: Parquet says they are, and checks none."""
     try:
         texts = column.to_pylist()
@@ -177,8 +186,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
-    for number, line in enumerate(_pieces(path, "\n"), start=1):
+def _read_json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+    for number, line in enumerate(_split_text(path, "\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -194,10 +203,10 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
         texts = []
         for option, key in keys.items():
             try:
-                text = value_of(row, key)
+                text = get_value(row, key)
             except (KeyError, TypeError):
                 names = list(row) if isinstance(row, dict) else []
-                raise no_such(key, names, f"{path}, line {number}", "key", option) from None
+                raise missing_column_error(key, names, f"{path}, line {number}", "key", option) from None
             if text is not None and not isinstance(text, str):
                 raise UserError(
                     f"the key {key!r} does not hold text.",
@@ -211,24 +220,24 @@ def _json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, 
         yield tuple(texts)
 
 
-def _text(path: Path, separator: str | None) -> Iterator[str]:
+def _read_text(path: Path, separator: str | None) -> Iterator[str]:
     if separator is not None:
-        yield from _pieces(path, separator.replace("\r\n", "\n"))
+        yield from _split_text(path, separator.replace("\r\n", "\n"))
         return
     parts, length = [], 0
-    for characters in _characters(path):
+    for characters in _read_characters(path):
         parts.append(characters)
         length += len(characters)
         _check_length(length, path, 0)
     yield "".join(parts)
 
 
-def _pieces(path: Path, separator: str) -> Iterator[str]:
+def _split_text(path: Path, separator: str) -> Iterator[str]:
     """What lies between the separators; an empty last piece (the file ends with a separator) is none."""
     begun: list[str] = []
     rest = ""
     number = length = 0
-    for characters in _characters(path):
+    for characters in _read_characters(path):
         pieces = (rest + characters).split(separator)
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
@@ -258,12 +267,12 @@ def _check_length(characters: int, path: Path, number: int) -> None:
         )
 
 
-def _characters(path: Path) -> Iterator[str]:
+def _read_characters(path: Path) -> Iterator[str]:
     """The file as UTF-8, a chunk at a time; a byte order mark at its beginning is dropped, and "\r\n" becomes "\n"."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=False)
     done = 0
-    with _opened(path) as file:
+    with _open_binary(path) as file:
         while True:
             try:
                 data = file.read(CHUNK_BYTES)
@@ -296,7 +305,7 @@ def _characters(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open_binary(path: Path) -> Iterator[BinaryIO]:
     kind = COMPRESSION.get(path.suffix.lower())
     if kind == "gzip":
         with gzip.open(path) as file:

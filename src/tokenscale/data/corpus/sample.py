@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.columns import column_of
-from tokenscale.data.corpus.read import COMPRESSION, format_of, read
+from tokenscale.data.corpus.columns import get_column
+from tokenscale.data.corpus.read import COMPRESSION, detect_format, read_texts
 from tokenscale.settings.data import SourceSettings
 
 #: a sample's text, whatever number of documents is asked for
@@ -45,7 +45,7 @@ class Sample:
     where: str
 
 
-def sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
+def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
     """About so many documents of these files; all of them where there are fewer.
 
     Raises UserError for files that cannot be read, that are empty, or that hold fewer than two documents.
@@ -53,19 +53,19 @@ def sample(paths: list[Path], source: SourceSettings, documents: int, seed: int 
     for path in paths:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="name another")
-    forms = {path: source.format if source.format != "auto" else format_of(path) for path in paths}
-    next(read(paths[0], source), None)  # tells a wrong column and an unreadable file
+    forms = {path: source.format if source.format != "auto" else detect_format(path) for path in paths}
+    next(read_texts(paths[0], source), None)  # tells a wrong column and an unreadable file
     kinds = set(forms.values())
     packed = any(path.suffix.lower() in COMPRESSION for path in paths)
     size = sum(path.stat().st_size for path in paths)
     if kinds == {"parquet"}:
-        found = _of_row_groups(paths, source, documents, seed)
+        found = _sample_row_groups(paths, source, documents, seed)
     elif kinds == {"text"} and source.separator is None:
-        found = _of_files(paths, source, documents, seed)
+        found = _sample_files(paths, source, documents, seed)
     elif size <= READ_BYTES or packed or len(kinds) > 1 or "tsv" in kinds:
-        found = _of_all(paths, source, documents, seed)
+        found = _sample_all(paths, source, documents, seed)
     else:
-        found = _of_stretches(paths, source, kinds.pop(), documents, seed)
+        found = _sample_stretches(paths, source, kinds.pop(), documents, seed)
     if len(found.texts) < 2:
         raise UserError(
             "the input holds no documents." if not found.texts else "the input is one document: nothing can be said.",
@@ -76,13 +76,13 @@ def sample(paths: list[Path], source: SourceSettings, documents: int, seed: int 
     return found
 
 
-def _of_row_groups(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
+def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
     """Rows drawn from all row groups, or from some that are spread evenly over the files."""
     generator = np.random.default_rng(seed)
     groups: list[tuple[Path, int, int]] = []
     sizes: list[int] = []
     for path in paths:
-        next(read(path, source), None)
+        next(read_texts(path, source), None)
         metadata = pq.read_metadata(path)
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -108,7 +108,7 @@ def _of_row_groups(paths: list[Path], source: SourceSettings, documents: int, se
     units: list[int] = []
     for unit, g in enumerate(chosen):
         here = picked[(picked >= bounds[unit]) & (picked < bounds[unit + 1])] - bounds[unit]
-        texts += _rows(*groups[g][:2], source.text_column, here)
+        texts += _read_rows(*groups[g][:2], source.text_column, here)
         units += [unit] * len(here)
     kept = [i for i, text in enumerate(texts) if text is not None]
     where = f"{len(chosen):,} of {len(groups):,} row groups" + ("" if share == 1 else ", of each its beginning")
@@ -123,7 +123,7 @@ def _of_row_groups(paths: list[Path], source: SourceSettings, documents: int, se
     )
 
 
-def _rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[str | None]:
+def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[str | None]:
     """Some rows of a row group; decodes it a batch at a time, up to the last of them."""
     if not len(wanted):
         return
@@ -132,7 +132,7 @@ def _rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[s
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=[column], use_threads=False):
             here = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
-            yield from column_of(batch, column).take(pa.array(here)).to_pylist()
+            yield from get_column(batch, column).take(pa.array(here)).to_pylist()
             first += len(batch)
             if first > wanted[-1]:
                 return
@@ -143,21 +143,21 @@ def _rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[s
         ) from None
 
 
-def _of_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
+def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
     """Text files that are one document each: some of the files."""
     mean = sum(path.stat().st_size for path in paths) / len(paths)
     most = min(documents, max(2, int(SAMPLE_BYTES / mean)))
     chosen = random.Random(seed).sample(paths, min(most, len(paths)))
-    texts = [text for path in sorted(chosen) for text in read(path, source)]
+    texts = [text for path in sorted(chosen) for text in read_texts(path, source)]
     return Sample(texts, np.arange(len(texts)), len(texts), len(paths), True, f"{len(texts):,} of {len(paths):,} files")
 
 
-def _of_all(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
+def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
     """Every document is read, some are kept: reservoir sampling (Vitter 1985, algorithm R)."""
     draw = random.Random(seed)
     kept: list[tuple[int, str]] = []
     number = done = 0
-    for text in (text for path in paths for text in read(path, source)):
+    for text in (text for path in paths for text in read_texts(path, source)):
         if text is None:
             continue
         at = number if number < documents else draw.randrange(number + 1)
@@ -178,14 +178,14 @@ def _of_all(paths: list[Path], source: SourceSettings, documents: int, seed: int
     return Sample(texts, np.arange(len(texts)), len(texts), number, True, "all of it read")
 
 
-def _of_stretches(paths: list[Path], source: SourceSettings, form: str, documents: int, seed: int) -> Sample:
+def _sample_stretches(paths: list[Path], source: SourceSettings, form: str, documents: int, seed: int) -> Sample:
     """Documents that begin in one of some stretches of bytes, one stretch in each equal part of the data set.
 
     Every byte is as likely as any other to lie in a stretch, so that long documents are not preferred.
     """
     separator = (source.separator or "\n").encode() if form == "text" else b"\n"
     total = sum(path.stat().st_size for path in paths)
-    beginning = list(islice(_beginning_in(paths[0], 0, 1 << 18, separator), 1000))
+    beginning = list(islice(_read_pieces(paths[0], 0, 1 << 18, separator), 1000))
     mean = max(1.0, sum(map(len, beginning)) / max(1, len(beginning)))
     part = total // STRETCHES
     span = int(min(part, max(1 << 14, min(documents * mean, SAMPLE_BYTES) / STRETCHES)))
@@ -201,8 +201,8 @@ def _of_stretches(paths: list[Path], source: SourceSettings, form: str, document
             first -= size
             if a >= b:
                 continue
-            for data in _beginning_in(path, a, b, separator):
-                text = _decoded(data, path, form, source.text_column)
+            for data in _read_pieces(path, a, b, separator):
+                text = _decode_document(data, path, form, source.text_column)
                 if text is not None:
                     texts.append(text)
                     units.append(stretch)
@@ -212,7 +212,7 @@ def _of_stretches(paths: list[Path], source: SourceSettings, form: str, document
     return Sample(texts, np.array(units, dtype=int), STRETCHES, estimated, False, where)
 
 
-def _beginning_in(path: Path, first: int, last: int, separator: bytes) -> Iterator[bytes]:
+def _read_pieces(path: Path, first: int, last: int, separator: bytes) -> Iterator[bytes]:
     """The pieces between separators whose first byte lies in [first, last), whole."""
     with path.open("rb") as file:
         file.seek(max(0, first - len(separator)))
@@ -236,7 +236,7 @@ def _beginning_in(path: Path, first: int, last: int, separator: bytes) -> Iterat
             buffer = buffer[end + len(separator) :]
 
 
-def _decoded(data: bytes, path: Path, form: str, key: str) -> str | None:
+def _decode_document(data: bytes, path: Path, form: str, key: str) -> str | None:
     """A document's text; None for an empty line and for null."""
     try:
         text = data.decode()

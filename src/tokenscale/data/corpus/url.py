@@ -39,13 +39,13 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
     >>> resolve(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
     {'https://h/a/b.txt': 'b.txt', 'https://h/..%2F..%2Fetc': 'etc'}
     """
-    names = [_last_part(address) for address in files]
+    names = [_local_name(address) for address in files]
     if len(set(names)) < len(names):
         names = [f"{number:05d}-{name}" for number, name in enumerate(names)]
     return dict(zip(files, names, strict=True))
 
 
-def _last_part(address: str) -> str:
+def _local_name(address: str) -> str:
     name = re.split(r"[/\\]", unquote(urlsplit(address).path.rsplit("/", 1)[-1]))[-1]
     name = "".join(c for c in name if c.isprintable()).encode("utf-8")[-LONGEST_NAME_BYTES:].decode("utf-8", "ignore")
     return name.lstrip(".") or "file"
@@ -70,9 +70,9 @@ def fetch(
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _continue(address, part, seen, resumable)
+            _resume_download(address, part, seen, resumable)
             break
-        except _Again as again:
+        except _Retry as again:
             reason, pause = again.reason, again.pause_s
         except NO_SUCH_ADDRESS as error:
             raise UserError(
@@ -101,7 +101,7 @@ def fetch(
     seen.unlink(missing_ok=True)
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """The try failed in a way that another may not."""
 
     def __init__(self, reason: str, pause_s: float | None = None):
@@ -109,7 +109,7 @@ class _Again(Exception):
         self.reason, self.pause_s = reason, pause_s
 
 
-def _continue(address: str, part: Path, seen: Path, resumable: bool) -> None:
+def _resume_download(address: str, part: Path, seen: Path, resumable: bool) -> None:
     """One try: ask for what is missing, append it. Returns when the file is complete."""
     have = part.stat().st_size if part.exists() else 0
     validator = read_json(seen, "record of a begun download").get("validator") if seen.exists() else None
@@ -123,13 +123,13 @@ def _continue(address: str, part: Path, seen: Path, resumable: bool) -> None:
     with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
         if answer.status_code in BUSY:
             after = answer.headers.get("Retry-After", "")
-            raise _Again(
+            raise _Retry(
                 f"the server answers {answer.status_code}", min(60.0, float(after)) if after.isdigit() else None
             )
         if answer.status_code == 416:  # what we hold is no beginning of what it has
             part.unlink(missing_ok=True)
             seen.unlink(missing_ok=True)
-            raise _Again("the begun file is longer than the server's; starting anew", 0.0)
+            raise _Retry("the begun file is longer than the server's; starting anew", 0.0)
         if not answer.ok:
             raise UserError(
                 "a server does not give a file.",
@@ -150,7 +150,7 @@ def _continue(address: str, part: Path, seen: Path, resumable: bool) -> None:
             have = 0
         length = answer.headers.get("Content-Length", "")
         total = have + int(length) if length.isdigit() else None
-        write_json(seen, {"address": address, "validator": _validator(answer.headers)})
+        write_json(seen, {"address": address, "validator": _get_validator(answer.headers)})
         progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=total)
         with part.open("ab" if have else "wb") as file:
             reason = "ended"
@@ -164,10 +164,10 @@ def _continue(address: str, part: Path, seen: Path, resumable: bool) -> None:
         progress.close()
     size = part.stat().st_size
     if size != total if total is not None else reason != "ended":
-        raise _Again(f"the connection {reason} after {size:,} of {total or 0:,} bytes")
+        raise _Retry(f"the connection {reason} after {size:,} of {total or 0:,} bytes")
 
 
-def _validator(headers: requests.structures.CaseInsensitiveDict) -> str | None:
+def _get_validator(headers: requests.structures.CaseInsensitiveDict) -> str | None:
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 

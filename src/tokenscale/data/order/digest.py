@@ -1,24 +1,24 @@
-"""A number that says which samples a global batch held, whoever held them."""
+"""Digest of the samples in a global batch, independent of the world size."""
 
 import numpy as np
 
 from tokenscale.data.order.permutation import mix64
 
-#: digests add up modulo this; it fits a JSON number and an IEEE double exactly
+#: digests are added modulo this number, which JSON and an IEEE double represent exactly
 MODULUS = 1 << 52
 
 
 def row_digest(step: int, slots: np.ndarray | range, *ids: np.ndarray) -> int:
-    """Sum over the slots of a 64-bit mix of (step, slot, ids...), modulo 2**52.
+    """Return the sum over slots of a 64-bit hash of (step, slot, ids...), modulo 2**52.
 
-    `ids` are arrays [len(slots)] that name what a slot holds: (row,), or (document, offset). The digests of all ranks
-    add up, modulo 2**52, to that of the global batch, for every world size.
+    `ids` are arrays [len(slots)] that identify the content of a slot: (row,), or (document, offset). The digests of all
+    ranks add up, modulo 2**52, to the digest of the global batch, for every world size.
     """
     return row_digests(np.array([step]), slots, *(np.asarray(values)[None] for values in ids))[0]
 
 
 def row_digests(steps: np.ndarray, slots: np.ndarray | range, *ids: np.ndarray) -> list[int]:
-    """`row_digest` of several steps at once: `ids` are arrays [len(steps), len(slots)]."""
+    """Return `row_digest` of several steps. `ids` are arrays [len(steps), len(slots)]."""
     slots = np.asarray(slots, dtype=np.int64)
     shape = (len(steps), len(slots))
     mixed = np.broadcast_to(mix64(np.asarray(steps, dtype=np.int64).astype(np.uint64))[:, None], shape)

@@ -1,13 +1,13 @@
-"""Documents into rows of one length: cutting what is too long, best-fit-decreasing for the rest."""
+"""Pack documents into sequences of one length: split long documents, then best-fit-decreasing or concatenation."""
 
 import numpy as np
 
 
-def cut(lengths: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces of documents that fit rows of `sequence_length` + 1 tokens: (document, start, length) of each, int64.
+def split_documents(lengths: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split documents into pieces of at most `sequence_length` + 1 tokens: (document, start, length), each int64.
 
-    Piece k covers tokens [k*T, k*T + T + 1) of its document: neighbours overlap by one token, so that every label
-    appears once and no piece holds the overlapped token alone. A document of up to T + 1 tokens is one piece.
+    With T = `sequence_length`, piece k covers tokens [k*T, k*T + T + 1) of its document. Neighbouring pieces overlap by
+    one token, so that every label appears once. A document of up to T + 1 tokens is one piece.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     counts = np.maximum(1, -(-(lengths - 1) // sequence_length))
@@ -18,21 +18,21 @@ def cut(lengths: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarr
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces into the fewest rows a greedy rule finds: longest first, each into the fullest row that still holds it.
+    """Pack pieces greedily into few rows: longest first, each into the fullest row that has room for it.
 
-    Returns (pieces, rows), compressed sparse rows: row r holds pieces[rows[r]:rows[r+1]], int64. Deterministic. Open
-    rows are kept in one stack for each remaining space, and a bit set finds the tightest: about 1 us a piece.
+    Returns (pieces, rows) in compressed sparse row format, int64: row r holds pieces[rows[r]:rows[r+1]]. Deterministic.
+    Open rows are kept in one stack per remaining space, and a bit set finds the tightest fit: about 1 us per piece.
     (Johnson 1973; Ding et al. 2024, "Fewer Truncations Improve Language Modeling", for its use here.)
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
-        raise ValueError(f"a piece is not 1 … {capacity} long")
+        raise ValueError(f"the length of a piece is not within 1 … {capacity}")
     decreasing = np.argsort(-lengths, kind="stable")
     row_of = np.empty(len(lengths), dtype=np.int64)
     by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
     spaces = 0  # bit s is set where by_space[s] holds a row
     rows = 0
-    placed = []
+    assigned = []
     for length in lengths[decreasing].tolist():
         fitting = spaces >> length
         if fitting:
@@ -47,8 +47,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
         if space:
             by_space[space].append(row)
             spaces |= 1 << space
-        placed.append(row)
-    row_of[:] = placed
+        assigned.append(row)
+    row_of[:] = assigned
     order = np.argsort(row_of, kind="stable")
     pointers = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=rows), out=pointers[1:])
@@ -56,7 +56,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
 
 
 def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.ndarray, np.ndarray]:
-    """`best_fit_decreasing` of so many pieces at a time, in order: memory that does not grow with their number."""
+    """Apply `best_fit_decreasing` to windows of pieces, in order, so that memory is bounded."""
     pieces, rows, before = [], [np.zeros(1, dtype=np.int64)], 0
     for first in range(0, len(lengths), window):
         found, pointers = best_fit_decreasing(lengths[first : first + window], capacity)
@@ -67,10 +67,11 @@ def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.
 
 
 def concatenate(lengths: np.ndarray, sequence_length: int, order: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Documents in `order`, one after another, cut at every `sequence_length` tokens wherever that falls.
+    """Concatenate documents in `order` and cut after every `sequence_length` tokens.
 
-    Returns (document, start, length) of each piece, int64, row by row, and rows as `best_fit_decreasing` does. Row r
-    holds tokens [r*T, r*T + T + 1) of the whole: neighbours overlap by one token, so that every label appears once.
+    Returns (document, start, length) of each piece, int64, row by row, and rows as `best_fit_decreasing` does. With T =
+    `sequence_length`, row r holds tokens [r*T, r*T + T + 1) of the concatenation: neighbouring rows overlap by one
+    token, so that every label appears once.
     """
     T = sequence_length
     ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
@@ -83,7 +84,7 @@ def concatenate(lengths: np.ndarray, sequence_length: int, order: np.ndarray) ->
     pointers = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=pointers[1:])
     row = np.repeat(np.arange(len(counts)), counts)
-    place = first[row] + np.arange(pointers[-1]) - pointers[row]
-    starts = np.maximum(begins[place], first_tokens[row])
-    stops = np.minimum(ends[place], last_tokens[row])
-    return np.asarray(order)[place], starts - begins[place], stops - starts, pointers
+    position = first[row] + np.arange(pointers[-1]) - pointers[row]
+    starts = np.maximum(begins[position], first_tokens[row])
+    stops = np.minimum(ends[position], last_tokens[row])
+    return np.asarray(order)[position], starts - begins[position], stops - starts, pointers

@@ -1,17 +1,17 @@
-"""The global order of samples: a pure function of (seed, epoch, index). No index arrays, no state."""
+"""Global sample order: a pure function of (seed, epoch, index), without index arrays or state."""
 
 import numpy as np
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
-# constants of splitmix64, made once: a block of the order is a few hundred calls of NumPy, each about a microsecond
+# constants of splitmix64 as NumPy scalars, to avoid conversions in hundreds of calls per block of the order
 _ADD, _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _SALTS = np.array([(number * 0xD1342543DE82EF95) & _MASK for number in range(_ROUNDS)], dtype=np.uint64)[:, None]
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64 (Steele, Lea & Flood 2014) on an array of uint64: a bijection that scatters every bit."""
+    """Apply the finaliser of splitmix64 (Steele, Lea & Flood 2014), a bijective hash, to an array of uint64."""
     x = x + _ADD
     x ^= x >> _S30
     x *= _M1
@@ -22,10 +22,10 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int = 0) -> np.ndarray:
-    """Where a keyed bijection of range(n) sends each index; int64, in the shape of `index`.
+    """Permute indices of range(n) by a keyed bijection; int64, in the shape of `index`.
 
-    An alternating Feistel network over the next power of two, keyed by (seed, epoch, round), with cycle walking back
-    into range(n) (Black & Rogaway 2002). `epoch` is one number or one for each index. Works for 1 <= n <= 2**62.
+    An alternating Feistel network over the next power of two, keyed by (seed, epoch, round), with cycle walking into
+    range(n) (Black & Rogaway 2002). `epoch` is one number, or one per index. 1 <= n <= 2**62.
 
     >>> sorted(permute(np.arange(10), 10, seed=7).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -34,13 +34,13 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
     if not 1 <= n <= 1 << 62:
         raise ValueError(f"n = {n} is outside 1 … 2**62")
     if index.size and (index.min() < 0 or index.max() >= n):
-        raise ValueError(f"an index lies outside range({n})")
+        raise ValueError(f"an index is outside range({n})")
     if n == 1:
         return np.zeros_like(index)
     bits = max(2, (n - 1).bit_length())
     epochs = np.asarray(epoch, dtype=np.int64)
     if epochs.size > 1 and epochs.min() == epochs.max():
-        epochs = epochs.reshape(-1)[:1]  # one key for all: the rounds' keys are then single numbers
+        epochs = epochs.reshape(-1)[:1]  # one key for all indices is faster
     key = mix64(epochs.reshape(-1).astype(np.uint64) ^ mix64(np.array([seed & _MASK], dtype=np.uint64)))
     keys = mix64(key + _SALTS)  # [rounds, 1 or indices]
     values = _feistel(index.ravel().astype(np.uint64), keys, bits)
@@ -53,9 +53,9 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """One pass of the network on `bits`-bit numbers; the halves differ by a bit where `bits` is odd.
+    """Apply the Feistel network once to `bits`-bit numbers; the halves differ by one bit if `bits` is odd.
 
-    `keys` [rounds, 1]: the same for all; or [rounds, values].
+    `keys` are [rounds, 1] for shared keys, or [rounds, values].
     """
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
@@ -69,23 +69,23 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     return (high << low_bits) | low
 
 
-def samples_at(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """The sample at each global position p >= 0 of the endless order: index p % n of epoch p // n. int64."""
+def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Return the sample at each position p >= 0 of the endless order, index p % n of epoch p // n; int64."""
     positions = np.asarray(positions, dtype=np.int64)
     epochs, indices = np.divmod(positions, n)
     found = np.empty_like(positions)
     first, last = (int(epochs.min()), int(epochs.max())) if epochs.size else (0, -1)
     if last - first > 8:  # small data, many epochs
         return permute(indices, n, seed, epochs)
-    for epoch in range(first, last + 1):  # one key each: far cheaper than a key for every index
-        of_epoch = slice(None) if first == last else epochs == epoch
-        found[of_epoch] = permute(indices[of_epoch], n, seed, epoch).reshape(found[of_epoch].shape)
+    for epoch in range(first, last + 1):  # one key per epoch is far cheaper than one per index
+        in_epoch = slice(None) if first == last else epochs == epoch
+        found[in_epoch] = permute(indices[in_epoch], n, seed, epoch).reshape(found[in_epoch].shape)
     return found
 
 
-def rows_of(step: int, slots: np.ndarray | range, global_batch: int, n: int, seed: int) -> np.ndarray:
-    """The stored rows that the given slots of global batch `step` hold, of a store of n rows; int64 [len(slots)].
+def get_rows(step: int, slots: np.ndarray | range, global_batch: int, n: int, seed: int) -> np.ndarray:
+    """Return the stored rows in the given slots of global batch `step`, for a store of n rows; int64 [len(slots)].
 
-    Global position p = step * global_batch + slot; world size plays no part.
+    The global position is step * global_batch + slot, independent of the world size.
     """
-    return samples_at(step * global_batch + np.asarray(slots, dtype=np.int64), n, seed)
+    return get_samples(step * global_batch + np.asarray(slots, dtype=np.int64), n, seed)

@@ -23,9 +23,16 @@ from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.stores import ranked
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
-from tokenscale.data.stores.flat import FlatPart, dtype_of, ids_in, lengths_in
-from tokenscale.data.stores.manifest import changed, located, open_store, outside, read_store_manifest, restore
-from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.flat import FlatPart, list_id_files, read_lengths, smallest_dtype
+from tokenscale.data.stores.manifest import (
+    changed_block_error,
+    open_store,
+    read_store_manifest,
+    rebuild_command,
+    resolve_store,
+    vocabulary_error,
+)
+from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 STORE_FILES = ("blocks.bin", "blocks.npy", "ranking.bin", "lengths.bin")
@@ -45,23 +52,23 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
             store=Path(directory) / "manifest.json",
             next="pip install zstandard   (reading and unpacking do without)",
         )
-    dtype = dtype_of(documents.origin.vocabulary_size)
-    with writing(store, documents, directory) as writer:
+    dtype = smallest_dtype(documents.origin.vocabulary_size)
+    with open_store_writer(store, documents, directory) as writer:
         folder = writer.folder
         parts = writer.parts(lambda number: FlatPart(folder, number, dtype))
-        ids_by_rank, rank_of_id = ranked.ranking(writer.occurrences)
+        ids_by_rank, rank_of_id = ranked.rank_ids(writer.occurrences)
         blocks = []
         with HashedFile(folder / "blocks.bin") as file:
-            for ids in _blocks(ids_in(folder, parts.files), dtype):
+            for ids in _read_blocks(list_id_files(folder, parts.files), dtype):
                 block = ranked.pack(ids, rank_of_id, store.level)
                 blocks.append((len(block), len(ids), xxh3_64_intdigest(block)))
                 file.write(block)
         np.save(folder / "blocks.npy", np.array(blocks, dtype="<u8"))
-        lengths = lengths_in(folder, parts.files)
+        lengths = read_lengths(folder, parts.files)
         if lengths.max() >= 1 << 32:
             raise ValueError(f"a document of {lengths.max():,} tokens")
-        (folder / "ranking.bin").write_bytes(_numbers(np.diff(ids_by_rank, prepend=np.uint32(0))))
-        (folder / "lengths.bin").write_bytes(_numbers(lengths))
+        (folder / "ranking.bin").write_bytes(_compress_numbers(np.diff(ids_by_rank, prepend=np.uint32(0))))
+        (folder / "lengths.bin").write_bytes(_compress_numbers(lengths))
         tokens = int(lengths.sum())
         facts = {
             "rows": len(documents),
@@ -78,7 +85,7 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
         return writer.finish(list(STORE_FILES), facts, {"blocks.bin": file.sha256}, checks="blocks.npy")
 
 
-def _blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
+def _read_blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
     """The ids of all files, a block at a time, in memory that the next block takes again."""
     block = np.empty(ranked.BLOCK_IDS, dtype=dtype)
     room = memoryview(block).cast("B")
@@ -94,15 +101,15 @@ def _blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
         yield block[: filled // dtype.itemsize]
 
 
-def _numbers(values: np.ndarray) -> bytes:
+def _compress_numbers(values: np.ndarray) -> bytes:
     """Numbers of 32 bits as a zstd frame of their lowest bytes, then the next ones, …"""
     planes = values.astype("<u4").view(np.uint8).reshape(-1, 4).T
-    return ranked.compressor(NUMBERS_LEVEL)(np.ascontiguousarray(planes))
+    return ranked.make_compressor(NUMBERS_LEVEL)(np.ascontiguousarray(planes))
 
 
-def _numbers_in(path: Path, n: int) -> np.ndarray:
-    """The n numbers that `_numbers` wrote, uint32 [n]."""
-    planes = ranked.decompressed(memoryview(path.read_bytes()), 4 * n).reshape(4, n)
+def _read_numbers(path: Path, n: int) -> np.ndarray:
+    """The n numbers that `_compress_numbers` wrote, uint32 [n]."""
+    planes = ranked.decompress(memoryview(path.read_bytes()), 4 * n).reshape(4, n)
     return np.ascontiguousarray(planes.T).view("<u4").reshape(n)
 
 
@@ -115,20 +122,22 @@ class ArchiveStore:
 
     def __init__(self, where: Path, manifest: dict[str, Any]):
         self.where, self.manifest = where, manifest
-        folder = located(where)[0]
+        folder = resolve_store(where)[0]
         self._path = folder / "blocks.bin"
         if xxh3_64_intdigest is None:
             file = manifest["files"][0]
-            check_file(self._path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=True)
+            check_file(
+                self._path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=True
+            )
         blocks = np.load(folder / "blocks.npy")
         self._checksums = blocks[:, 2].tolist()
         self._bytes, self._ids = (np.concatenate(([0], np.cumsum(blocks[:, i].astype(np.int64)))) for i in (0, 1))
-        differences = _numbers_in(folder / "ranking.bin", manifest["different_ids"])
+        differences = _read_numbers(folder / "ranking.bin", manifest["different_ids"])
         self._ids_by_rank = np.cumsum(differences, dtype=np.uint32)
         if (largest := int(self._ids_by_rank.max(initial=0))) >= manifest["vocabulary_size"]:
-            raise outside(where, folder / "ranking.bin", largest, manifest["vocabulary_size"])
+            raise vocabulary_error(where, folder / "ranking.bin", largest, manifest["vocabulary_size"])
         #: tokens of each document, int64 [documents]
-        self.lengths = _numbers_in(folder / "lengths.bin", manifest["documents"]).astype(np.int64)
+        self.lengths = _read_numbers(folder / "lengths.bin", manifest["documents"]).astype(np.int64)
         self._ends = np.cumsum(self.lengths)
 
     def __len__(self) -> int:
@@ -161,7 +170,7 @@ class ArchiveStore:
         block = file.read(last - first)
         if xxh3_64_intdigest is not None and (found := xxh3_64_intdigest(block)) != self._checksums[number]:
             right, count = self._checksums[number], len(self._checksums)
-            raise changed(self.where, self._path, "block", number, count, first, right, found, "blocks.npy")
+            raise changed_block_error(self.where, self._path, "block", number, count, first, right, found, "blocks.npy")
         return ranked.unpack(block, self._ids_by_rank, int(self._ids[number + 1] - self._ids[number]))
 
 

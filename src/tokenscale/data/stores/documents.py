@@ -78,13 +78,13 @@ def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool 
 def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> Chunk:
     """The same documents as one chunk."""
     check_eos(tokenizer, eos, pairs)
-    ids, lengths = tokenizer.encode(parts_of(texts) if pairs else texts)
+    ids, lengths = tokenizer.encode(split_pairs(texts) if pairs else texts)
     if pairs:
-        return framed_pairs(ids, lengths, tokenizer.bos_id, tokenizer.eos_id)
-    return framed(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if eos else None)
+        return frame_pairs(ids, lengths, tokenizer.bos_id, tokenizer.eos_id)
+    return frame_documents(ids, lengths, tokenizer.bos_id, tokenizer.eos_id if eos else None)
 
 
-def parts_of(pairs: Texts) -> Texts:
+def split_pairs(pairs: Texts) -> Texts:
     """Source, target, source, target, … of documents that are pairs; each holds `PAIR` once."""
     if isinstance(pairs, pa.Array):
         import pyarrow.compute as pc  # takes a while to import
@@ -107,10 +107,10 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
         )
 
 
-def framed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None) -> Chunk:
+def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None) -> Chunk:
     """Documents with BOS before and, where given, EOS behind each; `ids` int32 [sum(lengths)].
 
-    >>> framed(np.array([5, 6, 7], np.int32), np.array([2, 0, 1]), 0, 1).ids.tolist()
+    >>> frame_documents(np.array([5, 6, 7], np.int32), np.array([2, 0, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 0, 1, 0, 7, 1]
     """
     more = 1 if eos_id is None else 2
@@ -126,13 +126,13 @@ def framed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None
     return Chunk(result, lengths + more)
 
 
-def framed_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
+def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
     """Documents of two parts each; `ids` int32 [sum(lengths)], `lengths` [2 * documents], source, target, source, …
 
-    >>> framed_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
+    >>> frame_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 7, 1]
     """
-    parts = framed(ids, lengths, bos_id, eos_id)
+    parts = frame_documents(ids, lengths, bos_id, eos_id)
     keep = np.ones(len(parts.ids), dtype=bool)
     keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # the BOS of targets
     return Chunk(parts.ids[keep], parts.lengths[0::2] + parts.lengths[1::2] - 1)
@@ -174,6 +174,6 @@ class IdsDigest:
         self._ids, self._lengths, self._documents = xxh3_128(), [], 0
 
     @staticmethod
-    def of(groups: Sequence[bytes]) -> str:
+    def combine(groups: Sequence[bytes]) -> str:
         """The hash of all groups, in hex."""
         return hashlib.sha256(b"".join(groups)).hexdigest()

@@ -8,7 +8,7 @@ import numpy as np
 from tokenscale.data.stores.documents import Chunk
 
 
-def dtype_of(vocabulary_size: int) -> np.dtype:
+def smallest_dtype(vocabulary_size: int) -> np.dtype:
     """The smallest of uint16 and uint32 that holds every id; little-endian."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
@@ -32,12 +32,12 @@ class FlatPart:
         return [path.name for path in self._paths], {}
 
 
-def lengths_in(folder: Path, parts: list[str]) -> np.ndarray:
+def read_lengths(folder: Path, parts: list[str]) -> np.ndarray:
     """Tokens of every document, int64 [documents]; `parts` are the files' names."""
     return np.concatenate([np.fromfile(folder / name, dtype="<i8") for name in parts if name.endswith(".lengths")])
 
 
-def ids_in(folder: Path, parts: list[str]) -> list[Path]:
+def list_id_files(folder: Path, parts: list[str]) -> list[Path]:
     """The files of ids."""
     return [folder / name for name in parts if name.endswith(".ids")]
 

@@ -7,7 +7,7 @@ import numpy as np
 IGNORED = -100
 
 
-def labels_of(
+def make_labels(
     rows: np.ndarray, starts: Iterable[np.ndarray] | None = None, lengths: np.ndarray | None = None
 ) -> np.ndarray:
     """Labels [n, T], int64, of rows [n, T + 1]: label t is token t + 1, or −100 where that token

@@ -38,42 +38,42 @@ class SingleFile:
     command: str  # what writes it again
 
 
-def located(where: Path) -> tuple[Path, Path]:
+def resolve_store(where: Path) -> tuple[Path, Path]:
     """(folder, manifest) of a store that is named by either of them.
 
-    >>> [str(path) for path in located(Path("tokens/padded"))]
+    >>> [str(path) for path in resolve_store(Path("tokens/padded"))]
     ['tokens/padded', 'tokens/padded/manifest.json']
-    >>> [str(path) for path in located(Path("data/a_tokenized_padded_snappy.manifest.json"))]
+    >>> [str(path) for path in resolve_store(Path("data/a_tokenized_padded_snappy.manifest.json"))]
     ['data', 'data/a_tokenized_padded_snappy.manifest.json']
     """
     where = Path(where)
     return (where.parent, where) if where.suffix == ".json" else (where, where / "manifest.json")
 
 
-def restore(where: Path) -> str:
+def rebuild_command(where: Path) -> str:
     """The command that rebuilds a store."""
-    folder, manifest = located(where)
+    folder, manifest = resolve_store(where)
     with suppress(OSError, ValueError, KeyError, TypeError):  # no rule makes what a command wrote: it left its words
-        return json.loads(build_record(manifest).read_text(encoding="utf-8"))["command"]
+        return json.loads(build_record_path(manifest).read_text(encoding="utf-8"))["command"]
     if manifest.name == "manifest.json":
         return f"snakemake -f {manifest}"
     return f"python -m tokenscale pretokenize --input-path … --output-dir {folder} …"
 
 
-def build_record(manifest: Path) -> Path:
+def build_record_path(manifest: Path) -> Path:
     """The record of times and machine beside a manifest: `build.json`, `<name>.build.json`."""
     return manifest.with_name(manifest.name.removesuffix("manifest.json") + "build.json")
 
 
-def seal(path: Path, manifest: dict[str, Any]) -> None:
+def write_sealed(path: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest with a hash of itself: a byte that is changed later is found."""
     write_json(path, manifest | {"self_sha256": sha256_text(canonical_json(manifest))})
 
 
 def read_store_manifest(where: Path) -> dict[str, Any]:
     """The manifest of a store. UserError where it is missing, broken, or newer than this code."""
-    path = located(where)[1]
-    manifest = read_manifest_file(path, "token store", VERSION, restore(where), oldest=VERSION)
+    path = resolve_store(where)[1]
+    manifest = read_manifest_file(path, "token store", VERSION, rebuild_command(where), oldest=VERSION)
     stated = manifest.pop("self_sha256", None)
     if stated != (found := sha256_text(canonical_json(manifest))) or path.read_text(encoding="utf-8") != pretty_json(
         manifest | {"self_sha256": stated}
@@ -83,9 +83,9 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
             file=path,
             expected=f"sha256 {stated}  (self_sha256)",
             found=f"sha256 {found}",
-            next=restore(where),
+            next=rebuild_command(where),
         )
-    with understood(path, "manifest of the token store", restore(where)):
+    with understood(path, "manifest of the token store", rebuild_command(where)):
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             plain_name(file["name"])
@@ -113,26 +113,28 @@ def open_store(
 
     def compare(name: str, requested: Any, found: Any) -> None:
         if requested is not None and requested != found:
-            raise _mismatch(where, requested_by, name, requested, found)
+            raise _mismatch_error(where, requested_by, name, requested, found)
 
     compare("format", expected.format, manifest["format"])
     for name, value in expected.options().items():
         found = manifest["options"].get(name)
         if value != found:
-            raise _mismatch(where, requested_by, name, value, found)
+            raise _mismatch_error(where, requested_by, name, value, found)
     compare("tokenizer", tokenizer_name, manifest["tokenizer"]["name"])
     compare("tokenizer file, sha256", tokenizer_sha256, manifest["tokenizer"]["file_sha256"])
     compare("corpus manifest, sha256", corpus_manifest_sha256, manifest.get("corpus_manifest_sha256"))
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
-        raise _mismatch(where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"])
+        raise _mismatch_error(
+            where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"]
+        )
     for file in manifest["files"]:
-        path = located(where)[0] / file["name"]
+        path = resolve_store(where)[0] / file["name"]
         whole = verify and "checked_by" not in file  # else the reader checks what it reads
-        check_file(path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=whole)
+        check_file(path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=whole)
     return manifest
 
 
-def changed(
+def changed_block_error(
     where: Path, file: Path, what: str, number: int, count: int, byte: int, right: int, found: int, checks: str
 ) -> UserError:
     """For a part of a store's largest file (`what`: a row, a block) whose XXH3 is not the one in the file `checks`."""
@@ -142,23 +144,23 @@ def changed(
         **{what: f"{number:,} of {count:,}, byte {byte:,} on"},
         expected=f"XXH3 {right:016x}  ({checks})",
         found=f"XXH3 {found:016x}",
-        next=restore(where),
+        next=rebuild_command(where),
     )
 
 
-def outside(where: Path, file: Path, found: int, vocabulary_size: int) -> UserError:
+def vocabulary_error(where: Path, file: Path, found: int, vocabulary_size: int) -> UserError:
     """For an id that no tokenizer of the manifest's makes: whatever wrote it put its hash right, too."""
     return UserError(
         "the token store holds ids outside of its vocabulary.",
         file=file,
         expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
         found=f"{found:,}",
-        next=restore(where),
+        next=rebuild_command(where),
     )
 
 
-def _mismatch(where: Path, requested_by: str, name: str, requested: Any, found: Any) -> UserError:
-    folder, manifest = located(where)
+def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, found: Any) -> UserError:
+    folder, manifest = resolve_store(where)
     single = manifest.name != "manifest.json"
     wants = f"{requested_by} wants {name}"
     has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
@@ -169,15 +171,15 @@ def _mismatch(where: Path, requested_by: str, name: str, requested: Any, found: 
         "the token store does not match this run.",
         run=f"{wants:<{width}}  {requested}",
         store=f"{has:<{width}}  {found}  ({manifest.name})",
-        next=f"{restore(where)}   {next}",
+        next=f"{rebuild_command(where)}   {next}",
     )
 
 
-def module_of(form: str) -> ModuleType:
+def load_format(form: str) -> ModuleType:
     """The module whose `write` makes stores of this format."""
     return importlib.import_module(FORMATS[form].module)
 
 
-def reader_of(form: str) -> type:
+def load_reader(form: str) -> type:
     """The class that reads its stores, from (folder or manifest's path, manifest that `open_store` checked)."""
-    return getattr(module_of(form), FORMATS[form].reader)
+    return getattr(load_format(form), FORMATS[form].reader)

@@ -23,13 +23,13 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.order.packing import concatenate, cut, pack
+from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import Chunk, Documents
-from tokenscale.data.stores.flat import Flat, FlatPart, dtype_of, ids_in, lengths_in
+from tokenscale.data.stores.flat import Flat, FlatPart, list_id_files, read_lengths, smallest_dtype
 from tokenscale.data.stores.labels import IGNORED
-from tokenscale.data.stores.manifest import changed, located, outside, restore
-from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store, vocabulary_error
+from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 #: of the order in which rows are stored; runs shuffle on top of it with their own
@@ -49,8 +49,8 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
 
     Ids go to disk first, rows are gathered from there: memory holds about 50 bytes a document, and a block of rows.
     """
-    dtype = dtype_of(documents.origin.vocabulary_size)
-    with writing(store, documents, directory) as writer:
+    dtype = smallest_dtype(documents.origin.vocabulary_size)
+    with open_store_writer(store, documents, directory) as writer:
         parts = writer.parts(lambda number: FlatPart(writer.folder, number, dtype))
         facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
@@ -60,14 +60,14 @@ def _write_rows(
     folder: Path, parts: list[str], dtype: np.dtype, store: StoreSettings, pad_id: int
 ) -> tuple[dict[str, Any], str]:
     """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
-    lengths = lengths_in(folder, parts)
+    lengths = read_lengths(folder, parts)
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
         order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
         document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
         packed = np.arange(len(sizes))
     else:
-        document, starts, sizes = cut(lengths, sequence_length)
+        document, starts, sizes = split_documents(lengths, sequence_length)
         packed, pointers = pack(sizes, sequence_length + 1)
     rows = len(pointers) - 1
     stored = permute(np.arange(rows), rows, STORAGE_SEED)
@@ -79,7 +79,7 @@ def _write_rows(
     document, starts, sizes = document[packed], starts[packed], sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
     checksums = np.empty(rows, dtype="<u8")
-    with HashedFile(folder / "tokens.bin") as file, Flat(ids_in(folder, parts)) as ids:
+    with HashedFile(folder / "tokens.bin") as file, Flat(list_id_files(folder, parts)) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
@@ -115,7 +115,7 @@ def _write_rows(
     return facts, file.sha256
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+def _map_file(path: Path, dtype: np.dtype) -> np.ndarray:
     """A file as an array that is read where it lies. One of up to 1 GiB is mapped at once where Linux can: without that
     the first touch of each page is an interruption, about 5 us a batch in the first epoch."""
     with open(path, "rb") as file:
@@ -163,15 +163,17 @@ class PackedStore:
     def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
         self.where, self.manifest = where, manifest
         self.sequence_length: int = manifest["sequence_length"]
-        self._path = located(where)[0] / "tokens.bin"
+        self._path = resolve_store(where)[0] / "tokens.bin"
         dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
-        self._tokens = _mapped(self._path, dtype).reshape(-1, self.sequence_length + 1)
+        self._tokens = _map_file(self._path, dtype).reshape(-1, self.sequence_length + 1)
         self._checksums, self._pieces, self._pointers, self._documents, self._starts = (
-            np.asarray(np.load(located(where)[0] / name, mmap_mode="r")) for name in STORE_FILES[1:]
+            np.asarray(np.load(resolve_store(where)[0] / name, mmap_mode="r")) for name in STORE_FILES[1:]
         )  # plain views: indexing a memmap object costs many times as much
         if verify and xxh3_64_intdigest is None:
             file = manifest["files"][0]
-            check_file(self._path, file["bytes"], file["sha256"], what="token store", next=restore(where), content=True)
+            check_file(
+                self._path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=True
+            )
         self._unseen = np.full(len(self._tokens), verify and xxh3_64_intdigest is not None)
 
     def __len__(self) -> int:
@@ -202,7 +204,7 @@ class PackedStore:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
                 raise self._changed(indices, into, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
-                raise outside(self.where, self._path, largest, self.manifest["vocabulary_size"])
+                raise vocabulary_error(self.where, self._path, largest, self.manifest["vocabulary_size"])
             self._unseen[indices] = False
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets
@@ -292,4 +294,6 @@ class PackedStore:
         n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
         row = int(indices[n])
         byte = row * found.ids.strides[0]
-        return changed(self.where, self._path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy")
+        return changed_block_error(
+            self.where, self._path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy"
+        )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tokenscale.data.stores.documents import Chunk, Documents
-from tokenscale.data.stores.labels import labels_of
+from tokenscale.data.stores.labels import make_labels
 from tokenscale.data.stores.manifest import SingleFile
 from tokenscale.data.stores.parquet import ListColumns, Shard, shard_path
-from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 
@@ -24,8 +24,8 @@ def write(
 
     With `single` the store is that one file of `directory`.
     """
-    with writing(store, documents, directory, single) as writer:
-        parts = writer.parts(lambda number: _Part(shard_path(writer.folder, number, single), store, documents))
+    with open_store_writer(store, documents, directory, single) as writer:
+        parts = writer.parts(lambda number: _PartWriter(shard_path(writer.folder, number, single), store, documents))
         facts = {
             "sequence_length": store.sequence_length,
             "dtype": store.dtype,
@@ -38,7 +38,7 @@ def write(
         return writer.finish(parts.files, facts)
 
 
-class _Part:
+class _PartWriter:
     """See `writing.Part`."""
 
     def __init__(self, path: Path, store: StoreSettings, documents: Documents):
@@ -65,7 +65,7 @@ class _Part:
         return [self._shard.close()], self._counts
 
 
-def pad(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:
+def pad_document(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:
     """A document cut or padded on the right to `width` tokens, int32, and how many of them are its own."""
     length = min(len(document), width)
     row = np.full(width, pad_id, dtype=np.int32)
@@ -96,4 +96,4 @@ class PaddedStore:
             tokens[n] = values[offsets[row] : offsets[row + 1]]
             offsets, mask = group["attention_mask"]
             lengths[n] = np.count_nonzero(mask[offsets[row] : offsets[row + 1]])
-        return tokens[:, :-1], labels_of(tokens, lengths=lengths)
+        return tokens[:, :-1], make_labels(tokens, lengths=lengths)

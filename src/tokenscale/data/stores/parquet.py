@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.data.stores.manifest import SingleFile, located, outside
+from tokenscale.data.stores.manifest import SingleFile, resolve_store, vocabulary_error
 from tokenscale.settings.data import StoreSettings
 
 #: decoded ids kept by one reader
@@ -50,7 +50,7 @@ class Shard:
         first = 0
         while first < rows:
             last = min(rows, first + self._group_rows - self._rows)
-            self._pending.append({name: _part(values, n, first, last) for name, (values, n) in columns.items()})
+            self._pending.append({name: _slice_rows(values, n, first, last) for name, (values, n) in columns.items()})
             self._rows += last - first
             if self._rows == self._group_rows:
                 self._flush()
@@ -74,10 +74,10 @@ class Shard:
         np.cumsum(lengths, out=offsets[1:])
         values = np.concatenate([part[field.name][0] for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
-        return pa.ListArray.from_arrays(_arrow(offsets.astype(np.int32)), _arrow(values), type=field.type)
+        return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)
 
 
-def _arrow(values: np.ndarray) -> pa.Array:
+def _to_arrow(values: np.ndarray) -> pa.Array:
     """The same memory as an Arrow array. (`pa.array` does so, too, and imports pandas to ask if it is a series.)"""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
@@ -88,7 +88,7 @@ def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
     return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
 
 
-def _part(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _slice_rows(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     ends = np.cumsum(lengths)
     start = ends[first - 1] if first else 0
     return values[start : ends[last - 1] if last > first else start], lengths[first:last]
@@ -106,7 +106,7 @@ class ListColumns:
         self.columns = columns
         self._where, self._vocabulary_size = where, manifest["vocabulary_size"]
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
-        self._paths = [located(where)[0] / file["name"] for file in manifest["files"]]
+        self._paths = [resolve_store(where)[0] / file["name"] for file in manifest["files"]]
         self._files = [pq.ParquetFile(path, pre_buffer=False) for path in self._paths]
         self._unseen: set[int] = set()
         self._groups: list[tuple[int, int]] = []
@@ -144,9 +144,9 @@ class ListColumns:
         group = self._cache.get(number)
         if group is None:
             group = self._cache[number] = self._decode(number, self.columns)
-            self._cached_bytes += _bytes(group)
+            self._cached_bytes += _group_bytes(group)
             while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
-                self._cached_bytes -= _bytes(self._cache.popitem(last=False)[1])
+                self._cached_bytes -= _group_bytes(self._cache.popitem(last=False)[1])
         else:
             self._cache.move_to_end(number)
         return group, i - self.first_rows[number]
@@ -174,10 +174,10 @@ class ListColumns:
             ids = found[self.columns[0]][1]
             if ids.size and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:
                 wrong = ids.min() if ids.min() < 0 else ids.max()
-                raise outside(self._where, self._paths[file], int(wrong), self._vocabulary_size)
+                raise vocabulary_error(self._where, self._paths[file], int(wrong), self._vocabulary_size)
             self._unseen.discard(number)
         return found
 
 
-def _bytes(group: dict[str, tuple[np.ndarray, np.ndarray]]) -> int:
+def _group_bytes(group: dict[str, tuple[np.ndarray, np.ndarray]]) -> int:
     return sum(offsets.nbytes + values.nbytes for offsets, values in group.values())

@@ -64,14 +64,14 @@ _EVEN = int.from_bytes(b"\x55" * (_CHUNK // 8 + 1), "little")  # bits 0, 2, 4, â
 _ODD = _EVEN << 1
 
 
-def ranking(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rank_ids(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids by descending count, and what undoes it: (ids_by_rank uint32 [ids that occur], rank_of_id uint32 [V]).
 
     `counts` is how often each id occurs, [V] of any integer type. Of equally frequent ids the smaller comes first. Ids
     that do not occur have no place in the first array and `NO_RANK` in the second. Raises ValueError for negative
     counts and for more than `MAX_RANKS` ids that occur.
 
-    >>> ids_by_rank, rank_of_id = ranking(np.array([0, 5, 9, 5]))
+    >>> ids_by_rank, rank_of_id = rank_ids(np.array([0, 5, 9, 5]))
     >>> ids_by_rank.tolist(), rank_of_id[1:].tolist(), int(rank_of_id[0]) == NO_RANK
     ([2, 1, 3], [1, 0, 2], True)
     """
@@ -87,7 +87,7 @@ def ranking(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ids_by_rank, rank_of_id
 
 
-def count(ids: np.ndarray, counts: np.ndarray) -> None:
+def count_ids(ids: np.ndarray, counts: np.ndarray) -> None:
     """Add how often each id occurs to `counts`, int64 [V]. `ids`: uint8, uint16 or uint32 [n], all below V."""
     _check_ids(ids)
     for first in range(0, len(ids), _CHUNK * 4):
@@ -97,7 +97,7 @@ def count(ids: np.ndarray, counts: np.ndarray) -> None:
         counts += found
 
 
-def compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
+def make_compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
     """uint8 [any] to a zstd frame: by Arrow at one of zstd's levels, or by `zstandard` with one of `SETTINGS`."""
     if isinstance(level, int):
         codec = pa.Codec("zstd", level)
@@ -108,7 +108,7 @@ def compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
     return zstandard.ZstdCompressor(compression_params=parameters).compress
 
 
-def decompressed(frame: memoryview, size: int) -> np.ndarray:
+def decompress(frame: memoryview, size: int) -> np.ndarray:
     """The content of a zstd frame, uint8 [size]. Raises ValueError if it is damaged or of another size."""
     # Arrow does not tell how much it decompressed; zstd checks what the frame says of itself (RFC 8878, 3.1.1.1)
     magic, descriptor = bytes(frame[:4]), frame[4] if len(frame) > 4 else 0
@@ -131,7 +131,7 @@ def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
 
     Raises ValueError for ids that have no rank.
 
-    >>> ids_by_rank, rank_of_id = ranking(np.array([0, 5, 9, 5]))
+    >>> ids_by_rank, rank_of_id = rank_ids(np.array([0, 5, 9, 5]))
     >>> block = pack(np.array([3, 2, 2], dtype=np.uint32), rank_of_id, level=4)
     >>> unpack(block, ids_by_rank, 3)
     array([3, 2, 2], dtype=uint32)
@@ -160,7 +160,7 @@ def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
     third_bytes = sum(len(t) for t in thirds)
     if thirds:
         np.concatenate(thirds, out=content[end : end + third_bytes])
-    frame = compressor(level)(content[: end + third_bytes])
+    frame = make_compressor(level)(content[: end + third_bytes])
     return _HEADER.pack(end, third_bytes, len(frame)) + frame
 
 
@@ -179,7 +179,7 @@ def unpack(data: bytes, ids_by_rank: np.ndarray, n: int) -> np.ndarray:
         raise ValueError(f"a frame of {len(frame)} bytes; the block's header says {frame_bytes}")
     if not n <= code_bytes <= 2 * n or third_bytes > code_bytes - n:
         raise ValueError(f"{code_bytes} + {third_bytes} bytes of codes cannot be {n} ids")
-    content = decompressed(frame, code_bytes + third_bytes)
+    content = decompress(frame, code_bytes + third_bytes)
     codes, thirds = content[:code_bytes], content[code_bytes:].astype(np.int64)
     if (codes == NOTHING).any():
         raise ValueError(f"a byte {NOTHING} among the codes")
@@ -188,7 +188,7 @@ def unpack(data: bytes, ids_by_rank: np.ndarray, n: int) -> np.ndarray:
     at = done = third = 0
     while at < code_bytes:
         chunk = codes[at : at + _CHUNK]
-        starts, end = _starts(chunk >= ONE_BYTE)
+        starts, end = _find_starts(chunk >= ONE_BYTE)
         if end == 0 or done + len(starts) > n:
             raise ValueError(f"codes that are cut, or not {n} of them")
         firsts = np.take(chunk, starts)
@@ -243,7 +243,7 @@ def _ids_of_codes(ids_by_rank: np.ndarray) -> np.ndarray:
     return ids.ravel()
 
 
-def _starts(long: np.ndarray) -> tuple[np.ndarray, int]:
+def _find_starts(long: np.ndarray) -> tuple[np.ndarray, int]:
     """Where codes start among at most `_CHUNK` bytes that begin with one, and where the last whole one ends.
 
     `long`: which bytes are from 128. A byte behind a long first byte is a second one; so in a run of long bytes every
@@ -251,7 +251,7 @@ def _starts(long: np.ndarray) -> tuple[np.ndarray, int]:
     the bit behind it: one addition of numbers of as many bits as there are bytes settles all runs (Langdale and Lemire
     2019, "Parsing gigabytes of JSON per second", tell escaped quotes that way).
 
-    >>> starts, end = _starts(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool))
+    >>> starts, end = _find_starts(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool))
     >>> starts.tolist(), end
     ([0, 2, 3, 5], 6)
     """

@@ -116,7 +116,7 @@ class TextDocuments:
         return found
 
 
-def refused(error: EngineDiffers, corpus: Path) -> UserError:
+def engine_error(error: EngineDiffers, corpus: Path) -> UserError:
     """For an engine that somebody asked for by name."""
     return UserError(
         f"the engine {error.engine} gives other ids than {REFERENCE}: no store was written.",

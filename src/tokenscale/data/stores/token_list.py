@@ -10,7 +10,7 @@ import numpy as np
 from tokenscale.data.stores.documents import Chunk, Documents
 from tokenscale.data.stores.manifest import SingleFile
 from tokenscale.data.stores.parquet import ListColumns, Shard, shard_path
-from tokenscale.data.stores.writing import writing
+from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 
@@ -21,8 +21,8 @@ def write(
 
     With `single` the store is that one file of `directory`.
     """
-    with writing(store, documents, directory, single) as writer:
-        parts = writer.parts(lambda number: _Part(shard_path(writer.folder, number, single), store, documents))
+    with open_store_writer(store, documents, directory, single) as writer:
+        parts = writer.parts(lambda number: _PartWriter(shard_path(writer.folder, number, single), store, documents))
         facts = {
             "dtype": store.dtype,
             "rows": len(documents),
@@ -36,7 +36,7 @@ def write(
         return writer.finish(parts.files, facts)
 
 
-class _Part:
+class _PartWriter:
     """See `writing.Part`."""
 
     def __init__(self, path: Path, store: StoreSettings, documents: Documents):

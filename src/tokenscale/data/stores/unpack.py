@@ -22,7 +22,7 @@ def unpack(archive: Path, store: StoreSettings, directory: Path, report: Report 
     `archive` is its folder or its manifest; `report(documents, bytes of ids)` hears of each block. Raises UserError for
     an archive of other documents than the store's, or one that is not what its manifest says: then no store is written.
     """
-    return packed.write(store, _documents(archive, store, report), directory)
+    return packed.write(store, _open_archive(archive, store, report), directory)
 
 
 def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Report | None = None) -> tuple[Path, bool]:
@@ -31,19 +31,19 @@ def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Repor
     For the disk of a node, where a job before may have left it; one that is making it is waited for. Raises as `unpack`
     does.
     """
-    documents = _documents(archive, store, report)
+    documents = _open_archive(archive, store, report)
     words = ["--archive", archive, "--store", store.directory, "--local-disk", folder]
     command = shlex.join(["python", "-m", "tokenscale", "unpack", *map(str, words)])
     documents.origin = replace(documents.origin, command=command)
     directory = Path(folder) / store.directory
     with locked(directory, f"the store {store.directory}", wait=True):
-        made = not _holds(directory, store, documents.manifest)
+        made = not _is_unpacked(directory, store, documents.manifest)
         if made:
             packed.write(store, documents, directory)
     return directory / "manifest.json", made
 
 
-def _documents(archive: Path, store: StoreSettings, report: Report | None) -> ArchiveDocuments:
+def _open_archive(archive: Path, store: StoreSettings, report: Report | None) -> ArchiveDocuments:
     documents = ArchiveDocuments(archive, report)
     found = replace(documents.settings, level=store.archive.level)
     if store.format != "packed" or found != store.archive:
@@ -57,7 +57,7 @@ def _documents(archive: Path, store: StoreSettings, report: Report | None) -> Ar
     return documents
 
 
-def _holds(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:
+def _is_unpacked(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:
     """Whether the store is there, whole, with the archive's ids and origin."""
     try:
         found = open_store(directory, store)

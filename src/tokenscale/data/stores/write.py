@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.data.stores.manifest import SingleFile, module_of
-from tokenscale.data.stores.text import EngineDiffers, TextDocuments, refused
+from tokenscale.data.stores.manifest import SingleFile, load_format
+from tokenscale.data.stores.text import EngineDiffers, TextDocuments, engine_error
 from tokenscale.data.tokenizers.backends import REFERENCE
-from tokenscale.data.tokenizers.load import load
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 
 
-def write(
+def write_store(
     store: StoreSettings,
     corpus_directory: Path,
     tokenizer_directory: Path,
@@ -31,9 +31,9 @@ def write(
     batch, `log` of a slower engine and why. Raises UserError for a split without documents, and for an engine that was
     asked for and is not here or not exact.
     """
-    writer = module_of(store.format)
+    writer = load_format(store.format)
     options = {"single": single} if single else {}
-    tokenizer = load(tokenizer_directory, engine)
+    tokenizer = load_tokenizer(tokenizer_directory, engine)
     for note in getattr(tokenizer, "notes", []):
         log(f"tokenizer {tokenizer.name}: {note}; using {tokenizer.engine}")
     try:
@@ -41,8 +41,8 @@ def write(
         return writer.write(store, documents, directory, **options)
     except EngineDiffers as error:
         if engine != "auto":
-            raise refused(error, corpus_directory) from None
-        log(f"{refused(error, corpus_directory).render()}\nbeginning anew with {REFERENCE}")
-    tokenizer = load(tokenizer_directory, REFERENCE)
+            raise engine_error(error, corpus_directory) from None
+        log(f"{engine_error(error, corpus_directory).render()}\nbeginning anew with {REFERENCE}")
+    tokenizer = load_tokenizer(tokenizer_directory, REFERENCE)
     documents = TextDocuments(corpus_directory, tokenizer, store.split, store.eos, report, batch_documents)
     return writer.write(store, documents, directory, **options)

@@ -18,7 +18,7 @@ from tokenscale import __version__
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json, xxh3_128
 from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
-from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record, seal
+from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record_path, write_sealed
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
 from tokenscale.settings.data import StoreSettings
 
@@ -27,7 +27,7 @@ PART_DOCUMENTS = 100_000
 ENDINGS = (".parquet", ".bin", ".npy")
 
 
-class Part(Protocol):
+class PartWriter(Protocol):
     """Some of a store's documents on their way to files."""
 
     def add(self, chunk: Chunk) -> None:
@@ -40,7 +40,7 @@ class Part(Protocol):
 
 
 @dataclass
-class Parts:
+class FinishedParts:
     """What all parts came to."""
 
     files: list[str] = field(default_factory=list)
@@ -60,10 +60,10 @@ class StoreWriter:
         #: how often each id occurs in the parts that are written, int64 [V]
         self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
 
-    def parts(self, open_part: Callable[[int], Part]) -> Parts:
+    def parts(self, open_part: Callable[[int], PartWriter]) -> FinishedParts:
         """Write all documents, `open_part(number)` after another. Parts that an interrupted writer of the same store
         finished are taken over, if their files still are what they were."""
-        found = Parts()
+        found = FinishedParts()
         for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
             record = self.folder / f"part-{number:05d}.json"
             facts = self._finished(record)
@@ -92,7 +92,7 @@ class StoreWriter:
         largest file bit by bit, in place of hashing all of it at once.
         """
         self.documents.confirm()
-        origin, digest = self.documents.origin, IdsDigest.of(self._groups)
+        origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
         if origin.ids_digest not in (None, digest):
             raise UserError(
                 "the ids are not those of the store that they come from: no store was written.",
@@ -136,7 +136,7 @@ class StoreWriter:
         }
         return self.manifest
 
-    def _write(self, part: Part, first: int, last: int) -> dict[str, Any]:
+    def _write(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
         digest, occurrences = IdsDigest(), np.zeros_like(self.occurrences)
         for chunk in self.documents.chunks(first, last):
             if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < len(occurrences):
@@ -170,7 +170,7 @@ class StoreWriter:
 
 
 @contextmanager
-def writing(
+def open_store_writer(
     store: StoreSettings, documents: Documents, directory: Path, single: SingleFile | None = None
 ) -> Iterator[StoreWriter]:
     """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last.
@@ -192,7 +192,7 @@ def writing(
     folder = directory / (f".{single.name}.building" if single else ".building")
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
     part_documents = None if single else PART_DOCUMENTS
-    _make_room(folder, _plan(store, documents, part_documents))
+    _clear_other_plan(folder, _hash_plan(store, documents, part_documents))
     writer = StoreWriter(store, documents, folder, part_documents)
     try:
         yield writer
@@ -212,7 +212,7 @@ def writing(
         (folder / name).replace(directory / name)
     shutil.rmtree(folder, ignore_errors=True)
     write_json(
-        build_record(manifest),
+        build_record_path(manifest),
         {
             "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
@@ -226,10 +226,10 @@ def writing(
             **({"command": command} if (command := single.command if single else documents.origin.command) else {}),
         },
     )
-    seal(manifest, writer.manifest)
+    write_sealed(manifest, writer.manifest)
 
 
-def _plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
+def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
     """What has to be equal for the parts of another writer to be worth anything."""
     origin = documents.origin
     plan = {
@@ -242,7 +242,7 @@ def _plan(store: StoreSettings, documents: Documents, part_documents: int | None
     return canonical_json(plan)
 
 
-def _make_room(folder: Path, plan: str) -> None:
+def _clear_other_plan(folder: Path, plan: str) -> None:
     note = folder / "plan.json"
     try:
         known = note.read_text(encoding="utf-8")

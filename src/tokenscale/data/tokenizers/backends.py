@@ -41,7 +41,7 @@ _PIECES = (
 )  # fmt: skip
 
 
-def fuzz(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
+def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
     """Hostile texts, the same every time: mixed scripts, white space, digits, broken words, control-token text.
 
     `control` are control tokens of the tokenizer itself, beside the well-known ones.
@@ -68,7 +68,7 @@ def fuzz(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) ->
     return texts[:count]
 
 
-def difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
+def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
     """The first text whose ids differ, and both ids around the place; None where all are equal.
 
     The engine is asked in both ways that are used: all at once as an Arrow array, as stores are written, and a few at a
@@ -76,14 +76,14 @@ def difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[
     """
     right, right_lengths = reference.encode(texts)
     few = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
-    at_once = engine.encode(column(texts))
+    at_once = engine.encode(to_arrow(texts))
     for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*few, strict=True))) if few else at_once):
         if not (np.array_equal(lengths, right_lengths) and np.array_equal(ids, right)):
             return _first_difference(texts, ids, lengths, right, right_lengths)
     return None
 
 
-def column(texts: Sequence[str]) -> pa.Array:
+def to_arrow(texts: Sequence[str]) -> pa.Array:
     """Texts as an Arrow array. (`pa.array` makes one, too, and imports pandas to ask if they are a series.)"""
     encoded = [text.encode("utf-8") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
@@ -141,7 +141,7 @@ class EngineTokenizer(Tokenizer):
         """Where this engine's ids are not the reference's (see `gate.difference`); None for the reference itself."""
         if self.engine == REFERENCE:
             return None
-        return difference(self._engine, self._open(REFERENCE), texts)
+        return find_difference(self._engine, self._open(REFERENCE), texts)
 
     def _only(self, requested: str) -> tuple[str, Engine]:
         if requested not in self._engines:
@@ -182,20 +182,20 @@ class EngineTokenizer(Tokenizer):
             reference = self._open(REFERENCE)
         except Unavailable:
             return False
-        return difference(engine, reference, fuzz()) is None
+        return find_difference(engine, reference, make_fuzz_texts()) is None
 
     def _open(self, name: str) -> Engine:
         return self._engines[name].open_engine(self._folder, self._manifest)
 
 
-def compared(
+def compare_engines(
     folder: Path, manifest: dict[str, Any], engines: dict[str, ModuleType], control: Sequence[str]
 ) -> dict[str, Any]:
     """Every engine that is here, on the hostile texts: {name: {version, exact, texts, and what differs}}.
 
     `control` are the tokenizer's own control tokens: their text has to stay text. For the build record.
     """
-    texts = fuzz(control)
+    texts = make_fuzz_texts(control)
     reference = engines[REFERENCE].open_engine(folder, manifest)
     found: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
     for name, module in engines.items():
@@ -206,7 +206,7 @@ def compared(
         except Unavailable as error:
             found[name] = {"unavailable": str(error)}
             continue
-        differs = difference(engine, reference, texts)
+        differs = find_difference(engine, reference, texts)
         found[name] = {"version": engine.version, "exact": differs is None, "texts": len(texts)}
         if differs:
             found[name]["first_difference"] = differs
@@ -221,7 +221,7 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
     """The tokenizer of a tokenizer.json, without its template, truncation and padding."""
 
     def decode(ids: list[int]) -> str:
-        tokenizer = tokenizers.library(manifest["kind"]).Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.import_library(manifest["kind"]).Tokenizer.from_file(str(path))
         return tokenizer.decode(ids, skip_special_tokens=False)
 
     return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)

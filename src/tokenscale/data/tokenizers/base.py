@@ -48,10 +48,10 @@ class Tokenizer(ABC):
         """The text of ids; broken UTF-8 becomes U+FFFD, control tokens their names."""
 
 
-def joined(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Ids of several texts as `Tokenizer.encode` returns them.
 
-    >>> [array.tolist() for array in joined([[1, 2], [], [3]])]
+    >>> [array.tolist() for array in join_ids([[1, 2], [], [3]])]
     [[1, 2, 3], [2, 0, 1]]
     """
     lengths = np.array([len(ids) for ids in lists], dtype=np.int64)
@@ -59,6 +59,6 @@ def joined(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)), lengths
 
 
-def strings(texts: Texts) -> list[str]:
+def to_strings(texts: Texts) -> list[str]:
     """The texts as a list of str."""
     return texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)

@@ -11,7 +11,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
-from tokenscale.data.tokenizers.engines.tokenizers import library
+from tokenscale.data.tokenizers.engines.tokenizers import import_library
 from tokenscale.settings.data import TokenizerSettings
 
 CONTROL = ("<s>", "</s>", "<pad>")
@@ -27,7 +27,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
             f"the tokenizer {settings.name} of kind bpe learns from a corpus, and none was given.",
             next=f"--corpus results/corpus/{settings.corpus}/manifest.json",
         )
-    tokenizers = library("bpe")
+    tokenizers = import_library("bpe")
     text = RawText(corpus_directory, "train")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -10,7 +10,7 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
-from tokenscale.data.tokenizers.backends import compared
+from tokenscale.data.tokenizers.backends import compare_engines
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
 from tokenscale.data.tokenizers.manifest import VERSION
 from tokenscale.settings.data import TokenizerSettings
@@ -56,7 +56,9 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
             "tokenscale": __version__,
             "python": sys.version,
             "machine": platform.node(),
-            "engines": compared(directory, manifest, kind.ENGINES, kind.control_texts(path)) if kind.ENGINES else {},
+            "engines": compare_engines(directory, manifest, kind.ENGINES, kind.control_texts(path))
+            if kind.ENGINES
+            else {},
         },
     )
     write_json(directory / "manifest.json", manifest)

@@ -12,7 +12,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic
 from tokenscale.data.tokenizers import backends
-from tokenscale.data.tokenizers.engines.tokenizers import library
+from tokenscale.data.tokenizers.engines.tokenizers import import_library
 from tokenscale.settings.data import TokenizerSettings
 
 #: tried in order where neither the settings nor the folder's files name a token
@@ -32,7 +32,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     """
     tokenizer, named = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bos = _token("bos", settings.bos, named, vocabulary, settings)
+    bos = _choose_token("bos", settings.bos, named, vocabulary, settings)
     if bos is None:
         raise UserError(
             f"nothing says which token begins a document of tokenizer {settings.name}.",
@@ -40,9 +40,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
             key="tokenizer.bos",
             next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
         )
-    eos = _token("eos", settings.eos, named, vocabulary, settings)
-    pad = _token("pad", None, named, vocabulary, settings)
-    mask = _token("mask", None, named, vocabulary, settings)
+    eos = _choose_token("eos", settings.eos, named, vocabulary, settings)
+    pad = _choose_token("pad", None, named, vocabulary, settings)
+    mask = _choose_token("mask", None, named, vocabulary, settings)
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
@@ -66,7 +66,7 @@ control_texts = backends.control_texts
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
     """The `tokenizers.Tokenizer`, and what the source's own files call its bos, eos and pad."""
-    tokenizers = library("huggingface")
+    tokenizers = import_library("huggingface")
     folder = Path(settings.source)
     if folder.is_dir():
         path = folder / "tokenizer.json"
@@ -78,7 +78,7 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
                 next="name a folder of a fast tokenizer (transformers' save_pretrained writes one)",
             )
         try:
-            return tokenizers.Tokenizer.from_file(str(path)), _named(folder)
+            return tokenizers.Tokenizer.from_file(str(path)), _read_token_names(folder)
         except Exception as error:  # the library raises bare Exception
             raise UserError(
                 "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
@@ -89,11 +89,11 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
             key="tokenizer.revision",
             next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
         )
-    folder = _from_hub(settings)
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), _named(folder)
+    folder = _download_folder(settings)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), _read_token_names(folder)
 
 
-def _from_hub(settings: TokenizerSettings) -> Path:
+def _download_folder(settings: TokenizerSettings) -> Path:
     """The folder of the hub's cache that holds the tokenizer's files at its revision."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -103,13 +103,13 @@ def _from_hub(settings: TokenizerSettings) -> Path:
             path = hf_hub_download(settings.source, name, revision=settings.revision)
         except EntryNotFoundError as error:
             if name == "tokenizer.json":
-                raise _refused(settings, error) from None
+                raise _download_error(settings, error) from None
         except Exception as error:  # network or name: the client's errors share no other base
-            raise _refused(settings, error) from None
+            raise _download_error(settings, error) from None
     return Path(path).parent
 
 
-def _refused(settings: TokenizerSettings, error: Exception) -> UserError:
+def _download_error(settings: TokenizerSettings, error: Exception) -> UserError:
     return UserError(
         f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
         key="tokenizer.source",
@@ -119,7 +119,7 @@ def _refused(settings: TokenizerSettings, error: Exception) -> UserError:
     )
 
 
-def _named(folder: Path) -> dict[str, str]:
+def _read_token_names(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
@@ -139,7 +139,7 @@ def _named(folder: Path) -> dict[str, str]:
     return found
 
 
-def _token(
+def _choose_token(
     role: str, stated: str | None, named: dict[str, str], vocabulary: dict[str, int], settings: TokenizerSettings
 ) -> str | None:
     """The text of a role's token: the settings', else the files', else a customary one that the vocabulary holds."""

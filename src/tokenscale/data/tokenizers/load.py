@@ -6,31 +6,31 @@ from pathlib import Path
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import sha256_file
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.manifest import read_manifest, restore
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest, rebuild_command
 from tokenscale.settings.registry import TOKENIZERS
 
 
-def load(directory: Path, engine: str = "auto") -> Tokenizer:
+def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     """The tokenizer of `results/tokenizers/<name>/`, its files held against the manifest.
 
     `engine` names the package that turns text into ids; auto: the fastest one that is here and exact. Raises UserError
     for a missing or changed file, and for an engine that cannot be used.
     """
     directory = Path(directory)
-    manifest = read_manifest(directory)
+    manifest = read_tokenizer_manifest(directory)
     if manifest["kind"] not in TOKENIZERS:
         raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
     for file in [manifest["file"], *manifest.get("derived", [])]:
         path = directory / file["name"]
         if not path.is_file():
-            raise UserError("the tokenizer's file is missing.", file=path, next=restore(directory))
+            raise UserError("the tokenizer's file is missing.", file=path, next=rebuild_command(directory))
         if (found := sha256_file(path)) != file["sha256"]:
             raise UserError(
                 "the tokenizer's file has changed.",
                 file=path,
                 expected=f"sha256 {file['sha256']}  (manifest.json)",
                 found=f"sha256 {found}",
-                next=restore(directory),
+                next=rebuild_command(directory),
             )
     module = importlib.import_module(TOKENIZERS[manifest["kind"]].module)
     return module.load(directory / manifest["file"]["name"], manifest, engine)

@@ -13,16 +13,16 @@ FIELDS = {
 }
 
 
-def restore(directory: Path) -> str:
+def rebuild_command(directory: Path) -> str:
     """The command that makes a tokenizer again."""
     return f"snakemake -f {Path(directory) / 'manifest.json'}"
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
     path = Path(directory) / "manifest.json"
-    manifest = read_manifest_file(path, "tokenizer", VERSION, restore(directory), oldest=2)
-    with understood(path, "manifest of the tokenizer", restore(directory)):
+    manifest = read_manifest_file(path, "tokenizer", VERSION, rebuild_command(directory), oldest=2)
+    with understood(path, "manifest of the tokenizer", rebuild_command(directory)):
         check_types(manifest, FIELDS)
         for file in [manifest["file"], *manifest.get("derived", [])]:
             check_types(file, {"name": str, "sha256": str})

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import read_json, sha256_file
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 
@@ -22,7 +22,7 @@ NEMO = (
 
 
 @dataclass(frozen=True)
-class Named:
+class ResolvedTokenizer:
     """A tokenizer's settings; its folder where it is built already; what a person should hear about it."""
 
     settings: TokenizerSettings
@@ -30,7 +30,7 @@ class Named:
     note: str | None = None
 
 
-def named(text: str, built: Path = BUILT) -> Named:
+def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     """What `--tokenizer-name` says.
 
     In this order: a folder with a manifest of ours; a name below `built`; `tekken`, and the names of Mistral-Nemo,
@@ -40,16 +40,18 @@ def named(text: str, built: Path = BUILT) -> Named:
     for folder in (Path(text), built / text):
         path = folder / "manifest.json"
         if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores have manifests, too
-            manifest = read_manifest(folder)
-            return Named(settings_of(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder)
+            manifest = read_tokenizer_manifest(folder)
+            return ResolvedTokenizer(
+                make_settings(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder
+            )
     if text.lower() == "tekken":
-        return Named(TokenizerSettings(name="tekken", kind="tekken"))
+        return ResolvedTokenizer(TokenizerSettings(name="tekken", kind="tekken"))
     if text.lower() in NEMO:
         note = f"{text}: the same vocabulary as Tekken, which is read offline from the package mistral_common"
-        return Named(TokenizerSettings(name="tekken", kind="tekken"), note=note)
+        return ResolvedTokenizer(TokenizerSettings(name="tekken", kind="tekken"), note=note)
     if (Path(text) / "tokenizer.json").is_file():
-        name = f"{_safe(Path(text).resolve().name)}-{sha256_file(Path(text) / 'tokenizer.json')[:6]}"
-        return Named(TokenizerSettings(name=name, kind="huggingface", source=text))
+        name = f"{_make_name(Path(text).resolve().name)}-{sha256_file(Path(text) / 'tokenizer.json')[:6]}"
+        return ResolvedTokenizer(TokenizerSettings(name=name, kind="huggingface", source=text))
     if Path(text).is_dir():
         raise UserError(
             "the tokenizer's folder holds neither tokenizer.json nor a manifest of tokenscale.",
@@ -59,8 +61,8 @@ def named(text: str, built: Path = BUILT) -> Named:
         )
     source, at, revision = text.partition("@")
     if at and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and revision:
-        name = f"{_safe(source.rsplit('/')[-1])}-{_safe(revision)[:6]}"
-        return Named(TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision))
+        name = f"{_make_name(source.rsplit('/')[-1])}-{_make_name(revision)[:6]}"
+        return ResolvedTokenizer(TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision))
     known = sorted({"tekken", *(path.parent.name for path in built.glob("*/manifest.json"))})
     near = nearest(text, known)
     hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
@@ -73,7 +75,7 @@ def named(text: str, built: Path = BUILT) -> Named:
     )
 
 
-def of_store(manifest: Path, sha256: str | None) -> Path | None:
+def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
     """The folder of the tokenizer that made a store, by the hash of its file; None where it is not here.
 
     Looked for beside the store (`pretokenize` puts it there), in the results that hold the store, and below `BUILT`.
@@ -81,7 +83,7 @@ def of_store(manifest: Path, sha256: str | None) -> Path | None:
     places = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
     for path in (path for place in places for path in sorted((place / "tokenizers").glob("*/manifest.json"))):
         try:
-            found = read_manifest(path.parent)
+            found = read_tokenizer_manifest(path.parent)
         except UserError:  # damaged, or of another version: not this one
             continue
         if sha256 is not None and found["file"]["sha256"] == sha256:
@@ -89,7 +91,7 @@ def of_store(manifest: Path, sha256: str | None) -> Path | None:
     return None
 
 
-def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
+def make_settings(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
     """Settings of a tokenizer that is built already, from what a manifest says: a run's identity needs them.
 
     `facts` may hold the `source` and `revision` of one of the hub. Where it is not known what a tokenizer was made
@@ -107,5 +109,5 @@ def settings_of(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any
     return TokenizerSettings(name=name, kind=kind)
 
 
-def _safe(text: str) -> str:
+def _make_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "tokenizer"

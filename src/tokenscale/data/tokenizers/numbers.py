@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.tokenizers.base import Texts, Tokenizer, joined, strings
+from tokenscale.data.tokenizers.base import Texts, Tokenizer, join_ids, to_strings
 from tokenscale.settings.data import TokenizerSettings
 
 CONTROL = ("<s>", "</s>", "<pad>")
@@ -42,7 +42,7 @@ class Numbers(Tokenizer):
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Ids and lengths. UserError for a text that is not numbers, or a number too large."""
-        return joined([self._encode(text) for text in strings(texts)])
+        return join_ids([self._encode(text) for text in to_strings(texts)])
 
     def _encode(self, text: str) -> np.ndarray:
         words = text.split()

@@ -47,9 +47,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)
     data = json.loads(path.read_text(encoding="utf-8"))
-    control = _control(data)
-    write_text(directory / "tokenizer.json", canonical_json(fast(data)))
-    lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _ordinary(data)]
+    control = _control_ids(data)
+    write_text(directory / "tokenizer.json", canonical_json(make_fast_tokenizer(data)))
+    lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _list_entries(data)]
     write_text(directory / "ranks.tiktoken", "".join(lines))
     derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
     facts = {
@@ -81,16 +81,16 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
 
 def control_texts(path: Path) -> list[str]:
     """Text of the control tokens that a file of Tekken's names."""
-    return list(_control(json.loads(path.read_text(encoding="utf-8"))))
+    return list(_control_ids(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def control_names(data: dict[str, Any]) -> list[str]:
     """A name for every control id of a Tekken file, in order: those that it names, and `<SPECIAL_17>` and the like."""
-    named = {rank: text for text, rank in _control(data).items()}
+    named = {rank: text for text, rank in _control_ids(data).items()}
     return [named.get(i, f"<SPECIAL_{i}>") for i in range(data["config"]["default_num_special_tokens"])]
 
 
-def fast(data: dict[str, Any]) -> dict[str, Any]:
+def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer.json with Tekken's ids: one merge for each token, in the order of ranks.
 
     The merge joins the two parts that are left when the token alone is merged by ranks, the lowest first, as tiktoken
@@ -98,11 +98,11 @@ def fast(data: dict[str, Any]) -> dict[str, Any]:
     merge is needed. The gate compares.
     """
     first = data["config"]["default_num_special_tokens"]
-    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _ordinary(data)}
-    letters = _letters()
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _list_entries(data)}
+    letters = _byte_letters()
     written = {token: "".join(letters[byte] for byte in token) for token in ranks}
     longer = (token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
-    merges = [[written[part] for part in _halves(token, ranks)] for token in longer]
+    merges = [[written[part] for part in _split_token(token, ranks)] for token in longer]
     pattern = {"Regex": data["config"]["pattern"]}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -130,7 +130,7 @@ def fast(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+def _split_token(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The last two parts of a token that is merged by ranks."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
@@ -140,19 +140,19 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     return parts
 
 
-def _ordinary(data: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_entries(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The entries that are used: the file holds more than the vocabulary takes."""
     config = data["config"]
     return data["vocab"][: config["default_vocab_size"] - config["default_num_special_tokens"]]
 
 
-def _letters() -> dict[int, str]:
+def _byte_letters() -> dict[int, str]:
     """GPT-2's way to write bytes as letters (Radford et al. 2019): printable ones as they are, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
-def _control(data: dict[str, Any]) -> dict[str, int]:
+def _control_ids(data: dict[str, Any]) -> dict[str, int]:
     listed = data.get("special_tokens")
     return {token["token_str"]: token["rank"] for token in listed} if listed else CONTROL

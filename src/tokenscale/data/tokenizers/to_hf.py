@@ -13,27 +13,31 @@ import numpy as np
 from tokenscale.base.files import write_json, write_text
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.engines.tokenizers import library
-from tokenscale.data.tokenizers.load import load
-from tokenscale.data.tokenizers.manifest import read_manifest
+from tokenscale.data.tokenizers.engines.tokenizers import import_library
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.data.tokenizers.tekken import control_names
 
 
-def write(directory: Path, folder: Path, sequence_length: int, masked: bool = False) -> dict[str, int | None]:
+def export_tokenizer(
+    directory: Path, folder: Path, sequence_length: int, masked: bool = False
+) -> dict[str, int | None]:
     """Write both files to `folder`; returns the ids of bos, eos and pad, and of mask for a masked model.
 
     `directory` is a tokenizer's of any kind but `numbers`, whose ids are no text. What was written is read again and
     compared with it on hostile texts. Raises UserError for a tokenizer that is damaged.
     """
     directory = Path(directory)
-    tokenizer = load(directory)
-    data = _file(directory)
+    tokenizer = load_tokenizer(directory)
+    data = _load_json(directory)
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
     if masked:
-        ids["mask"] = _mask(directory, data)
-    names = {i: text for text, i in library(tokenizer.kind).Tokenizer.from_str(json.dumps(data)).get_vocab().items()}
+        ids["mask"] = _add_mask(directory, data)
+    names = {
+        i: text for text, i in import_library(tokenizer.kind).Tokenizer.from_str(json.dumps(data)).get_vocab().items()
+    }
     tokens = {role: names[i] for role, i in ids.items() if i is not None}
-    data |= {"truncation": None, "padding": None, "post_processor": _begins_with(tokens["bos"], ids["bos"])}
+    data |= {"truncation": None, "padding": None, "post_processor": _bos_template(tokens["bos"], ids["bos"])}
     write_text(folder / "tokenizer.json", json.dumps(data, ensure_ascii=False) + "\n")
     write_json(
         folder / "tokenizer_config.json",
@@ -50,35 +54,35 @@ def write(directory: Path, folder: Path, sequence_length: int, masked: bool = Fa
     return ids
 
 
-def _file(directory: Path) -> dict[str, Any]:
+def _load_json(directory: Path) -> dict[str, Any]:
     """The tokenizer.json of a tokenizer's folder, with names for ids that its own table leaves out (Tekken's)."""
-    manifest = read_manifest(directory)
+    manifest = read_tokenizer_manifest(directory)
     data = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     data["added_tokens"] = data.get("added_tokens") or []
     if "control_ids" in manifest:
         names = control_names(json.loads((directory / manifest["file"]["name"]).read_text(encoding="utf-8")))
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
-        data["added_tokens"] = [_special(i, name) for i, name in enumerate(names)]
+        data["added_tokens"] = [_special_token(i, name) for i, name in enumerate(names)]
     return data
 
 
-def _mask(directory: Path, data: dict[str, Any]) -> int:
+def _add_mask(directory: Path, data: dict[str, Any]) -> int:
     """The id that masked training put in place of tokens: the tokenizer's own, or one behind all ids, named here."""
-    manifest = read_manifest(directory)
+    manifest = read_tokenizer_manifest(directory)
     if "mask_id" in manifest:
         return manifest["mask_id"]
     taken = {*data["model"]["vocab"], *(token["content"] for token in data["added_tokens"])}
     name = next(name for name in ("[MASK]", "<mask>", "<|mask|>") if name not in taken)
-    data["added_tokens"].append(_special(manifest["vocabulary_size"], name))
+    data["added_tokens"].append(_special_token(manifest["vocabulary_size"], name))
     return manifest["vocabulary_size"]
 
 
-def _special(number: int, text: str) -> dict[str, Any]:
+def _special_token(number: int, text: str) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": number, "content": text, **flags}
 
 
-def _begins_with(token: str, number: int) -> dict[str, Any]:
+def _bos_template(token: str, number: int) -> dict[str, Any]:
     """The template that puts BOS before a text, and before each of a pair."""
 
     def part(name: str, kind: int) -> list[dict[str, Any]]:
@@ -93,9 +97,9 @@ def _begins_with(token: str, number: int) -> dict[str, Any]:
 
 
 def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
-    written = library(tokenizer.kind).Tokenizer.from_file(str(path))
+    written = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
     written.encode_special_tokens = True
-    texts = backends.fuzz(control)
+    texts = backends.make_fuzz_texts(control)
     found = [encoded.ids for encoded in written.encode_batch(texts)]
     for text, ids, expected in zip(texts, found, tokenizer.encode_batch(texts), strict=True):
         if not np.array_equal(ids, [tokenizer.bos_id, *expected]):

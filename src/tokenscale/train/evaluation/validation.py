@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenscale.data.batches.held_out import Slice
+from tokenscale.data.batches.held_out import HeldOutSlice
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.train.models.micro_batch import micro_batch
 from tokenscale.train.parallel.mesh import Mesh
@@ -25,7 +25,7 @@ class ValidationSums:
 @torch.no_grad()
 def validate(
     parallel: ParallelModel,
-    data: Slice,
+    data: HeldOutSlice,
     micro_batch_size: int,
     mesh: Mesh,
     autocast: Callable[[], AbstractContextManager],

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from tokenscale.data.order.shares import rows_of
+from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local
@@ -63,7 +63,7 @@ class FSDPShards(LocalShards):
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: Any) -> tuple[Tensor, int, int]:
-        return weight.to_local().detach(), rows_of(len(weight), self._index, self._count).start, len(weight)
+        return weight.to_local().detach(), shard_rows(len(weight), self._index, self._count).start, len(weight)
 
     def _assign_gradients(self) -> None:
         """Views: nothing is copied."""

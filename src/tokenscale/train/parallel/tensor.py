@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenscale.data.order.shares import rows_of
+from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.models.decoder import Block, Decoder
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.deferred_weight_grads import DeferredLinear
@@ -47,7 +47,7 @@ class Ranks:
 
     def mine(self, rows: int) -> range:
         """Return this rank's range of `rows` rows."""
-        return rows_of(rows, self.index, self.count)
+        return shard_rows(rows, self.index, self.count)
 
 
 def _gathered(x: Tensor, ranks: Ranks) -> Tensor:

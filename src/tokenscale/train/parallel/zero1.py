@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tokenscale.data.order.shares import rows_of
+from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.parallel import ddp
 from tokenscale.train.parallel.collectives import all_gather
 from tokenscale.train.parallel.mesh import Mesh
@@ -31,13 +31,13 @@ class RowShards(LocalShards):
         super().__init__(model, mesh, sharding)
 
     def _rows(self, weight: nn.Parameter) -> tuple[Tensor, int, int]:
-        mine = rows_of(len(weight), self._index, self._count)
+        mine = shard_rows(len(weight), self._index, self._count)
         return weight.detach()[mine.start : mine.stop], mine.start, len(weight)
 
     def _assign_gradients(self) -> None:
         """Views: nothing is copied."""
         for name, weight in self.model.named_parameters():
-            mine = rows_of(len(weight), self._index, self._count)
+            mine = shard_rows(len(weight), self._index, self._count)
             self.by_name[name].tensor.grad = None if weight.grad is None else weight.grad[mine.start : mine.stop]
 
     @torch.no_grad()
@@ -50,7 +50,7 @@ class RowShards(LocalShards):
                 pending.append(all_gather(weight, shard, group=self._group, async_op=True))
                 continue
             for owner in range(self._count):
-                if rows := rows_of(len(weight), owner, self._count):
+                if rows := shard_rows(len(weight), owner, self._count):
                     values = weight[rows.start : rows.stop]
                     pending.append(dist.broadcast(values, group=self._group, group_src=owner, async_op=True))
         for work in pending:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenscale.data.stores.documents import Chunk, Origin
-from tokenscale.data.stores.foreign.reframe import Rule, Written, leaving
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunk
 
 
 class StoreDocuments:
@@ -32,9 +32,9 @@ class StoreDocuments:
         had = self._manifest["options"]["eos"]
         for chunk in self._reader.chunks(first, last):
             if self._eos and not had:
-                chunk = leaving(chunk, Rule(True, self.origin.eos_id), Written())
+                chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
             elif had and not self._eos:
-                chunk = without_last(chunk)
+                chunk = drop_eos(chunk)
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
@@ -43,7 +43,7 @@ class StoreDocuments:
         """The store's own checksums were held against what was read."""
 
 
-def without_last(chunk: Chunk) -> Chunk:
+def drop_eos(chunk: Chunk) -> Chunk:
     keep = chunk.ids >= 0
     keep[chunk.lengths.cumsum() - 1] = False
     return Chunk(chunk.ids[keep], chunk.lengths - 1)

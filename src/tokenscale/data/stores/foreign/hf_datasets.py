@@ -15,7 +15,7 @@ import pyarrow as pa
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, sha256_file, write_json
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import Rule, Written, outgoing
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks
 
 NAME = "a Hugging Face data set"
 KEEPS_BOS = True
@@ -27,12 +27,12 @@ SHARD_TOKENS = 500_000_000 // 4
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def recognises(path: Path) -> bool:
+def detect(path: Path) -> bool:
     """Whether `save_to_disk` made the folder."""
     return path.is_dir() and any((path / name).is_file() for name in MARKS)
 
 
-def written(path: Path) -> list[Path]:
+def list_outputs(path: Path) -> list[Path]:
     """What `write` makes: the folder."""
     return [path]
 
@@ -168,7 +168,7 @@ class Reader:
         )
 
 
-def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
+def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the folder: one column `input_ids`, a document a row. Returns file → SHA-256."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.building")
     shutil.rmtree(aside, ignore_errors=True)
@@ -201,12 +201,12 @@ def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[
     return {path / name: sha256 for name, sha256 in hashes.items()}
 
 
-def _shards(documents: Documents, folder: Path, rule: Rule, count: Written) -> list[Path]:
+def _shards(documents: Documents, folder: Path, rule: ExportFraming, count: ExportCounts) -> list[Path]:
     schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
     paths: list[Path] = []
     stream, room = None, 0
     try:
-        for chunk in outgoing(documents, rule, count):
+        for chunk in export_chunks(documents, rule, count):
             if room <= 0:
                 if stream is not None:
                     stream.close()

@@ -17,7 +17,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import Rule, Written, outgoing, spans
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
 
 NAME = "Megatron-LM's .bin and .idx"
 MAGIC = b"MMIDIDX\x00\x00"
@@ -42,32 +42,32 @@ class Pair:
         return [self.prefix.with_name(self.prefix.name + ending) for ending in (".bin", ".idx")]
 
 
-def pair(path: Path) -> Pair:
+def parse_pair(path: Path) -> Pair:
     """By the prefix, or by either file.
 
-    >>> pair(Path("data/owt_text_document.idx")) == pair(Path("data/owt_text_document"))
+    >>> parse_pair(Path("data/owt_text_document.idx")) == parse_pair(Path("data/owt_text_document"))
     True
     """
     return Pair(path.with_suffix("") if path.suffix in (".bin", ".idx") else path)
 
 
-def recognises(path: Path) -> bool:
+def detect(path: Path) -> bool:
     """Whether an index with this format's mark lies there."""
     try:
-        with open(pair(path).files[1], "rb") as file:
+        with open(parse_pair(path).files[1], "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
 
 
-def written(path: Path) -> list[Path]:
+def list_outputs(path: Path) -> list[Path]:
     """The files that `write` makes."""
-    return pair(path).files
+    return parse_pair(path).files
 
 
 def record_path(path: Path) -> Path:
     """Where the record of what we wrote lies."""
-    return pair(path).prefix.with_name(pair(path).prefix.name + ".tokenscale.json")
+    return parse_pair(path).prefix.with_name(parse_pair(path).prefix.name + ".tokenscale.json")
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
@@ -81,7 +81,7 @@ class Reader:
     """See `reframe.Reader`. UserError for an index that does not hold together, or does not fit its `.bin`."""
 
     def __init__(self, path: Path, **_: object):
-        self.files, self.doubt, self.note, self.padding_dropped = pair(path).files, None, None, 0
+        self.files, self.doubt, self.note, self.padding_dropped = parse_pair(path).files, None, None, 0
         for file in self.files:
             if not file.is_file():
                 raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
@@ -145,7 +145,7 @@ class Reader:
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `reframe.Reader`."""
-        for a, b in spans(self._bounds, first, last):
+        for a, b in group_documents(self._bounds, first, last):
             start, end = self._bounds[a], self._bounds[b]
             ids = np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
             yield ids, np.diff(self._bounds[a : b + 1])
@@ -154,16 +154,16 @@ class Reader:
         return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)
 
 
-def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
+def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the pair; one sequence a document. Returns file → SHA-256."""
     size = documents.origin.vocabulary_size
     code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
-    binary, index = pair(path).files
+    binary, index = parse_pair(path).files
     lengths = []
     with ExitStack() as stack:  # renamed in the reverse order: the index appears last
         index_aside, binary_aside = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
         with HashedFile(binary_aside) as bin_file:
-            for chunk in outgoing(documents, rule, count):
+            for chunk in export_chunks(documents, rule, count):
                 bin_file.write(chunk.ids.astype(dtype))
                 lengths.append(chunk.lengths)
         documents.confirm()

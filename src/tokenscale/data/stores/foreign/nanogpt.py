@@ -10,7 +10,13 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import BLOCK_TOKENS, Rule, Written, outgoing, spans
+from tokenscale.data.stores.foreign.reframe import (
+    BLOCK_TOKENS,
+    ExportCounts,
+    ExportFraming,
+    export_chunks,
+    group_documents,
+)
 
 NAME = "nanoGPT's .bin"
 KEEPS_BOS = False
@@ -18,12 +24,12 @@ KEEPS_BOS = False
 HEADERS = (20240520, 20240801)
 
 
-def recognises(path: Path) -> bool:
+def detect(path: Path) -> bool:
     """Whether it is a `.bin` that no index belongs to."""
     return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
 
 
-def written(path: Path) -> list[Path]:
+def list_outputs(path: Path) -> list[Path]:
     """The files that `write` makes."""
     return [path]
 
@@ -33,14 +39,14 @@ def record_path(path: Path) -> Path:
     return path.with_name(path.name + ".tokenscale.json")
 
 
-def dtype_of(vocabulary_size: int) -> np.dtype:
+def choose_dtype(vocabulary_size: int) -> np.dtype:
     """uint16 where it holds every id (nanoGPT's own), else uint32."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
     """What whoever reads the file has to know."""
-    if dtype_of(origin.vocabulary_size).itemsize == 2:
+    if choose_dtype(origin.vocabulary_size).itemsize == 2:
         return []
     return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
 
@@ -60,7 +66,7 @@ class Reader:
                 file=path,
                 next="--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER",
             )
-        self._type = np.dtype(dtype).newbyteorder("<") if dtype else dtype_of(vocabulary_size)
+        self._type = np.dtype(dtype).newbyteorder("<") if dtype else choose_dtype(vocabulary_size)
         self.files, self.dtype, self.padding_dropped = [path], self._type.name, 0
         other = "uint32" if self.dtype == "uint16" else "uint16"
         self.doubt = f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer FOLDER)"
@@ -111,7 +117,7 @@ class Reader:
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `reframe.Reader`. The id that ends a document is there; one in front of it is moved behind."""
-        for a, b in spans(self._bounds, first, last):
+        for a, b in group_documents(self._bounds, first, last):
             ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
             yield np.roll(ids, -1) if self._in_front else ids, lengths
 
@@ -122,12 +128,12 @@ class Reader:
         return UserError(what, file=self.files[0], found=found, expected=expected, next=next)
 
 
-def write(documents: Documents, path: Path, rule: Rule, count: Written) -> dict[Path, str]:
+def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the file. Returns file → SHA-256. UserError where the id that ends documents lies inside one."""
-    dtype = dtype_of(documents.origin.vocabulary_size)
+    dtype = choose_dtype(documents.origin.vocabulary_size)
     with atomic(path) as aside:
         with HashedFile(aside) as file:
-            for chunk in outgoing(documents, rule, count):
+            for chunk in export_chunks(documents, rule, count):
                 ends = np.flatnonzero(chunk.ids == rule.document_end)
                 if len(ends) != len(chunk.lengths):
                     document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])

@@ -22,7 +22,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
 
 
-def compare(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
+def check_record(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
     """UserError for a file that is not one of the record's; files may have been renamed."""
     known = record["files"]
     for name, sha256 in hashes.items():

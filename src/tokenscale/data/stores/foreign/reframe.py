@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores.documents import Chunk, Documents, Origin, framed
+from tokenscale.data.stores.documents import Chunk, Documents, Origin, frame_documents
 
 #: tokens that are read at a time; a longer document is read alone
 BLOCK_TOKENS = 1 << 20
@@ -61,10 +61,10 @@ class Counts:
         return Counts(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
 
-def trimmed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(first, last) of each document's text in `ids`: every BOS in front and every `end_id` behind is left out.
 
-    >>> [array.tolist() for array in trimmed(np.array([1, 1, 7, 8, 2, 9, 1, 2]), np.array([5, 1, 2]), 1, 2)]
+    >>> [array.tolist() for array in find_texts(np.array([1, 1, 7, 8, 2, 9, 1, 2]), np.array([5, 1, 2]), 1, 2)]
     [[2, 5, 7], [4, 6, 7]]
     """
     last = np.cumsum(lengths)
@@ -78,7 +78,7 @@ def trimmed(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | Non
     return first, last
 
 
-class Reframed:
+class ReframedDocuments:
     """A foreign source as `documents.Documents`. `scan` must have been called: it checks everything before a byte is
     written anywhere."""
 
@@ -113,12 +113,12 @@ class Reframed:
         """See `documents.Documents`."""
         frame, eos_id = self.framing, self.framing.eos_id if self.eos else None
         for ids, lengths in self.reader.chunks(first, last):
-            starts, ends = trimmed(ids, lengths, frame.bos_id, frame.document_end)
+            starts, ends = find_texts(ids, lengths, frame.bos_id, frame.document_end)
             keep = np.zeros(len(ids) + 1, dtype=np.int8)
             np.add.at(keep, starts, 1)
             np.add.at(keep, ends, -1)
             text = ids[np.cumsum(keep[:-1]) > 0].astype(np.int32)
-            yield framed(text, ends - starts, frame.bos_id, eos_id)
+            yield frame_documents(text, ends - starts, frame.bos_id, eos_id)
             if self.report is not None:
                 self.report(len(lengths), ids.nbytes)
 
@@ -146,7 +146,7 @@ class Reframed:
                 expected=f"0 … {frame.vocabulary_size - 1}",
                 next=self.reader.doubt or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
             )
-        first, last = trimmed(ids, lengths, frame.bos_id, frame.document_end)
+        first, last = find_texts(ids, lengths, frame.bos_id, frame.document_end)
         control = [i for i in {frame.bos_id, frame.eos_id, frame.document_end} if i is not None]
         places = np.flatnonzero(np.isin(ids, control)) if ids.size else np.zeros(0, np.int64)
         document = np.searchsorted(np.cumsum(lengths), places, side="right")
@@ -184,7 +184,7 @@ class Reframed:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ExportFraming:
     """How documents leave for a foreign format."""
 
     keep_bos: bool
@@ -192,7 +192,7 @@ class Rule:
 
 
 @dataclass
-class Written:
+class ExportCounts:
     """What became of the documents."""
 
     documents: int = 0
@@ -201,17 +201,17 @@ class Written:
     document_ends_added: int = 0
 
 
-def outgoing(documents: Documents, rule: Rule, count: Written) -> Iterator[Chunk]:
+def export_chunks(documents: Documents, rule: ExportFraming, count: ExportCounts) -> Iterator[Chunk]:
     """All documents as the foreign format shall hold them; `count` is kept up to date."""
     for chunk in documents.chunks(0, len(documents)):
-        yield leaving(chunk, rule, count)
+        yield export_chunk(chunk, rule, count)
 
 
-def leaving(chunk: Chunk, rule: Rule, count: Written) -> Chunk:
+def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:
     """Some of them.
 
     >>> chunk = Chunk(np.array([1, 7, 8, 2, 1], np.int32), np.array([4, 1]))
-    >>> leaving(chunk, Rule(keep_bos=False, document_end=2), Written()).ids.tolist()
+    >>> export_chunk(chunk, ExportFraming(keep_bos=False, document_end=2), ExportCounts()).ids.tolist()
     [7, 8, 2, 2]
     """
     ids, ends, lengths = chunk.ids, np.cumsum(chunk.lengths), chunk.lengths
@@ -235,10 +235,10 @@ def leaving(chunk: Chunk, rule: Rule, count: Written) -> Chunk:
     return Chunk(text, lengths)
 
 
-def spans(bounds: np.ndarray, first: int, last: int) -> Iterator[tuple[int, int]]:
+def group_documents(bounds: np.ndarray, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Documents `first` to `last` in groups of about BLOCK_TOKENS tokens; `bounds` [documents + 1] in tokens.
 
-    >>> list(spans(np.array([0, 5, 9, 9, BLOCK_TOKENS + 12]), 0, 4))
+    >>> list(group_documents(np.array([0, 5, 9, 9, BLOCK_TOKENS + 12]), 0, 4))
     [(0, 3), (3, 4)]
     """
     while first < last:

@@ -28,7 +28,7 @@ class Unavailable(Exception):
     """Why an engine cannot be used here, in a few words."""
 
 
-def fast_json(folder: Path, manifest: dict[str, Any]) -> str:
+def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
     """A tokenizer.json that adds, cuts and pads nothing, and in which the text of a control token is text."""
     if "derived" in manifest:  # ours, written that way: read as it is, megabytes of JSON parse slowly
         return (folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def fast_json(folder: Path, manifest: dict[str, Any]) -> str:
     return json.dumps(data | {"post_processor": None, "truncation": None, "padding": None})
 
 
-def threads() -> int:
+def count_threads() -> int:
     """How many threads an engine may use: RAYON_NUM_THREADS, else the cores that this process may run on."""
     stated = os.environ.get("RAYON_NUM_THREADS", "")
     if stated.isdigit() and int(stated) > 0:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenscale.data.tokenizers.base import Texts, joined, strings
-from tokenscale.data.tokenizers.engines.engine import Unavailable, fast_json, threads
+from tokenscale.data.tokenizers.base import Texts, join_ids, to_strings
+from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads, load_fast_json
 
 #: so few, as a training asks for, are encoded one by one: a batch's arrays and threads cost about half a millisecond
 FEW_TEXTS = 64
@@ -28,7 +28,7 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "Gigatoken":
             ranks = str(folder / "ranks.tiktoken")
             tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=TEKKENS_PATTERN)
             return Gigatoken(tokenizer, first_id=manifest["control_ids"])
-        tokenizer = gigatoken.Tokenizer.from_json(fast_json(folder, manifest))
+        tokenizer = gigatoken.Tokenizer.from_json(load_fast_json(folder, manifest))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unavailable(f"gigatoken cannot read this tokenizer ({str(error).splitlines()[0]})") from None
     return Gigatoken(tokenizer)
@@ -47,17 +47,17 @@ class Gigatoken:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         with self._lock:  # the gate beside a writer asks, too, and the package refuses a second caller
             if len(texts) < FEW_TEXTS and not isinstance(texts, pa.Array):
-                ids, lengths = joined([self._tokenizer.encode(text).view(np.int32) for text in strings(texts)])
+                ids, lengths = join_ids([self._tokenizer.encode(text).view(np.int32) for text in to_strings(texts)])
                 return ids + np.int32(self._first_id), lengths
-            inputs = _awkward(texts) if isinstance(texts, pa.Array) else strings(texts)
-            layout = self._tokenizer.encode_batch(inputs, parallel=threads() > 1).layout
+            inputs = _to_awkward(texts) if isinstance(texts, pa.Array) else to_strings(texts)
+            layout = self._tokenizer.encode_batch(inputs, parallel=count_threads() > 1).layout
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         ids = ids.view(np.int32)
         return (ids + np.int32(self._first_id) if self._first_id else ids), np.diff(offsets)
 
 
-def _awkward(texts: pa.Array) -> Any:
+def _to_awkward(texts: pa.Array) -> Any:
     """An Arrow string array as the awkward array that gigatoken reads: offsets of 64 bits, the bytes not copied."""
     import awkward
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.data.tokenizers.base import Texts, joined, strings
+from tokenscale.data.tokenizers.base import Texts, join_ids, to_strings
 from tokenscale.data.tokenizers.engines.engine import Unavailable
 
 
@@ -28,4 +28,4 @@ class MistralCommon:
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Ids and lengths."""
-        return joined([self._tokenizer.encode(text, bos=False, eos=False) for text in strings(texts)])
+        return join_ids([self._tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.data.tokenizers.base import Texts, joined, strings
-from tokenscale.data.tokenizers.engines.engine import Unavailable, threads
+from tokenscale.data.tokenizers.base import Texts, join_ids, to_strings
+from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads
 
 
 def open_engine(folder: Path, manifest: dict[str, Any]) -> "Tiktoken":
@@ -35,10 +35,10 @@ class Tiktoken:
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Ids and lengths."""
-        documents = strings(texts)
-        if threads() > 1 and len(documents) > 1:
-            found = self._encoding.encode_ordinary_batch(documents, num_threads=threads())
+        documents = to_strings(texts)
+        if count_threads() > 1 and len(documents) > 1:
+            found = self._encoding.encode_ordinary_batch(documents, num_threads=count_threads())
         else:
             found = [self._encoding.encode_ordinary(text) for text in documents]
-        ids, lengths = joined(found)
+        ids, lengths = join_ids(found)
         return ids + np.int32(self._control_ids), lengths

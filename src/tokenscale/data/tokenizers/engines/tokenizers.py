@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.tokenizers.base import Texts, joined, strings
-from tokenscale.data.tokenizers.engines.engine import Unavailable, fast_json, threads
+from tokenscale.data.tokenizers.base import Texts, join_ids, to_strings
+from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads, load_fast_json
 
 
-def library(kind: str) -> Any:
+def import_library(kind: str) -> Any:
     """The package, or a UserError that says how to get it."""
     try:
         import tokenizers
@@ -29,7 +29,7 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "HuggingFace":
         import tokenizers
     except ImportError:
         raise Unavailable("no package tokenizers") from None
-    return HuggingFace(tokenizers.Tokenizer.from_str(fast_json(folder, manifest)))
+    return HuggingFace(tokenizers.Tokenizer.from_str(load_fast_json(folder, manifest)))
 
 
 class HuggingFace:
@@ -40,8 +40,8 @@ class HuggingFace:
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
         if "TOKENIZERS_PARALLELISM" not in os.environ:
-            os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads() > 1 else "false"
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         """Ids and lengths."""
-        return joined([e.ids for e in self._tokenizer.encode_batch_fast(strings(texts), add_special_tokens=False)])
+        return join_ids([e.ids for e in self._tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)])
