@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_config import BASE, EXPERIMENT
-from tokenscale.cli.check import gpus_and_cores
+from tokenscale.cli.check import count_gpus_and_cores
 from tokenscale.cli.main import main
 from tokenscale.settings import config as configuration
 
@@ -33,7 +33,7 @@ scales: {workstation: {}, alps: {}}
 def folder(tmp_path, monkeypatch):
     """A project whose configuration has the experiments `e`, `mix_up` and `clean`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check.gpus_and_cores", lambda: (0, 8))
+    monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 8))
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
@@ -66,7 +66,7 @@ def test_without_names_everything_is_checked_at_every_scale(folder, capsys):
     assert main(["check"]) == 2
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * 3
-    assert "  warn    e at demo: 2 repeats of a cell" in out
+    assert "  warn    e at demo: with 2 repeats of a cell" in out
 
 
 def test_an_experiment_is_checked_at_the_scales_that_it_has(folder, capsys):
@@ -84,17 +84,17 @@ def test_an_experiment_is_checked_at_the_scales_that_it_has(folder, capsys):
 
 def test_this_machine_counts_for_the_scale_in_use_alone(folder, capsys):
     main(["check", "e"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if "no GPU here" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "has no GPU" in line]
     assert len(lines) == 1 and "e at demo" in lines[0]
     main(["check", "e", "--scale", "alps"])
-    assert "e at alps: there is no GPU here" in capsys.readouterr().out
+    assert "e at alps: this machine has no GPU" in capsys.readouterr().out
 
 
 def test_a_machines_file_says_what_nodes_hold(folder, capsys):
     (folder / "m.toml").write_text("gpus_per_node = 2\n")
     main(["check", "e", "--machine", "m.toml"])
     out = capsys.readouterr().out
-    assert "runs at world size 1 leave GPUs of a node of 2 idle" in out and "no GPU here" not in out
+    assert "runs at world size 1 leave GPUs of a 2-GPU node idle" in out and "has no GPU" not in out
 
 
 CONTAINER = 'starter = "srun"\ngpus_per_node = 4\ncontainer = "image/train.toml"\n'
@@ -126,7 +126,7 @@ def test_a_run_whose_image_lacks_what_it_imports_is_refused_by_name(folder, caps
 
 def test_what_an_image_has_is_compared_where_somebody_says_it(folder, capsys):
     code, lines = on_alps(folder, [], capsys, "clean")
-    assert code == 0 and any("nothing says which packages the image of image/train.toml has" in line for line in lines)
+    assert code == 0 and any("the packages in the image of image/train.toml are not listed" in line for line in lines)
     code, lines = on_alps(folder, [name for name in HAS if name != "safetensors"], capsys, "clean")
     assert code == 2 and any("12 runs import safetensors" in line for line in lines)
     main(["check", "clean", "--scale", "alps"])
@@ -167,7 +167,7 @@ def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found[visible] = gpus_and_cores()[0]
+        found[visible] = count_gpus_and_cores()[0]
     assert found == {None: 4, "0,2": 2, "": 0, "-1": 0}
 
 
@@ -175,6 +175,6 @@ def test_no_shipped_experiment_is_refused(tmp_path, monkeypatch, capsys):
     """Without tokens, as in a fresh clone, and whatever machine this is."""
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tokenscale.cli.check.gpus_and_cores", lambda: (0, 2))
+    monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 2))
     assert main(["check"]) == 0
     assert "refuse" not in capsys.readouterr().out

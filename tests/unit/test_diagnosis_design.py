@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tokenscale.cli.check_design import Design, Text, epochs_of, problems
+from tokenscale.cli.check_design import CorpusSize, Design, count_epochs, find_problems
 from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge_settings, order_runs, set_dotted
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import from_dict
@@ -12,7 +12,7 @@ from tokenscale.settings.run import RunSettings
 
 RUNS = {"sequence_length": 64, "global_batch": 8, "micro_batch": 1, "budget": {"steps": 20}, "validation": {"rows": 0}}
 #: 1000 documents with 64,000 tokens: 1000 rows of any kind
-TEXTS = {("docstrings", "tekken", eos): Text(1000, 64_000) for eos in (False, True)}
+TEXTS = {("docstrings", "tekken", eos): CorpusSize(1000, 64_000) for eos in (False, True)}
 
 
 def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine) -> Design:
@@ -30,12 +30,12 @@ def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?",
 
 def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
     """(level, what) of each problem."""
-    return [(o.level, o.what) for o in problems(design(*arguments, **keywords)) if level in (None, o.level)]
+    return [(o.level, o.what) for o in find_problems(design(*arguments, **keywords)) if level in (None, o.level)]
 
 
 def one(words, level, *arguments, **keywords):
     """The problem that says so, which is the only one of its level."""
-    (found,) = [o for o in problems(design(*arguments, **keywords)) if o.level == level]
+    (found,) = [o for o in find_problems(design(*arguments, **keywords)) if o.level == level]
     assert words in found.what, found.what
     assert found.next and found.key
     return found
@@ -74,7 +74,7 @@ def mixed_up():
 
 def test_the_studys_sequence_length_mix_up_is_refused():
     factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
-    found = one("it compares with none", "refuse", factors, left_out=mixed_up())
+    found = one("no other cell is comparable", "refuse", factors, left_out=mixed_up())
     assert "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other" in found.what
     assert "sequence_length at once" in found.what and found.key == "left_out"
     assert said(factors, level="refuse") == []
@@ -110,7 +110,7 @@ def test_a_level_that_moves_several_settings_is_named():
 
 DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
 WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
-LARGE = {key: Text(10**6, 10**9) for key in TEXTS}
+LARGE = {key: CorpusSize(10**6, 10**9) for key in TEXTS}
 
 
 def test_weak_scaling_has_to_be_said():
@@ -130,8 +130,8 @@ def test_weak_scaling_has_to_be_said():
 def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     together = {"layout.data, global_batch": [[1, 8], [2, 16], [4, 32]], "approach": APPROACHES}
     found = said(together, texts=LARGE, question="weak scaling", figures=["scaling_throughput"])
-    assert [what for _, what in found if "unequal tokens" not in what] == []
-    (alone,) = [o for o in problems(design(together, texts=LARGE)) if "grows with the world size" in o.what]
+    assert [what for _, what in found if "equal tokens" not in what] == []
+    (alone,) = [o for o in find_problems(design(together, texts=LARGE)) if "grows with the world size" in o.what]
     assert alone.key == "factors.layout.data, global_batch"
     rates = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.2]]}
     found = said(rates, texts=LARGE, question="weak", level="warn")
@@ -158,7 +158,12 @@ def test_rows_of_a_pass_that_shrink_with_the_world_size_are_noted():
     ("layouts", "left_out", "level", "words"),
     [
         ([2, 4], [], "warn", "no cell at world size 1"),
-        ([1, 2, 4], [{"layout.data": 1, "approach": "pretokenized-padded"}], "refuse", "begin at world sizes 1 and 2"),
+        (
+            [1, 2, 4],
+            [{"layout.data": 1, "approach": "pretokenized-padded"}],
+            "refuse",
+            "begin at different world sizes, 1 and 2",
+        ),
     ],
 )
 def test_scaling_without_its_base_is_told(layouts, left_out, level, words):
@@ -168,13 +173,20 @@ def test_scaling_without_its_base_is_told(layouts, left_out, level, words):
 
 
 def test_an_approach_without_its_baseline_is_told():
-    found = one("token-list has no baseline: padding-free", "warn", {"approach": ["padded", "token-list"]})
+    found = one(
+        "token-list has no baseline: it is compared with padding-free", "warn", {"approach": ["padded", "token-list"]}
+    )
     assert found.next == "add padding-free"
 
 
 def test_schedules_without_naive_are_told():
     layouts = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))]
-    one("pipelines of 4 ranks have no schedule naive", "warn", {"layout": layouts}, figures=["pipeline_bubble"])
+    one(
+        "pipelines of 4 ranks have no cell with schedule naive",
+        "warn",
+        {"layout": layouts},
+        figures=["pipeline_bubble"],
+    )
     assert said({"layout": layouts[:2]}, figures=["pipeline_bubble"]) == []
 
 
@@ -182,11 +194,20 @@ def test_schedules_without_naive_are_told():
 
 
 def test_budgets_of_two_kinds_are_refused():
-    one("different budgets: steps and useful_tokens", "refuse", {"budget": [{"steps": 20}, {"useful_tokens": 1000}]})
+    one(
+        "budgets of different kinds: steps and useful_tokens",
+        "refuse",
+        {"budget": [{"steps": 20}, {"useful_tokens": 1000}]},
+    )
 
 
 def test_equal_steps_of_longer_sequences_are_more_tokens():
-    one("unequal tokens: 10,240 to 20,480 positions", "warn", {"sequence_length": [64, 128]}, texts=LARGE)
+    one(
+        "equal steps do not mean equal tokens: 10,240 to 20,480 positions",
+        "warn",
+        {"sequence_length": [64, 128]},
+        texts=LARGE,
+    )
     assert said({"sequence_length": [64, 128]}, runs={"budget": {"epochs": 0.5}}) == []
     assert said({"budget.steps": [20, 40]}) == []
 
@@ -203,18 +224,18 @@ def weak_on(text):
 
 def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     """1.8, no. 2: 1000 steps were 4 epochs on 4 GPUs, and 16 on 16."""
-    assert [w for level, w in weak_on(Text(600, 600 * 64)) if level == "refuse"] == [
+    assert [w for level, w in weak_on(CorpusSize(600, 600 * 64)) if level == "refuse"] == [
         "some cells read their text up to 2.7 times and others less than once: global_batch=16 and global_batch=32 "
         "repeat it, at the larger world sizes"
     ]  # fmt: skip
-    assert not [what for _, what in weak_on(Text(10_000, 640_000)) if "times" in what]
-    assert ("note", "every run reads its text 4 to 16 times") in weak_on(Text(100, 6400))
+    assert not [what for _, what in weak_on(CorpusSize(10_000, 640_000)) if "times" in what]
+    assert ("note", "every run reads its text 4 to 16 times") in weak_on(CorpusSize(100, 6400))
 
 
 def test_data_that_only_some_approaches_repeat_are_told():
-    texts = {key: Text(1000, 6400) for key in TEXTS}
+    texts = {key: CorpusSize(1000, 6400) for key in TEXTS}
     one(
-        "packed repeat it; their training loss is of text seen before",
+        "packed repeat it; their training loss includes text seen before",
         "warn",
         {"approach": ["padded", "packed"]},
         texts=texts,
@@ -228,7 +249,7 @@ def test_what_is_not_built_yet_is_not_known():
 @pytest.mark.parametrize("texts", [TEXTS, {}])
 def test_a_budget_that_no_tokens_tell_the_passes_of_says_so(texts):
     found = one(
-        "a budget in useful_tokens does not say beforehand whether data are repeated", "note",
+        "with a budget in useful_tokens, it is not known beforehand whether data are repeated", "note",
         {"approach": APPROACHES}, runs={"budget": {"useful_tokens": 9}}, texts=texts,
     )  # fmt: skip
     assert "epochs.sql" in found.next
@@ -249,8 +270,8 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
     settings = from_dict(
         RunSettings, merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run}
     )
-    texts = {("docstrings", "tekken", False): Text(1000, 32_000, {"packed-sequence_length=64": 700})}
-    assert epochs_of(settings, texts) == expected
+    texts = {("docstrings", "tekken", False): CorpusSize(1000, 32_000, {"packed-sequence_length=64": 700})}
+    assert count_epochs(settings, texts) == expected
 
 
 # -- repeats, held-out text, devices
@@ -269,18 +290,20 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
 )
 def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words):
     found = [
-        o for o in problems(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}})) if o.key == "repeats"
+        o
+        for o in find_problems(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}}))
+        if o.key == "repeats"
     ]
     assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
     enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
-    assert not [o for o in problems(enough) if o.key == "repeats"]
+    assert not [o for o in find_problems(enough) if o.key == "repeats"]
 
 
 def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
     factors = {"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}
     left_out = [{"approach": "padded", "storage.codec": "snappy"}]
     found = design(factors, repeats=1, left_out=left_out, runs={"budget": {"epochs": 0.1}})
-    (said_so,) = [o.what for o in problems(found) if o.key == "repeats"]
+    (said_so,) = [o.what for o in find_problems(found) if o.key == "repeats"]
     assert "2 comparisons" in said_so
 
 
@@ -294,9 +317,9 @@ FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
 @pytest.mark.parametrize(
     ("corpus", "words"),
     [
-        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also stand in its training files are trained on"),
-        ({"source": {**FILES, "validation_files": ("a.txt",)}}, "a.txt is trained and validated on"),
-        ({"validation_share": 0.0}, "holds nothing out"),
+        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also occur in its training files are trained on"),
+        ({"source": {**FILES, "validation_files": ("a.txt",)}}, "a.txt is used for training and for validation"),
+        ({"validation_share": 0.0}, "holds out no documents"),
         ({"source": FILES}, None),
         ({"cleaning": {"deduplicate": False}}, None),
     ],
@@ -310,10 +333,10 @@ def test_held_out_text_is_held_out(corpus, words):
 @pytest.mark.parametrize(
     ("device", "gpus", "cores", "level", "words"),
     [
-        ("auto", 1, 8, "refuse", "4 ranks want a GPU each, and 1 is here"),
+        ("auto", 1, 8, "refuse", "4 ranks need a GPU each, but this machine has 1"),
         ("auto", 4, 8, None, None),
-        ("auto", 0, 8, "warn", "there is no GPU here"),
-        ("cpu", 1, 2, "warn", "4 ranks on 2 cores are oversubscribed"),
+        ("auto", 0, 8, "warn", "this machine has no GPU"),
+        ("cpu", 1, 2, "warn", "4 ranks oversubscribe 2 cores"),
         ("cpu", 0, 8, "note", "share the cores"),
         ("cpu", None, None, None, None),
         ("auto", None, None, None, None),
@@ -321,14 +344,14 @@ def test_held_out_text_is_held_out(corpus, words):
 )
 def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, words):
     found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
-    found = [(o.level, o.what) for o in problems(found)]
+    found = [(o.level, o.what) for o in find_problems(found)]
     assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
 
 
 def test_runs_on_a_part_of_a_node_beside_runs_that_fill_one_are_noted():
     machine = Machine(gpus_per_node=4)
     one(
-        "runs at world size 1 and 2 leave GPUs of a node of 4 idle",
+        "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle",
         "note",
         {"layout.data": [1, 2, 4, 8]},
         machine=machine,

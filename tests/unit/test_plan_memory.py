@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tokenscale.cli.plan import memory
+from tokenscale.cli.plan import render_memory
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
@@ -13,7 +13,7 @@ RUN = RunSettings(model=PRESETS["llama-1.4b-nemo"], sequence_length=2048, global
 def test_a_line_says_the_sum_and_its_parts():
     """By hand, in GiB: 1.41 G weights in fp32; inputs of 16 blocks 0.50, autocast's copies of their matrices 1.63, the
     loss' gradients by the head's weight 1.00 and by what goes into it 0.03, and the last norm 0.03."""
-    head, line = memory([replace(RUN, precision="bf16", activation_checkpointing="block", loss_chunk=1024)])
+    head, line = render_memory([replace(RUN, precision="bf16", activation_checkpointing="block", loss_chunk=1024)])
     assert "GPU" in head
     named, _, parts = line.partition(" = ")
     assert (
@@ -25,7 +25,7 @@ def test_a_line_says_the_sum_and_its_parts():
 def test_layouts_that_need_the_same_share_a_line_and_repeats_add_none():
     layouts = [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(data=16), LayoutSettings(shard=2)]
     runs = [replace(RUN, layout=layout, repeat=repeat) for layout in layouts for repeat in range(3)]
-    lines = list(memory(runs))[1:]
+    lines = list(render_memory(runs))[1:]
     assert [("one rank, data 2, data 16" in line, "zero3 2" in line) for line in lines] == [
         (True, False),
         (False, True),
@@ -35,17 +35,17 @@ def test_layouts_that_need_the_same_share_a_line_and_repeats_add_none():
 
 def test_a_vocabulary_that_is_not_known_is_said_and_not_guessed():
     unknown = replace(RUN, model=PRESETS["llama-150m"])
-    lines = list(memory([replace(unknown, layout=LayoutSettings(data=n)) for n in (1, 2, 4)]))[1:]
+    lines = list(render_memory([replace(unknown, layout=LayoutSettings(data=n)) for n in (1, 2, 4)]))[1:]
     assert lines == ["    llama-150m: not known before the tokenizer tekken is built, which decides the vocabulary"]
     tokenizer = replace(RUN.tokenizer, kind="numbers", name="numbers", vocabulary_size=512)
-    (line,) = list(memory([replace(unknown, tokenizer=tokenizer)]))[1:]
+    (line,) = list(render_memory([replace(unknown, tokenizer=tokenizer)]))[1:]
     assert "not known" not in line and "activations" in line
 
 
 def test_activations_that_are_not_predicted_are_said_to_be_missing():
-    (line,) = list(memory([replace(RUN, compile=True)]))[1:]
-    assert "compile " in line and line.endswith("10.50 optimizer + activations, which are not predicted")
+    (line,) = list(render_memory([replace(RUN, compile=True)]))[1:]
+    assert "compile " in line and line.endswith("10.50 optimizer + activations, not predicted")
 
 
 def test_a_run_that_keeps_to_the_cpu_is_predicted_for_its_kernels():
-    assert "CPU" in next(memory([replace(RUN, device="cpu")]))
+    assert "CPU" in next(render_memory([replace(RUN, device="cpu")]))

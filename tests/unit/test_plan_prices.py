@@ -11,7 +11,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.cli.plan import plan
-from tokenscale.cli.plan_prices import VOCABULARIES, Priced
+from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices
 from tokenscale.costs.prices import total
 from tokenscale.data.tokenizers import tekken
 from tokenscale.settings import config as configuration
@@ -77,7 +77,7 @@ def printed(capsys, *arguments):
 
 def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
     assert alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
-    totals = Priced(alps, tmp_path).totals(alps.all_runs(alps.settings.experiments))
+    totals = RunPrices(alps, tmp_path).sum_by_experiment(alps.all_runs(alps.settings.experiments))
     assert not any(of.unknown or of.bounded for of in totals.values())
     assert 0 < sum(of.node_hours for of in totals.values()) <= 50, totals
 
@@ -86,7 +86,7 @@ def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_
 def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
     """Runs whose steps follow from what their stores hold, which are not made yet, have an upper bound."""
     runs = alps.all_runs([name])
-    found = total(Priced(alps, tmp_path).price(run) for run in runs.values())
+    found = total(RunPrices(alps, tmp_path).price(run) for run in runs.values())
     print(f"{name}: {found.node_hours:.1f} node-hours, bounded {found.bounded}")
     asked = [run.settings for run in runs.values()]
     assert not found.unknown and found.timed == len(runs) and (found.node_hours > 0 or not runs)
@@ -101,12 +101,12 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
     lines = printed(capsys, "--profile", "box")
     found = table(lines)
     assert lines[0] == "scale workstation"
-    assert [found[name][0] for name in ("a", "b", "in all")] == ["2", "2", "3"]
+    assert [found[name][0] for name in ("a", "b", "total")] == ["2", "2", "3"]
     # 120 s and next to nothing: one run on one node is 1/30 h
-    assert [found[name][2] for name in ("a", "b", "in all")] == ["0.1", "0.1", "0.1"]
-    assert found["a"][3] == "0.1" and found["in all"][3] == "0.2"
+    assert [found[name][2] for name in ("a", "b", "total")] == ["0.1", "0.1", "0.1"]
+    assert found["a"][3] == "0.1" and found["total"][3] == "0.2"
     # six, SLURM's and three a rank: 10 + 13, 13 + 19, and 10 + 13 + 19 together
-    assert [found[name][4] for name in ("a", "b", "in all")] == ["23", "32", "42"]
+    assert [found[name][4] for name in ("a", "b", "total")] == ["23", "32", "42"]
     assert "  whole nodes are charged: 58% of their GPUs compute" in lines
     assert any("120 s" in line and "30%" in line and "989 TFLOP/s in bf16" in line for line in lines)
     assert lines[-1] == "  3 runs are left to do, 0.1 node-hours: within the budget of 50 (budget.node_hours)"
@@ -114,10 +114,10 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
 
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
     config = configuration.load_config(overrides=profile.load_profile_config("box"))
-    totals = Priced(config).totals(config.all_runs(["a", "b"]))
+    totals = RunPrices(config).sum_by_experiment(config.all_runs(["a", "b"]))
     assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
     (only, *_) = config.all_runs(["b"])
-    (of,) = Priced(config).totals([only]).values()
+    (of,) = RunPrices(config).sum_by_experiment([only]).values()
     assert of.node_hours == pytest.approx(1 / 30, rel=0.01), "of those asked for"
 
 
@@ -127,7 +127,7 @@ def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
         (project / f"results/runs/{run_id}").mkdir(parents=True)
         (project / f"results/runs/{run_id}/done.json").write_text("{}")
     lines = printed(capsys, "--profile", "box")
-    assert [table(lines)[name][:2] for name in ("a", "b", "in all")] == [["2", "2"], ["2", "1"], ["3", "2"]]
+    assert [table(lines)[name][:2] for name in ("a", "b", "total")] == [["2", "2"], ["2", "1"], ["3", "2"]]
     assert lines[-1].startswith("  1 runs are left to do, 0.0 node-hours: within")
 
 
@@ -141,8 +141,8 @@ def test_a_plan_over_the_budget_says_so_and_what_to_write(project, capsys):
 
 def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, capsys):
     lines = printed(capsys)
-    assert table(lines)["in all"][2:4] == ["not known", "not known"]
-    assert int(table(lines)["in all"][4]) == 39 and table(lines)["in all"][5].endswith("KiB")
+    assert table(lines)["total"][2:4] == ["not known", "not known"]
+    assert int(table(lines)["total"][4]) == 39 and table(lines)["total"][5].endswith("KiB")
     assert "  hours of 3 of 3 runs are not known: the machine (this machine) states no device" in lines
     assert not any("budget" in line for line in lines)
 
@@ -163,7 +163,7 @@ def priced(project):
     """What is known of the one run of experiment `b`."""
     config = configuration.load_config(overrides=profile.load_profile_config("box"))
     (run,) = config.runs("b")
-    return Priced(config).price(run)
+    return RunPrices(config).price(run)
 
 
 STORE = {"rows": 1000, "documents": 50, "tokens_useful": 31000, "tokens_cut": 0, "vocabulary_size": 300}
@@ -173,16 +173,16 @@ STORE |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000
 def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_there(project, capsys):
     changed_to(project, budget={"epochs": 2})
     lines = printed(capsys, "--profile", "box")
-    assert table(lines)["b"][2] == "≤ 2.0" and table(lines)["in all"][2] == "≤ 2.1", "the machine's 120 minutes"
+    assert table(lines)["b"][2] == "≤ 2.0" and table(lines)["total"][2] == "≤ 2.1", "the machine's 120 minutes"
     said = "the time limit of their jobs: an epoch's rows are not known before the token store is built"
     assert f"  ≤: 1 of 3 runs are priced by {said}" in lines
     assert lines[-1] == "  3 runs are left to do, ≤ 2.1 node-hours: within the budget of 50 (budget.node_hours)"
-    assert "  logs of 1 runs are not in these bytes: their number of steps is not known" in lines
+    assert "  logs of 1 runs are not counted in these bytes: their number of steps is not known" in lines
     manifest(project, "tokens/text/bpe/packed-sequence_length=32", **STORE)
     assert priced(project).steps == 2 * 1000 / 4 and priced(project).bound is None
     lines = printed(capsys, "--profile", "box")
     assert "≤" not in table(lines)["b"][2] and not any("≤" in line for line in lines)
-    assert any("token stores beside them: 1 here with 3 files, 64.5 KiB" in line for line in lines)
+    assert any("token stores, in addition: 1 here with 3 files, 64.5 KiB" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_rows_of_an_epoch_are_bounded_by_another_store_of_the_text(project, appr
     found = priced(project)
     assert (
         found.steps == math.ceil(2 * rows / 4)
-        and found.bound == "the most rows of an epoch, by another store of the text"
+        and found.bound == "the most rows of an epoch, from another store of the same text"
     )
 
 
@@ -206,9 +206,9 @@ def test_rows_of_an_epoch_are_bounded_by_the_corpus_and_by_what_is_declared_of_i
     values["corpora"]["text"]["source"]["maximum_documents"] = 70
     (project / "config/config.yaml").write_text(json.dumps(values))
     found = priced(project)
-    assert found.steps == 35 and found.bound.endswith("by what the configuration says of the corpus")
+    assert found.steps == 35 and found.bound.endswith("from the configuration of the corpus")
     manifest(project, "corpus/text", splits={"train": {"rows": 60, "utf8_bytes": 9600}})
-    assert priced(project).steps == 30 and priced(project).bound.endswith("by the corpus")
+    assert priced(project).steps == 30 and priced(project).bound.endswith("from the corpus")
     changed_to(project, budget={"epochs": 2}, approach="token-list")
     # no more tokens than bytes, and four of control a document
     assert priced(project).steps == math.ceil(2 * (9600 + 4 * 60) / 32 / 4)

@@ -164,7 +164,7 @@ def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
     code, text, _ = submit(cluster, "-n", "ranks")
     assert "cost of 2 trainings, estimated: ≤ 12.0 node-hours, within the budget" in text, text
     assert "  ≤: 1 runs are priced by the time limit of their jobs: a row's useful tokens are not known" in text
-    assert "  ≤: 1 runs are priced by the fewest useful tokens of a row" in text
+    assert "  ≤: 1 runs are priced by the fewest useful tokens per row" in text
     made(cluster)
     code, text, _ = submit(cluster, "-n", "ranks")
     assert "cost of 2 trainings, estimated: 0.1 node-hours, within" in text and "≤" not in text, text

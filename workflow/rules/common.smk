@@ -379,18 +379,18 @@ def nodes_of(w):
 
 
 @cache
-def priced():
-    """Prices of runs; imported where jobs are submitted, and nowhere else."""
-    from tokenscale.cli.plan_prices import Priced
+def run_prices():
+    """Return the prices of runs. Imported only where jobs are submitted."""
+    from tokenscale.cli.plan_prices import RunPrices
 
-    return Priced(settings)
+    return RunPrices(settings)
 
 
 def job_minutes(w):
     """Time limit of a training's job: from its estimate where SLURM ends it, the machine's everywhere else."""
     if settings.machine.starter != "srun" or w.run_id not in RUNS:
         return settings.machine.minutes
-    return priced().minutes(RUNS[w.run_id])
+    return run_prices().time_limit_minutes(RUNS[w.run_id])
 
 
 def data_benchmark(w):

@@ -19,7 +19,7 @@ def taken_away(jobs):
 
 
 def totals_of(jobs):
-    return priced().totals(
+    return run_prices().sum_by_experiment(
         job.wildcards.run_id for job in jobs if job.rule.name == "train"
     )
 

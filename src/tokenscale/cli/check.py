@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenscale.cli import configuration
-from tokenscale.cli.check_design import Design, Problem, Text, problems
+from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
 from tokenscale.runs.launch.submission_checks import some, to_install
 from tokenscale.runs.records.hardware import cores
 from tokenscale.settings.closure import find_missing_packages
@@ -19,7 +19,7 @@ from tokenscale.settings.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to check, and for which machine."""
+    """Add the options that name the experiments, the configuration and the machine."""
     parser.add_argument("experiment", nargs="*", help="names of experiments; by default all of them")
     parser.add_argument("--scale", help="one overlay; by default each of them")
     configuration.add_arguments(parser)
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raise UserError at the first thing that cannot be read; 2 where a design is refused."""
+    """Print the findings of every check. Return 2 if a design is refused; raise UserError for an unreadable file."""
     from tokenscale.base.files import write_json
     from tokenscale.report import findings
     from tokenscale.settings import guide, reference
@@ -73,7 +73,8 @@ _WIDTH = max(map(len, ("refuse", "warn", "note")))
 def check(
     config: Config, names: list[str], *, here: bool, results: Path = Path("results")
 ) -> Iterator[tuple[str, bool]]:
-    """(line, whether it refuses): one for each experiment, and one for each problem of it. No names: all of them.
+    """Yield (line, whether it refuses) for each experiment and for each of its problems. Without names: all
+    experiments.
 
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """
@@ -88,23 +89,23 @@ def check(
         design = Design(
             config.experiment(name),
             runs,
-            texts(config, name, results),
+            read_corpus_sizes(config, name, results),
             config.machine,
-            *(gpus_and_cores() if here else ()),
+            *(count_gpus_and_cores() if here else ()),
         )
-        for problem in problems(design):
-            yield _line(config, name, problem), problem.level == "refuse"
-        yield from packages(config, name)
+        for problem in find_problems(design):
+            yield _format_problem(config, name, problem), problem.level == "refuse"
+        yield from check_packages(config, name)
 
 
-def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
-    """(line, whether it refuses) on what an experiment's runs import and the machine's container lacks."""
+def check_packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield (line, whether it refuses) for each package that runs import and the machine's container lacks."""
     machine, file = config.machine, config.settings.machine
     if machine.container is None:
         return
     where = f"{name} at {config.settings.scale}"
     if not machine.container_packages:
-        what = f"nothing says which packages the image of {machine.container} has"
+        what = f"the packages in the image of {machine.container} are not listed"
         yield f"  {'note':<{_WIDTH}}  {where}: {what} ({file}: container_packages). Next: list them there", False
         return
     runs = {run.run_id: run.settings for run in config.runs(name)}
@@ -114,7 +115,7 @@ def packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
         yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
 
 
-def _line(config: Config, name: str, problem: Problem) -> str:
+def _format_problem(config: Config, name: str, problem: Problem) -> str:
     # what a corpus says stands in the configuration, everything else in the experiment's file
     of_corpus = problem.key.startswith("corpora.")
     file = config.file_of(problem.key) if of_corpus else config.available[name]
@@ -122,9 +123,12 @@ def _line(config: Config, name: str, problem: Problem) -> str:
     return f"  {problem.level:<{_WIDTH}}  {where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
 
 
-def texts(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool], Text]:
-    """What the manifests of token stores say of the texts that an experiment trains on; the others are left out."""
-    found: dict[tuple[str, str, bool], Text] = {}
+def read_corpus_sizes(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool], CorpusSize]:
+    """Return the size of each text that an experiment trains on, from the manifests of its token stores.
+
+    Texts without a manifest are left out.
+    """
+    found: dict[tuple[str, str, bool], CorpusSize] = {}
     for settings in {run.run_id: run.settings for run in config.runs(name)}.values():
         key = (settings.corpus.name, settings.tokenizer.name, settings.eos)
         if key in found:
@@ -142,12 +146,12 @@ def texts(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # of another kind, or being written
         if known is not None:
-            found[key] = Text(*known, rows)
+            found[key] = CorpusSize(*known, rows)
     return found
 
 
-def gpus_and_cores() -> tuple[int, int]:
-    """GPUs that this process may use, counted without torch, and cores that it can keep busy."""
+def count_gpus_and_cores() -> tuple[int, int]:
+    """Count the GPUs that this process may use, without torch, and the cores that it can keep busy."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if chosen is not None:

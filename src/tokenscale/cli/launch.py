@@ -19,7 +19,7 @@ ROLES = ("corpus", "tokenizer", "store", "validation_store")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A run by its id, as `plan` lists them; or everything by hand, as the rule does it."""
+    """Add the options that give runs by id, as `plan` lists them, or one run by its settings, as the rule does."""
     parser.usage = (
         "%(prog)s RUN_ID … [--profile alps] [--print | --sbatch FILE]\n"
         "       %(prog)s --run JSON --output FILE [--site FILE] [--store FILE …] [--print]"
@@ -45,24 +45,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start, print or write the request."""
+    """Start the run, print its command, or write its job script."""
     from tokenscale.base.errors import UserError
 
     if arguments.run is None:
-        from tokenscale.cli.plan_prices import Priced
+        from tokenscale.cli.plan_prices import RunPrices
 
         settings = configuration.configuration(arguments)
-        requests = named(arguments.run_id, arguments.profile, settings, Priced(settings).minutes)
+        requests = requests_by_id(arguments.run_id, arguments.profile, settings, RunPrices(settings).time_limit_minutes)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-        requests = [stated(arguments.run, arguments.output, arguments.site, manifests)]
+        requests = [request_from_json(arguments.run, arguments.output, arguments.site, manifests)]
     if arguments.sbatch is not None:
-        print(written(requests, arguments.sbatch))
+        print(write_job_script(requests, arguments.sbatch))
         return 0
     if len(requests) > 1:
         raise UserError("one run is launched at a time.", found=len(requests), next="--sbatch FILE for one shared node")
     if arguments.print:
-        print(printed(requests[0], arguments.share))
+        print(render_command(requests[0], arguments.share))
         return 0
     return start(requests[0], arguments.share)
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """A run, what it reads and writes, and the machine it is for. `site` and `profile` are where that was said.
+    """A run, its inputs and outputs, and its machine. `site` and `profile` are the files that describe the machine.
 
     `minutes` is the time limit of its job.
     """
@@ -89,17 +89,17 @@ class Request:
     minutes: int | None = None
 
 
-def stated(run: str, output: Path | None, site: str | None, manifests: dict[str, Path]) -> Request:
-    """From settings as JSON and paths, as the rule passes them."""
+def request_from_json(run: str, output: Path | None, site: str | None, manifests: dict[str, Path]) -> Request:
+    """Build a request from settings as JSON and paths, as the rule passes them."""
     if output is None:
-        raise UserError("a run that is given as JSON needs --output.", next="--output results/runs/<run id>/done.json")
+        raise UserError("--run needs --output.", next="--output results/runs/<run id>/done.json")
     return Request(RunSettings.from_json(run), output, manifests, machines.load_machine(site), site)
 
 
-def named(
+def requests_by_id(
     run_ids: list[str], profile: str | None, settings: "Config", minutes: Callable[["Run"], int]
 ) -> list[Request]:
-    """Requests for runs of any experiment of the configuration by their ids.
+    """Build requests for runs of any experiment of the configuration from their ids.
 
     `profile` is for the resources of jobs, `minutes` returns the time limit of a run's job.
     """
@@ -107,7 +107,9 @@ def named(
     from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:
-        raise UserError("no run is named.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
+        raise UserError(
+            "the run id is missing.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids"
+        )
     runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:
@@ -134,14 +136,14 @@ def named(
     ]
 
 
-def printed(request: Request, share: int) -> str:
-    """The command that would start the run's processes, with the variables it adds, for a shell."""
+def render_command(request: Request, share: int) -> str:
+    """Return the command that would start the run's processes, with the variables it adds, for a shell."""
     launch = Launch(request.run, request.machine, request.output.parent, share, job=job_of(request.machine))
     return launch.printed(request.manifests)
 
 
-def written(requests: list[Request], file: Path) -> str:
-    """Write a job script for the runs, which share its node where there are several; returns what to do with it."""
+def write_job_script(requests: list[Request], file: Path) -> str:
+    """Write a job script for the runs, which share a node if there are several. Return the commands that submit it."""
     from tokenscale.runs.launch import submission
 
     request, launches = requests[0], []
@@ -163,5 +165,5 @@ def written(requests: list[Request], file: Path) -> str:
 
 
 def start(request: Request, share: int) -> int:
-    """Start it here; a folder that another attempt holds is waited for."""
+    """Start the run here. If another attempt holds the run's folder, wait for it."""
     return start_run(request.run, request.output, request.manifests, machine=request.machine, share=share, wait=True)

@@ -1,4 +1,4 @@
-"""Run one command: `python -m tokenscale COMMAND …`. A user's mistake is reported without a stack trace."""
+"""Run one command of `python -m tokenscale` and report a user's mistake without a stack trace."""
 
 import argparse
 import importlib

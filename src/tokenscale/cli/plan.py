@@ -1,4 +1,4 @@
-"""What experiments would run, the memory it needs and what it takes; or, with --output, a run table as a file."""
+"""List the runs of experiments with their memory, hours and files; with --output, write a run table."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
-from tokenscale.cli.plan_prices import Priced
+from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.costs.memory import largest
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
@@ -20,7 +20,7 @@ from tokenscale.settings.run import RunSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The experiment, and the configuration to read it from."""
+    """Add the options that name the experiments and the configuration."""
     names = "names of experiments, or all_experiments; by default those of the report"
     parser.add_argument("experiment", nargs="*", help=names)
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write."""
+    """Print the plan, or write the run table of one experiment."""
     from tokenscale.base.errors import UserError
     from tokenscale.base.files import write_json
     from tokenscale.settings.config import Config
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def plan(config: Config, names: list[str]) -> Iterator[str]:
-    """Each experiment with its world sizes and its memory; then, last, what all of it takes."""
+    """Yield each experiment with its world sizes and its memory, then the cost of all of them."""
     yield f"scale {config.settings.scale}"
     if names == config.select_experiments([ALL]) and (note := config.left_out_note):
         yield note
     for name in config.list_corpora(names):
         if config.corpora[name].source.downloaded is False:
-            yield f"corpus {name}: not yet downloaded by anybody with this configuration; its hashes are not known here"
+            yield f"corpus {name}: not downloaded yet with this configuration, so its hashes are not known"
     for name in names:
         runs = config.runs(name)
         experiment = config.experiment(name)
@@ -69,84 +69,95 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
             shape = geometry(size, config.machine.gpus_per_node)
             counted = [run for run in of_size if run.budget.kind == "steps"]
-            steps = sum(_steps(run) for run in counted)
-            tokens = sum(_steps(run) * run.global_batch * run.sequence_length for run in counted)
-            others = f", and {len(of_size) - len(counted)} whose budget is no number of steps"
+            steps = sum(_count_own_steps(run) for run in counted)
+            tokens = sum(_count_own_steps(run) * run.global_batch * run.sequence_length for run in counted)
+            others = f", and {len(of_size) - len(counted)} whose budget is not in steps"
             yield (
                 f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
                 f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
             )
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-        yield from memory([run.settings for run in runs])
+        yield from render_memory([run.settings for run in runs])
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
-    yield from takes(config, names, Priced(config))
+    yield from render_prices(config, names, RunPrices(config))
 
 
-def _steps(run: RunSettings) -> int:
-    """Of a budget in steps, those that the run takes itself."""
+def _count_own_steps(run: RunSettings) -> int:
+    """Return the steps that a run takes itself, without those of the run that it resumes."""
     return max(0, run.budget.steps - start_step(run))
 
 
-def takes(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
-    """A table of runs, hours, files and bytes, an experiment a line; then what it rests on, and the budget."""
+def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
+    """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions and the budget."""
     machine, every = config.machine, config.all_runs(names)
-    of_all = total(priced.price(run) for run in every.values())
-    yield f"what it takes on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
+    of_all = total(prices.price(run) for run in every.values())
+    yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
     heads = ("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")
     rows = [heads]
     for name in names:
         runs = config.runs(name)
-        done = sum(priced.done(run.run_id) for run in runs)
-        rows.append(_row(name, done, total(priced.price(run) for run in runs)))
-    done = {run_id for run_id in every if priced.done(run_id)}
+        done = sum(prices.is_done(run.run_id) for run in runs)
+        rows.append(_format_row(name, done, total(prices.price(run) for run in runs)))
+    done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
-        rows.append(_row("in all", len(done), of_all))
+        rows.append(_format_row("total", len(done), of_all))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
         yield f"  {'  '.join(columns)}".rstrip()
-    yield from _stores(config, names, priced)
+    yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
-        yield f"  resume states: up to {_size(of_all.passing_bytes)} more while a run is running"
+        yield f"  resume states: up to {_format_bytes(of_all.passing_bytes)} more while a run is running"
     if of_all.unlogged:
-        yield f"  logs of {of_all.unlogged} runs are not in these bytes: their number of steps is not known"
+        yield f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of steps is not known"
     for why, count in of_all.bounded.items():
         yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
     if of_all.timed:
-        yield from _assumed(config, every.values(), of_all)
-        yield from _budget(config, priced, [run_id for run_id in every if run_id not in done])
+        yield from _describe_assumptions(config, every.values(), of_all)
+        yield from _describe_budget(config, prices, [run_id for run_id in every if run_id not in done])
 
 
-def _row(name: str, done: int, of: Total) -> tuple[str, ...]:
+def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
     sums = ("not known", "not known") if of.runs and not of.timed else (f"{of.node_hours:,.1f}", f"{of.gpu_hours:,.1f}")
     # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
     missing = 0 < of.timed < of.runs
     sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
-    return name, f"{of.runs:,}", f"{done:,}", *(f"{sign}{text}" for text in sums), f"{of.files:,}", _size(of.bytes)
+    return (
+        name,
+        f"{of.runs:,}",
+        f"{done:,}",
+        *(f"{sign}{text}" for text in sums),
+        f"{of.files:,}",
+        _format_bytes(of.bytes),
+    )
 
 
-def _stores(config: Config, names: list[str], priced: Priced) -> Iterator[str]:
-    """A line on the token stores that the runs read."""
-    stores = priced.stores(names)
+def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
+    """Yield a line on the token stores that the runs read."""
+    stores = prices.count_stores(names)
     pieces = []
-    if stores.there:
-        pieces.append(f"{stores.there} here with {stores.there_files:,} files, {_size(stores.there_bytes)}")
-    if stores.foreseen:
-        pieces.append(f"{stores.foreseen} to be made, about {_size(stores.foreseen_bytes)} before compression")
+    if stores.existing:
+        pieces.append(
+            f"{stores.existing} here with {stores.existing_files:,} files, {_format_bytes(stores.existing_bytes)}"
+        )
+    if stores.predicted:
+        pieces.append(
+            f"{stores.predicted} to be made, about {_format_bytes(stores.predicted_bytes)} before compression"
+        )
     if stores.unknown:
         texts = sorted({name.rpartition("/")[0] for name in stores.unknown})
-        pieces.append(f"{len(stores.unknown)} to be made, of a size nobody knows yet ({', '.join(texts)})")
+        pieces.append(f"{len(stores.unknown)} to be made, of unknown size ({', '.join(texts)})")
     if pieces:
-        yield f"  token stores beside them: {'; '.join(pieces)}"
+        yield f"  token stores, in addition: {'; '.join(pieces)}"
 
 
-def _assumed(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
+def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
     machine = config.machine
     formats = {number_format(run.settings) for run in runs} if machine.device else set()
     peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
@@ -161,11 +172,11 @@ def _assumed(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
         yield f"  whole nodes are charged: {share:.0%} of their GPUs compute"
 
 
-def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
-    """Whether what is left to run keeps to the budget. Without nodes that are counted there is none to keep."""
+def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iterator[str]:
+    """Yield whether the remaining runs fit the budget of node-hours; nothing for a machine without `gpus_per_node`."""
     if config.machine.gpus_per_node is None:
         return
-    totals = priced.totals(left)
+    totals = prices.sum_by_experiment(left)
     needed, allowed = sum(of.node_hours for of in totals.values()), config.settings.budget.node_hours
     kept = needed <= allowed
     pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
@@ -173,14 +184,14 @@ def _budget(config: Config, priced: Priced, left: list[str]) -> Iterator[str]:
         pieces += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
     yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {pieces}"
     if not kept:
-        yield "  submitting them is refused; Snakemake is told of a larger budget by"
+        yield "  submission will be refused. Raise the budget with"
         yield f"    --config '{larger(needed)}'"
 
 
-def _size(count: int) -> str:
-    """Bytes for people.
+def _format_bytes(count: int) -> str:
+    """Format a number of bytes for display.
 
-    >>> _size(1536), _size(3 << 30)
+    >>> _format_bytes(1536), _format_bytes(3 << 30)
     ('1.5 KiB', '3.0 GiB')
     """
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -188,16 +199,22 @@ def _size(count: int) -> str:
     return f"{count / (1 << 10 * power):,.{int(power > 0)}f} {units[power]}"
 
 
-def memory(runs: list[RunSettings]) -> Iterator[str]:
-    """A line for each model, rows of a pass and precision; layouts that need the same stand together."""
+def render_memory(runs: list[RunSettings]) -> Iterator[str]:
+    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory share a line."""
     found, unknown = {}, {}
-    for run in sorted(runs, key=_place):
-        held, reason = _held(run)
+    for run in sorted(runs, key=_sort_key):
+        held, reason = _predict_memory(run)
         if reason:
             unknown[f"    {run.model.name}: {reason}"] = None
             continue
-        what = (run.model.name, f"{run.micro_batch} x {run.sequence_length}", run.precision, _options(run), *held)
-        found.setdefault(what, {})[_layout(run.layout)] = None
+        what = (
+            run.model.name,
+            f"{run.micro_batch} x {run.sequence_length}",
+            run.precision,
+            _format_options(run),
+            *held,
+        )
+        found.setdefault(what, {})[_format_layout(run.layout)] = None
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
     yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
     lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
@@ -209,21 +226,21 @@ def memory(runs: list[RunSettings]) -> Iterator[str]:
     yield from unknown
 
 
-def _place(run: RunSettings) -> tuple:
-    """Small layouts first, those of one kind together."""
+def _sort_key(run: RunSettings) -> tuple:
+    """Return the sort key of a run: model, then small layouts before large ones of the same method."""
     layout = run.layout
-    return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _options(run)
+    return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _format_options(run)
 
 
-def _layout(layout: LayoutSettings) -> str:
-    """Degrees above 1 in words."""
+def _format_layout(layout: LayoutSettings) -> str:
+    """Describe the degrees of a layout that are above 1."""
     names = {"shard": layout.sharding, "pipeline": layout.schedule}
     degrees = ((degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline"))
     return " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1) or "one rank"
 
 
-def _options(run: RunSettings) -> str:
-    """What else a run's memory depends on."""
+def _format_options(run: RunSettings) -> str:
+    """Describe the other settings that a run's memory depends on."""
     again = run.activation_checkpointing
     named = {
         f"{again} checkpointing": again != "none",
@@ -235,8 +252,8 @@ def _options(run: RunSettings) -> str:
     return ", ".join(name for name, pieces in named.items() if pieces)
 
 
-def _held(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:
-    """((sum, parts), None), or (None, why they are not known)."""
+def _predict_memory(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:
+    """Return ((sum, terms of the sum), None), or (None, why the memory is not known)."""
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
     if vocabulary is None:
         return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
@@ -247,7 +264,6 @@ def _held(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
     unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")
     parts = [
-        f"{part}, which are not predicted" if size is None else f"{size / unit:.2f} {part}"
-        for part, size in asdict(held).items()
+        f"{part}, not predicted" if size is None else f"{size / unit:.2f} {part}" for part, size in asdict(held).items()
     ]
     return (f"{held.total / unit:.2f} {name}", " + ".join(parts)), None

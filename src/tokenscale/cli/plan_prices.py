@@ -1,4 +1,4 @@
-"""Prices of a configuration's runs, with what `results/` says already: vocabularies, token stores, finished runs."""
+"""Prices of a configuration's runs, from the settings and the manifests that already exist below `results/`."""
 
 import json
 from collections.abc import Iterable
@@ -28,19 +28,22 @@ VOCABULARIES = {"tekken": 131_072}
 
 
 @dataclass(frozen=True)
-class Stores:
-    """Token stores: those that are there, those whose tokens another store of the same text knows, and the others."""
+class StoreCounts:
+    """Number and size of token stores: existing ones, ones whose size is predicted, and ones of unknown size.
 
-    there: int
-    there_bytes: int
-    there_files: int
-    foreseen: int
-    foreseen_bytes: int
+    The size of a missing store is predicted from another store of the same text.
+    """
+
+    existing: int
+    existing_bytes: int
+    existing_files: int
+    predicted: int
+    predicted_bytes: int
     unknown: tuple[str, ...]
 
 
-class Priced:
-    """The runs of a configuration, priced on its machine. Manifests are read once, when they are first asked for."""
+class RunPrices:
+    """Prices of a configuration's runs on its machine. Each manifest is read once, when it is first needed."""
 
     def __init__(self, config: Config, results: Path = Path("results")):
         self._config, self._results = config, results
@@ -48,23 +51,23 @@ class Priced:
         self._prices: dict[str, Price] = {}
 
     def price(self, run: Run) -> Price:
-        """Of one run."""
+        """Return the price of one run."""
         if run.run_id not in self._prices:
-            settings, manifest = run.settings, self._manifest("tokenizers", run.settings.tokenizer.name)
+            settings, manifest = run.settings, self._read_manifest("tokenizers", run.settings.tokenizer.name)
             vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
-            self._prices[run.run_id] = price(settings, self._config.machine, vocabulary, self._rows(settings))
+            self._prices[run.run_id] = price(settings, self._config.machine, vocabulary, self._read_rows(settings))
         return self._prices[run.run_id]
 
-    def done(self, run_id: str) -> bool:
-        """Whether a run has ended; Snakemake may still find a reason to run it again (`status --stale`)."""
+    def is_done(self, run_id: str) -> bool:
+        """Return whether a run has ended; Snakemake may still find a reason to run it again (`status --stale`)."""
         return (self._results / "runs" / run_id / "done.json").is_file()
 
-    def minutes(self, run: Run) -> int:
-        """Time limit of the run's job."""
+    def time_limit_minutes(self, run: Run) -> int:
+        """Return the time limit of the run's job."""
         return job_minutes(self.price(run), self._config.machine)
 
-    def totals(self, run_ids: Iterable[str]) -> dict[str, Total]:
-        """Experiment → what its requested runs take; experiments without a requested run are left out.
+    def sum_by_experiment(self, run_ids: Iterable[str]) -> dict[str, Total]:
+        """Return experiment → total price of its requested runs; experiments without a requested run are left out.
 
         A run that several experiments need counts for the first one.
         """
@@ -77,77 +80,80 @@ class Priced:
                 found[name] = total(self.price(run) for run in runs)
         return found
 
-    def stores(self, names: list[str]) -> Stores:
-        """The token stores that experiments need. Their archives are not among them."""
-        there, foreseen, unknown = [], [], []
+    def count_stores(self, names: list[str]) -> StoreCounts:
+        """Count the token stores that experiments need, without the archives that some are unpacked from."""
+        existing, predicted, unknown = [], [], []
         for corpus, tokenizer, directory in self._config.stores(names):
             store = StoreSettings.parse(directory)
-            manifest = self._manifest("tokens", corpus, tokenizer, directory)
+            manifest = self._read_manifest("tokens", corpus, tokenizer, directory)
             if manifest is not None:
-                there.append(manifest["files"])
-            elif (like := self._like(corpus, tokenizer, store)) is not None:
-                foreseen.append(store_bytes(store, like["documents"], _tokens(like), like["vocabulary_size"]))
+                existing.append(manifest["files"])
+            elif (similar := self._find_similar_store(corpus, tokenizer, store)) is not None:
+                predicted.append(
+                    store_bytes(store, similar["documents"], _count_tokens(similar), similar["vocabulary_size"])
+                )
             else:
                 unknown.append(f"{corpus}/{tokenizer}/{directory}")
-        return Stores(
-            there=len(there),
-            there_bytes=sum(file["bytes"] for files in there for file in files),
-            there_files=sum(len(files) + 2 for files in there),  # manifest.json and build.json
-            foreseen=len(foreseen),
-            foreseen_bytes=sum(foreseen),
+        return StoreCounts(
+            existing=len(existing),
+            existing_bytes=sum(file["bytes"] for files in existing for file in files),
+            existing_files=sum(len(files) + 2 for files in existing),  # manifest.json and build.json
+            predicted=len(predicted),
+            predicted_bytes=sum(predicted),
             unknown=tuple(unknown),
         )
 
-    def _rows(self, run: RunSettings) -> Rows | None:
-        """What the run's store holds; of a run that tokenizes while training, a store of the same rows.
+    def _read_rows(self, run: RunSettings) -> Rows | None:
+        """Return the size of the store that the run reads; for a run that tokenizes while training, of an equivalent
+        store.
 
-        Before that store is there, bounds of what it will hold; None where there are none.
+        Before that store exists, bounds of its size; None without any.
         """
         if run.budget.kind not in ("epochs", "useful_tokens"):
             return None
         form = {"padded": "padded", "padding-free": "token-list"}.get(run.approach)
         store = run.store or StoreSettings(form, sequence_length=run.sequence_length, eos=run.eos)
-        manifest = self._manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
+        manifest = self._read_manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
         stream = BATCHES[run.approach].streams
         if manifest is not None:
-            rows = _tokens(manifest) / run.sequence_length if stream else manifest["rows"]
+            rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
             return Rows(rows, manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
             useful = fewest_useful(run, stream)
-            return Rows(1, useful, "the fewest useful tokens of a row") if useful else None
-        documents, tokens, source = self._size(run, store)
+            return Rows(1, useful, "the fewest useful tokens per row") if useful else None
+        documents, tokens, source = self._bound_text_size(run, store)
         rows = most_rows(run, stream, documents, tokens)
-        return Rows(rows, 0, f"the most rows of an epoch, by {source}") if rows else None
+        return Rows(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
 
-    def _size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:
-        """(documents, tokens, source) of the text that a run reads: upper bounds, None where there are none.
+    def _bound_text_size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:
+        """Return upper bounds (documents, tokens, source) of the text that a run reads; None where there is no bound.
 
         The source is another store of the same text, the corpus, or what the configuration declares of the corpus.
         """
         corpus = run.corpus
-        if (like := self._like(corpus.name, run.tokenizer.name, store)) is not None:
-            return like["documents"], _tokens(like), "another store of the text"
-        built = self._manifest("corpus", corpus.name)
+        if (similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)) is not None:
+            return similar["documents"], _count_tokens(similar), "another store of the same text"
+        built = self._read_manifest("corpus", corpus.name)
         try:
             split = built["splits"]["train"]
             # no tokenizer makes more tokens than bytes; beside them two control tokens for each text of a pair
             return split["rows"], split["utf8_bytes"] + 4 * split["rows"], "the corpus"
-        except (TypeError, KeyError):  # not there, or of another kind
+        except (TypeError, KeyError):  # missing, or of another kind
             source = corpus.source
             stated = [n for n in (source.documents, source.published_documents, source.maximum_documents) if n]
-            return min(stated, default=None), None, "what the configuration says of the corpus"
+            return min(stated, default=None), None, "the configuration of the corpus"
 
-    def _like(self, corpus: str, tokenizer: str, store: StoreSettings) -> dict[str, Any] | None:
-        """The manifest of any store of the same documents and the same ids."""
+    def _find_similar_store(self, corpus: str, tokenizer: str, store: StoreSettings) -> dict[str, Any] | None:
+        """Return the manifest of any store with the same documents and the same ids."""
         for folder in sorted((self._results / "tokens" / corpus / tokenizer).glob("*/")):
-            manifest = self._manifest("tokens", corpus, tokenizer, folder.name)
+            manifest = self._read_manifest("tokens", corpus, tokenizer, folder.name)
             options = (manifest or {}).get("options", {})
             if options.get("split") == store.split and options.get("eos") == store.eos and "tokens_useful" in manifest:
                 return manifest
         return None
 
-    def _manifest(self, *where: str) -> dict[str, Any] | None:
-        """A manifest below results, as it is: to price a run it need not be checked. None where there is none."""
+    def _read_manifest(self, *where: str) -> dict[str, Any] | None:
+        """Read a manifest below results without validating it; prices do not need that. None where it is missing."""
         path = self._results.joinpath(*where, "manifest.json")
         if path not in self._manifests:
             try:
@@ -157,6 +163,6 @@ class Priced:
         return self._manifests[path]
 
 
-def _tokens(manifest: dict[str, Any]) -> int:
-    """Tokens of a store's documents: a document of n brings n - 1 useful ones, less what is cut."""
+def _count_tokens(manifest: dict[str, Any]) -> int:
+    """Count the tokens of a store's documents: n tokens have n - 1 useful ones, less those that are cut."""
     return manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One sub-verb a product."""
     kinds = "all | figure | page | experiment | view | changes | pdf | bundle"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
-    whole = parts.add_parser("all", help="everything below but the views, and the claims, from tables alone")
+    whole = parts.add_parser("all", help="everything below except the views, and the claims, from tables alone")
     _of_experiments(whole)
     _copied(whole)
     whole.add_argument(
