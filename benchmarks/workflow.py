@@ -25,7 +25,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.cli.snakemake_dry_run import need_workflow
+from tokenscale.cli.snakemake_dry_run import require_workflow
 from tokenscale.runs.records import hardware
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.config import Config
@@ -63,7 +63,7 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
     A size is rounded up to a multiple of ten: five approaches on one and two ranks, the rest are learning rates. Raises
     UserError in a folder without a workflow, and for a size or number of rounds below 1.
     """
-    need_workflow()
+    require_workflow()
     if min(*sizes, rounds) < 1:
         raise UserError(
             "there is nothing to time.",

@@ -46,8 +46,8 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     assert any(line.startswith(f"{jobs['running']} running train {RUN} ") for line in words)
     assert any(line.endswith("of 1 min nid[000001-000004]") for line in words)
     held = next(n for n, line in enumerate(words) if line.startswith(f"{jobs['held']} waiting build_corpus web "))
-    assert words[held + 1 : held + 3] == ["why you hold it (JobHeldUser)", f"next scontrol release {jobs['held']}"]
-    assert any(line.startswith("why its time to begin has not come (BeginTime); expected start ") for line in words)
+    assert words[held + 1 : held + 3] == ["why held by you (JobHeldUser)", f"next scontrol release {jobs['held']}"]
+    assert any(line.startswith("why its begin time is in the future (BeginTime); expected start ") for line in words)
     assert any(line.startswith(WAITS) for line in words), text
 
 
@@ -59,5 +59,5 @@ def test_a_controller_that_does_not_answer_is_one_line(another, tmp_path, end):
         done = cluster.run(*STATUS, cwd=tmp_path)
         assert time.monotonic() - began < 15
         cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
-    assert done.stdout.startswith("jobs   SLURM's queue cannot be asked: ") and done.stderr == ""
+    assert done.stdout.startswith("jobs   SLURM's queue cannot be read: ") and done.stderr == ""
     assert len(done.stdout.splitlines()) == 3

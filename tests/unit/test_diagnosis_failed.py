@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tokenscale.cli import main as cli
-from tokenscale.cli.status_failed import parse
+from tokenscale.cli.status_failed import parse_failed_jobs
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 OWN = f"results/logs/train/{RUN}.log"
@@ -144,7 +144,7 @@ def test_a_retry_that_went_well_is_no_failure(folder, capsys):
     assert said(folder, capsys, FAILED).startswith("nothing failed")
     os.utime(done, (0, 0))  # what an earlier call had made
     assert said(folder, capsys, FAILED).startswith("1 job failed")
-    twice = parse(START + FAILED + FAILED.replace("'8'", "'9'").replace("jobid: 8", "jobid: 9"))
+    twice = parse_failed_jobs(START + FAILED + FAILED.replace("'8'", "'9'").replace("jobid: 8", "jobid: 9"))
     assert [job.slurm for job in twice] == ["9"]
 
 
@@ -164,7 +164,7 @@ def test_many_failures_stay_readable(folder, capsys):
 
 def test_nothing_to_read_is_told(folder, capsys):
     assert cli.main(["status", "--failed"]) == 0
-    assert capsys.readouterr().out == "nothing has run here yet\n"
+    assert capsys.readouterr().out == "no job has run here yet\n"
     assert cli.main(["status", "--failed", "none.log"]) == 2
     assert "there is no such log" in capsys.readouterr().err
     (folder / "named.log").write_text(START)  # what Snakemake's hook asks after Ctrl-C

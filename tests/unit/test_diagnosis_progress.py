@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 import snakemake_logger_plugin_tokenscale as plugin
-from tokenscale.cli.snakemake_progress import Lines, Progress, recorded_jobs
+from tokenscale.cli.snakemake_progress import Progress, ProgressLines, read_recorded_jobs
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,8 +105,8 @@ def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(
     record("b-svg", "draw", 10.0, 30.0, "b.log")
     record("touched", "train", 50.0, 50.001, "c.log")
     (tmp_path / "broken").write_text("{")
-    assert recorded_jobs(tmp_path) == {"draw": [(0.001, 10.0), (10.0, 30.0)]}
-    assert recorded_jobs(tmp_path / "absent") == {}
+    assert read_recorded_jobs(tmp_path) == {"draw": [(0.001, 10.0), (10.0, 30.0)]}
+    assert read_recorded_jobs(tmp_path / "absent") == {}
 
 
 # -- the lines
@@ -118,10 +118,10 @@ def test_a_status_line_never_wraps_and_keeps_the_time_left():
     for number in range(2, 6):
         progress.start(number, "train", f"train packed-llama-micro-single-w1-{number:010d}", 60)
     for columns in (70, 80, 120, 400):
-        line = Lines(progress, 0).status(75, columns)
+        line = ProgressLines(progress, 0).format_status(75, columns)
         assert len(line) < columns and line.startswith("running  train packed")
         assert line.endswith(" 15 s and 3 more  1/30 done, about 29 min left")
-    assert Lines(call({}), 0).status(0, 80) == ""
+    assert ProgressLines(call({}), 0).format_status(0, 80) == ""
 
 
 # -- the plugin

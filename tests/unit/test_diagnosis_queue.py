@@ -14,13 +14,13 @@ from tokenscale.cli import status_queue as queue
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 #: SLURM's reason → what must be in its explanation
 REASONS = {
-    "None": "not looked at it",
+    "None": "not considered it",
     "Priority": "higher priority",
     "Resources": "in use",
     "Dependency": "another job",
     "DependencyNeverSatisfied": "has failed",
-    "BeginTime": "time to begin",
-    "JobHeldUser": "you hold it",
+    "BeginTime": "its begin time",
+    "JobHeldUser": "held by you",
     "JobHeldAdmin": "administrator",
     "ReqNodeNotAvail, UnavailableNodes:nid000003": "down, reserved",
     "ReqNodeNotAvail, Reserved for maintenance": "maintenance is announced",
@@ -39,10 +39,10 @@ REASONS = {
     "AssocGrpCPUMinutesLimit": "used up",
     "AssocGrpGRESMinutes": "used up",
     "QOSGrpCPUMinutesLimit": "used up",
-    "QOSMaxJobsPerUserLimit": "you run as much",
-    "QOSMaxNodePerUserLimit": "you run as much",
-    "QOSMaxGRESPerUser": "you run as much",
-    "AssocMaxJobsLimit": "you run as much",
+    "QOSMaxJobsPerUserLimit": "you have reached your limit",
+    "QOSMaxNodePerUserLimit": "you have reached your limit",
+    "QOSMaxGRESPerUser": "you have reached your limit",
+    "AssocMaxJobsLimit": "you have reached your limit",
     "AssocGrpNodeLimit": "together",
     "QOSGrpGRES": "together",
     "MaxGRESPerAccount": "together",
@@ -95,7 +95,7 @@ def said(capsys, *options):
 
 
 def test_a_machine_without_slurm_says_so_in_one_line(folder, capsys):
-    assert said(capsys) == "jobs   no SLURM here\n\nruns   none under results/runs yet\n"
+    assert said(capsys) == "jobs   SLURM is not installed here\n\nruns   none under results/runs yet\n"
 
 
 def test_jobs_of_this_folder_alone_are_told(folder, capsys):
@@ -134,8 +134,8 @@ def test_a_folder_by_a_link_is_the_same_folder(folder, capsys):
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_reason_is_told_in_words(folder, reason):
     squeue(folder, waiting(folder, reason))
-    (job,) = queue.queue().jobs
-    why, cure = job.why
+    (job,) = queue.query_queue().jobs
+    why, cure = job.waiting_reason
     assert REASONS[reason] in why
     assert "{" not in cure
 
@@ -148,7 +148,7 @@ def test_what_one_can_do_names_the_job_and_the_start_is_told(folder, capsys):
         waiting(folder, "Resources", number=5, start="soon"),
     )
     text = said(capsys)
-    assert "why   you hold it (JobHeldUser)\n" in text and "next  scontrol release 3\n" in text
+    assert "why   held by you (JobHeldUser)\n" in text and "next  scontrol release 3\n" in text
     assert "why   jobs of higher priority come first; expected start 2999-01-01 17:11, in " in text
     assert "it is next; expected start soon\n" in text
 
@@ -170,7 +170,7 @@ def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(fold
     monkeypatch.setattr(queue, "LIMIT_S", 0.5)
     program(folder.parent / "bin", "squeue", script)
     first, empty, runs = said(capsys).splitlines()
-    assert first.startswith("jobs   SLURM's queue cannot be asked: ") and words in first
+    assert first.startswith("jobs   SLURM's queue cannot be read: ") and words in first
     assert runs == "runs   none under results/runs yet"
 
 
@@ -185,15 +185,15 @@ def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
     log = folder / ".snakemake/log/now.snakemake.log"
     log.parent.mkdir(parents=True)
     with log.open("w"):  # as a Snakemake holds it while it lives
-        assert status.attended(folder)
+        assert status.is_snakemake_running(folder)
         assert "start it again" not in said(capsys)
-    assert not status.attended(folder)
+    assert not status.is_snakemake_running(folder)
 
 
 def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):
     squeue(folder, line(folder, 21), line(folder, 22), line(folder, 23, comment="rule_train_wildcards_another"))
     assert [text.strip() for text in said(capsys).splitlines() if "why" in text] == [
-        "why   job 21 trains this run; it waits for that one to end"
+        "why   job 21 trains this run; this job waits until it ends"
     ]
 
 

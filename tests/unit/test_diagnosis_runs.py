@@ -51,7 +51,7 @@ def made(results, name=RUN, *, attempt=0, ago=0.0, log="", host=None, **status):
 
 
 def only(results, *jobs):
-    (found,) = runs.runs(results, jobs)
+    (found,) = runs.read_runs(results, jobs)
     return found
 
 
@@ -163,9 +163,9 @@ def test_looking_takes_no_lock(results):
     """A training that starts while somebody looks would be refused its folder."""
     folder = made(results)
     with locked(folder, "it"):
-        assert runs.locked_here(folder / ".lock")
-    assert not runs.locked_here(folder / ".lock")
-    assert not runs.locked_here(folder / "none")
+        assert runs.is_locked_here(folder / ".lock")
+    assert not runs.is_locked_here(folder / ".lock")
+    assert not runs.is_locked_here(folder / "none")
 
 
 def test_one_that_was_killed_a_moment_ago_does_not_run(results):
@@ -254,7 +254,7 @@ def test_the_log_of_the_rank_that_failed_first_comes_first(results, words):
     (folder / "attempt=02/output").mkdir()
     for rank in range(4):
         (folder / f"attempt=02/output/rank={rank:05d}.log").write_text("x\n")
-    names = [path.name for path in runs.logs(results, RUN, 2)]
+    names = [path.name for path in runs.find_logs(results, RUN, 2)]
     assert names == ["rank=00003.log", f"{RUN}.log", "rank=00000.log", "rank=00001.log", "rank=00002.log"]
 
 
@@ -269,18 +269,18 @@ def test_what_is_half_there_breaks_nothing(results):
 
 def test_the_end_of_a_log_is_text(tmp_path):
     (tmp_path / "x.log").write_bytes(b"\x1b[31mred\x1b[0m\n 1%\r 2%\r 3%\nend\r\n\xff")
-    assert runs.tail(tmp_path / "x.log") == "red\n 3%\nend\n\N{REPLACEMENT CHARACTER}"
-    assert runs.tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
+    assert runs.read_tail(tmp_path / "x.log") == "red\n 3%\nend\n\N{REPLACEMENT CHARACTER}"
+    assert runs.read_tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e12", "0", "-3", "soon"])
 def test_seconds_that_nobody_can_wait_are_refused(seconds, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         cli.main(["status", "--watch", seconds])
-    assert "no number of seconds from 1 to 86400" in capsys.readouterr().err
+    assert "not a number of seconds from 1 to 86400" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("asked", ["--watch", "--stale", "--failed"])
 def test_json_is_refused_where_there_is_none(asked, capsys):
     assert cli.main(["status", asked, "--json"]) == 2
-    assert "--json is of the queue and the runs" in capsys.readouterr().err
+    assert "--json cannot be combined" in capsys.readouterr().err

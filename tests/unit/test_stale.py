@@ -7,8 +7,8 @@ import pytest
 
 from tokenscale.base.files import sha256_text, write_json, write_text
 from tokenscale.cli.main import main
-from tokenscale.cli.snakemake_dry_run import parse
-from tokenscale.cli.status_stale import causes, changed_settings, render
+from tokenscale.cli.snakemake_dry_run import parse_jobs
+from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
 from tokenscale.settings.calls import NO_OPTIONS, Call
 from tokenscale.settings.closure import PACKAGE
 
@@ -121,12 +121,12 @@ def way(first, *more):
 
 
 def told(text, *, exists=lambda path: True, targets=(), call=NO_OPTIONS, runs=Path("nowhere")):
-    jobs = parse(text)
-    return render(jobs, causes(jobs, exists), list(targets), call, runs)
+    jobs = parse_jobs(text)
+    return render(jobs, find_causes(jobs, exists), list(targets), call, runs)
 
 
 def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
-    jobs = parse(way(store(f"Updated input files: {code('list')}")))
+    jobs = parse_jobs(way(store(f"Updated input files: {code('list')}")))
     assert [(j.kind, j.name) for j in jobs] == [
         ("store", "web/bpe/token-list"),
         ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
@@ -174,7 +174,7 @@ def test_nothing_is_touched_where_something_is_missing():
 
 def test_files_that_hit_the_same_jobs_are_one_cause():
     both = f"Updated input files: {code('both')}"
-    found = causes(parse(HEAD + train(both) + train(both, WIDE)), lambda path: True)
+    found = find_causes(parse_jobs(HEAD + train(both) + train(both, WIDE)), lambda path: True)
     assert [(c.label, len(c.jobs)) for c in found] == [("code", 2)]
     assert found[0].text == f"{TOKEN_LIST} and {DECODER} changed"
 
@@ -198,7 +198,7 @@ def test_causes_come_before_what_only_follows():
 
 def test_what_was_never_built_is_not_called_missing():
     text = HEAD + store(f"Missing output files: {STORE}")
-    assert "\nnew       never built\n" in told(text, exists=lambda path: False)
+    assert "\nnew       not built yet\n" in told(text, exists=lambda path: False)
     assert f"\nmissing   {STORE} (removed, or its job failed)\n" in told(text, exists=lambda path: True)
 
 
@@ -208,7 +208,7 @@ def test_data_that_changed_is_not_called_code():
 
 def test_a_changed_set_of_inputs_is_told_only_where_nothing_else_explains_it():
     changed = "Set of input files has changed since last execution"
-    assert "\ninputs    it reads other files than before\n" in told(HEAD + tables(changed))
+    assert "\ninputs    its set of input files changed\n" in told(HEAD + tables(changed))
     assert "inputs" not in told(HEAD + train(f"Missing output files: {RUN}") + tables(f"{UPSTREAM}{RUN}; {changed}"))
 
 
@@ -222,7 +222,7 @@ def test_words_that_snakemake_does_not_use_yet_are_passed_on():
         ("""'{"a":{"b":1}}'""", """'{"a":{"b":2}}'""", "a.b: 1 → 2"),
         ("""'{"name":"x"}'""", """'{"cleaning":{"nfc":true},"name":"x"}'""", "cleaning.nfc: default → true"),
         (f"""'{"0" * 64}','{{"seed":1}}'""", f"""'{{"seed":2}}','{"1" * 64}'""", "seed: 1 → 2"),
-        (f"'{'0' * 64}'", f"'{'1' * 64}'", "its content, known by hash"),
+        (f"'{'0' * 64}'", f"'{'1' * 64}'", "its content, compared by hash"),
         ("<nothing exclusive>", "'ranks'", "nothing → ranks"),
         ("not python", "'x'", "not python → x"),
         (
@@ -234,7 +234,7 @@ def test_words_that_snakemake_does_not_use_yet_are_passed_on():
 )
 def test_a_setting_is_told_with_its_values_before_and_now(before, now, words):
     text = f"Union of exclusive params before and now across all output: before: {before} now: {now} "
-    assert changed_settings(text) == words
+    assert describe_changed_settings(text) == words
 
 
 def test_trainings_say_how_long_they_took(tmp_path):

@@ -308,12 +308,12 @@ def report_missing():
         return
     left, made = internals.outputs_of_jobs(workflow)
     if not (workflow.dryrun and internals.jobs_to_run(workflow)):
-        missing.write_record(left + made, dry_run.snakemake(call))
-    say_missing(missing.missing_of(left))
+        missing.write_record(left + made, dry_run.snakemake_command(call))
+    say_missing(missing.find_missing_outputs(left))
 
 
 def say_missing(files):
-    if note := missing.Missing(sorted(files), dry_run.snakemake(call)).render():
+    if note := missing.MissingFiles(sorted(files), dry_run.snakemake_command(call)).render():
         print(note, file=sys.stderr, flush=True)
 
 

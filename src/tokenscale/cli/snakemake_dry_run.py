@@ -1,7 +1,7 @@
-"""What Snakemake would run, and its reason for each job: its dry run's text, read.
+"""Read what Snakemake would run, and its reason for each job, from the text of a dry run.
 
-Snakemake is asked as anybody asks it, in a process of its own: that outlives its versions better than its internals
-do. Of each job it prints the reason and the command, and the command names the output and the log.
+Snakemake runs in a process of its own, through its public command line, which is more stable across versions than its
+internals. For each job it prints the reason and the command; the command names the output and the log.
 """
 
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.settings.calls import NO_OPTIONS, Call
 
-#: kind → (its plural, pattern of its output: what it is of, and its name). In the order of the data's way.
+#: kind → (plural, pattern of its output with its experiment and name), in the order of the data flow
 KINDS = {
     "download": ("downloads", r"results/downloads/(?P<name>[^/]+)/.*"),
     "corpus": ("corpora", r"results/corpus/(?P<name>[^/]+)/.*"),
@@ -30,9 +30,9 @@ KINDS = {
     "report": ("report", r"results/report/(?P<name>.*)"),
     "job": ("jobs", r".*"),
 }
-#: rules that make data, each with its source files as the input `code`
+#: rules that make data; each has its source files as the input `code`
 DATA_RULES = ("download", "build_corpus", "build_tokenizer", "fetch_tokenizer", "pretokenize")
-#: how Snakemake begins a reason → its name here
+#: beginning of Snakemake's reason → its name here
 REASONS = {
     "Missing output files:": "missing",
     "Incomplete output files:": "unfinished",
@@ -45,15 +45,15 @@ REASONS = {
     "Forced execution": "forced",
 }
 _REASON = re.compile("|".join(re.escape(words) for words in REASONS))
-# with a `message:` a rule prints "Job 5: …" and "Reason: …"; without one "rule name:" and a list of its parts
+# with `message:` a rule prints "Job 5: …" and "Reason: …"; without it "rule name:" and its fields
 _JOB = re.compile(r"^(?:Job \d+: (?P<words>.*)|(?:local)?(?:rule|checkpoint) (?P<rule>\w+):)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a dry run: its words as the rule has them, its reasons (name → text), what it writes, its log."""
+    """One job of a dry run: its label from the rule, its reasons (name → text), its outputs and its log."""
 
-    words: str
+    label: str
     reasons: dict[str, str]
     outputs: tuple[str, ...]
     log: str | None = None
@@ -65,94 +65,96 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """What it makes (see KINDS), from its output; `job` for an output of another place."""
+        """Return the kind of the job's output (see KINDS); `job` for an output elsewhere."""
         return self._found[0]
 
     @property
     def experiment(self) -> str | None:
-        """The experiment it belongs to, if it belongs to one."""
+        """Return the experiment that the job belongs to, if any."""
         return self._found[1].get("of")
 
     @property
     def name(self) -> str:
-        """Which one of its kind."""
-        return " of ".join(filter(None, [self._found[1].get("name"), self.experiment])) or self.words
+        """Return the job's name within its kind."""
+        return " of ".join(filter(None, [self._found[1].get("name"), self.experiment])) or self.label
 
 
-def planned(targets: list[str], call: Call = NO_OPTIONS) -> list[Job]:
-    """The jobs that Snakemake would run here for these targets. Raises UserError where it cannot plan them.
+def plan_jobs(targets: list[str], call: Call = NO_OPTIONS) -> list[Job]:
+    """Return the jobs that Snakemake would run for these targets. Raise UserError if it cannot plan them.
 
-    Snakemake does not look at a job behind one that runs. Where runs stand behind edited code of their data, it is
-    asked again as if that edit were accepted, so that what hits the runs themselves is known, too.
+    Snakemake does not examine a job downstream of one that runs. If runs are downstream of edited data code, a second
+    dry run accepts that edit, so that the runs' own reasons are known, too.
     """
     text = dry_run(targets, call)
-    jobs = parse(text)
+    jobs = parse_jobs(text)
     if not any(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs):
         return jobs
     accepted = [rule for rule in DATA_RULES if re.search(rf"^{rule} +\d+$", text, re.MULTILINE)]
-    own = {job.outputs: job.reasons for job in parse(dry_run(targets, call, accepted))}
+    own = {job.outputs: job.reasons for job in parse_jobs(dry_run(targets, call, accepted))}
     return [replace(job, reasons=own.get(job.outputs, {}) | job.reasons) for job in jobs]
 
 
 def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Iterable[str] = ()) -> str:
-    """What `snakemake --dry-run` prints here, with each job's reason and command.
+    """Return the output of `snakemake --dry-run` with each job's reason and command.
 
-    Edits of the code of `accepted` rules count as none. Raises UserError in a folder without a workflow, and with
-    Snakemake's own words where it cannot plan.
+    Edits of the code of `accepted` rules are ignored. Raise UserError in a folder without a workflow, and with
+    Snakemake's message if it cannot plan.
     """
-    need_workflow()
-    # what a killed Snakemake left unfinished would stop the dry run, too
+    require_workflow()
+    # outputs that a killed Snakemake left incomplete would stop the dry run, too
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--rerun-incomplete", "--printshellcmds", "--nocolor"]
     command += [*call.arguments, *([] if call.profile else ["--cores", "1"])]
     ancient = [f"{rule}=code" for rule in accepted]
     command += ["--consider-ancient", *ancient] if ancient else []
-    # a profile may hide reasons: `--quiet` said here replaces what it says
+    # a profile may hide reasons: this `--quiet` overrides it
     command += ["--quiet", "host", "--", *targets]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
-        raise _refused(done.stdout, f"{snakemake(call)} --dry-run {' '.join(targets)}".rstrip())
+        raise _planning_error(done.stdout, f"{snakemake_command(call)} --dry-run {' '.join(targets)}".rstrip())
     return done.stdout
 
 
-def need_workflow() -> None:
-    """Raise UserError where the working folder holds no workflow."""
+def require_workflow() -> None:
+    """Raise UserError if the working folder holds no workflow."""
     if not Path("workflow/Snakefile").is_file():
         raise UserError(
-            "there is no workflow here.",
+            "this folder holds no workflow.",
             folder=Path.cwd(),
             expected="workflow/Snakefile",
-            next="change to the project's folder",
+            next="cd to the project's folder",
         )
 
 
-def snakemake(call: Call) -> str:
-    """The command line with which a person runs Snakemake on this configuration; targets may follow it."""
+def snakemake_command(call: Call) -> str:
+    """Return the Snakemake command line for this configuration; targets may be appended."""
     return shlex.join(["snakemake", *call.arguments, *([] if call.profile else ["--cores", "1"])])
 
 
-def _refused(text: str, command: str) -> UserError:
+def _planning_error(text: str, command: str) -> UserError:
     own = re.search(r"^tokenscale: (.*)((?:\n  .*)*)", text, re.MULTILINE)
-    if own:  # a mistake in the configuration: the workflow's message says it all
+    if own:  # a mistake in the configuration: pass on the workflow's message
         facts: dict[str, str] = {}
-        for label, fact in re.findall(r"^  (\S*) +(.*)", own[2], re.MULTILINE):  # no label: the fact above goes on
+        for label, fact in re.findall(
+            r"^  (\S*) +(.*)", own[2], re.MULTILINE
+        ):  # no label: continuation of the fact above
             label = label or list(facts)[-1]
             facts[label] = "\n".join([*([facts[label]] if label in facts else []), fact])
         return UserError(own[1], **facts)
     text_after = text.partition("Building DAG of jobs...")[2] or text
     return UserError(
-        "Snakemake cannot plan this.", snakemake="\n".join(text_after.strip().splitlines()[-12:]), next=command
+        "Snakemake cannot plan the jobs.", snakemake="\n".join(text_after.strip().splitlines()[-12:]), next=command
     )
 
 
-def parse(text: str) -> list[Job]:
-    """The jobs in a dry run's text. Targets, which write nothing, are left out.
+def parse_jobs(text: str) -> list[Job]:
+    """Parse the jobs of a dry run's text. Targets, which write nothing, are left out.
 
     >>> job = "Job 5: corpus web\\nReason: Missing output files: results/corpus/web/manifest.json\\n"
-    >>> parse(job + "Shell command: python -m tokenscale corpus --output results/corpus/web/manifest.json\\n")[0].name
+    >>> parse_jobs(job + "Shell command: tokenscale corpus --output results/corpus/web/manifest.json\\n")[0].name
     'web'
     """
     jobs = []
-    for start, block in _parts(_JOB, text):
+    for start, block in _split_at(_JOB, text):
         reason = re.search(r"^ *[Rr]eason: (.*)", block, re.MULTILINE)
         listed = re.search(r"^ +output: (.*)", block, re.MULTILINE)
         stated = re.search(r" --output (\S+)", block)
@@ -161,18 +163,25 @@ def parse(text: str) -> list[Job]:
         if reason and outputs:
             unquoted = tuple(dict.fromkeys(output.strip("'") for output in outputs))
             jobs.append(
-                Job(start["words"] or start["rule"], _reasons(reason[1]), unquoted, log[1].strip("'") if log else None)
+                Job(
+                    start["words"] or start["rule"],
+                    _parse_reasons(reason[1]),
+                    unquoted,
+                    log[1].strip("'") if log else None,
+                )
             )
     return jobs
 
 
-def _reasons(text: str) -> dict[str, str]:
-    """Snakemake's line by its reasons; words that are not known are kept whole, as `other`."""
-    return {REASONS[s[0]]: text_after.strip(" ;") for s, text_after in _parts(_REASON, text)} or {"other": text.strip()}
+def _parse_reasons(text: str) -> dict[str, str]:
+    """Split Snakemake's line into its reasons; unknown text is kept whole, as `other`."""
+    return {REASONS[s[0]]: text_after.strip(" ;") for s, text_after in _split_at(_REASON, text)} or {
+        "other": text.strip()
+    }
 
 
-def _parts(pattern: re.Pattern, text: str) -> Iterator[tuple[re.Match, str]]:
-    """Each match with the text between it and the next one."""
+def _split_at(pattern: re.Pattern, text: str) -> Iterator[tuple[re.Match, str]]:
+    """Yield each match with the text up to the next match."""
     starts = list(pattern.finditer(text))
     for start, after in zip(starts, [*starts[1:], None], strict=False):
         yield start, text[start.end() : after.start() if after else None]

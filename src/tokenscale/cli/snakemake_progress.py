@@ -1,4 +1,4 @@
-"""Progress of one call of Snakemake: numbered jobs, how long they took, and an estimate of the time left.
+"""Progress of one Snakemake call: numbered jobs, their durations, and an estimate of the time left.
 
 No Snakemake is imported here. The logger plugin `snakemake_logger_plugin_tokenscale` reports the events and prints the
 lines.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenscale.cli.status_stale import duration
+from tokenscale.cli.status_stale import format_duration
 
 #: where Snakemake records each output's rule, start and end, in seconds since 1970
 RECORDS = Path(".snakemake/metadata")
@@ -40,12 +40,12 @@ class Estimate:
     without: int
 
     def render(self) -> str:
-        """The estimate as words; times are rounded.
+        """Return the estimate as text with rounded times.
 
         >>> Estimate(251, 0).render(), Estimate(43, 3).render(), Estimate(0, 1).render(), Estimate(0, 0).render()
         ('about 4 min left', 'about 45 s left, 3 jobs not estimated', '1 job not estimated', 'nearly done')
         """
-        parts = [f"about {duration(_rounded(self.seconds))} left"] * (self.seconds > 0)
+        parts = [f"about {format_duration(_round_time(self.seconds))} left"] * (self.seconds > 0)
         parts += [f"{self.without} job{'s' * (self.without > 1)} not estimated"] * (self.without > 0)
         return ", ".join(parts) or "nearly done"
 
@@ -69,12 +69,12 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Jobs of this call."""
+        """Return the number of jobs of this call."""
         return self.planned.total()
 
     @property
     def done(self) -> int:
-        """Jobs that have finished."""
+        """Return the number of finished jobs."""
         return sum(map(len, self.finished.values()))
 
     def plan(self, counts: Mapping[str, int]) -> None:
@@ -82,7 +82,7 @@ class Progress:
         self.planned = Counter(counts)
 
     def remove(self, rule: str) -> None:
-        """Count a rule's jobs no longer."""
+        """Remove a job of a rule from the count."""
         self.planned.pop(rule, None)
 
     def start(self, job_id: int, rule: str, label: str, now: float) -> Job:
@@ -122,50 +122,50 @@ class Progress:
         return Estimate(seconds, without)
 
     def seconds_per_job(self, rule: str) -> float | None:
-        """Estimated wall-clock seconds of the rule's next job; None without an earlier job of the rule."""
+        """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of the rule."""
         own = self.finished.get(rule, [])
         earlier = [self.recorded[rule]] if rule in self.recorded else []
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
 
-class Lines:
-    """The lines that the display prints. `started_s`: when the call began."""
+class ProgressLines:
+    """Lines of the progress display. `started_s`: start of the call."""
 
     def __init__(self, progress: Progress, started_s: float):
         self.progress, self.started_s = progress, started_s
 
-    def started(self, job: Job, now: float) -> str:
-        """For a log file: a job that starts, how long the last one took, and the time left."""
+    def format_start(self, job: Job, now: float) -> str:
+        """Return the log-file line of a job that starts: its label, the previous job's duration, and the time left."""
         last = self.progress.last_s
-        took = "" if last is None else f"last job {duration(last)}, "
+        took = "" if last is None else f"last job {format_duration(last)}, "
         clock = time.strftime("%H:%M:%S", time.localtime(now))
         return f"{clock}  {self._number(job)}  {job.label}  ({took}{self.progress.time_left(now).render()})"
 
-    def finished(self, job: Job, seconds: float) -> str:
-        """For a terminal: a job that has finished, and how long it took."""
-        return f"{self._number(job)}  {job.label}  {duration(seconds)}"
+    def format_finish(self, job: Job, seconds: float) -> str:
+        """Return the terminal line of a finished job: its label and its duration."""
+        return f"{self._number(job)}  {job.label}  {format_duration(seconds)}"
 
-    def status(self, now: float, columns: int) -> str:
-        """For a terminal: the job that has run longest, the number of others, and the time left. Never wraps."""
+    def format_status(self, now: float, columns: int) -> str:
+        """Return the terminal's status line: longest-running job, number of others, time left. Never wraps."""
         jobs = sorted(self.progress.running.values(), key=lambda job: job.started_s)
         if not jobs:
             return ""
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
-        end = f" {duration(now - jobs[0].started_s)}{more}"
+        end = f" {format_duration(now - jobs[0].started_s)}{more}"
         end += f"  {self.progress.done}/{self.progress.total} done, {self.progress.time_left(now).render()}"
         room = max(1, columns - len("running  ") - len(end) - 1)
         label = jobs[0].label
         label = label if len(label) <= room else f"{label[: room - 1]}…"
         return f"running  {label}{end}"[: columns - 1]
 
-    def ended(self, now: float) -> str:
-        """How many jobs of how many have run, and the time that the call took; empty for a call without a job."""
+    def format_end(self, now: float) -> str:
+        """Return the last line: how many jobs of how many ran, and the duration; "" for a call without jobs."""
         p = self.progress
         if not p.done + p.failed + len(p.running):
             return ""
         failed = f", {p.failed} failed" if p.failed else ""
-        return f"{p.done} of {p.total} jobs done{failed}, in {duration(now - self.started_s)}"
+        return f"{p.done} of {p.total} jobs done{failed}, in {format_duration(now - self.started_s)}"
 
     def _number(self, job: Job) -> str:
         width = len(str(self.progress.total))
@@ -173,7 +173,7 @@ class Lines:
 
 
 def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
-    """Time in which at least one of the jobs ran, over the number of jobs.
+    """Return the time during which at least one of the jobs ran, divided by the number of jobs.
 
     >>> wall_clock_per_job([(0, 10), (0, 10), (10, 20), (10, 20)])
     5.0
@@ -186,8 +186,8 @@ def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
     return total / len(ordered) if ordered else 0.0
 
 
-def recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
-    """Rule → start and end of each job that Snakemake recorded in this folder; unreadable records are skipped."""
+def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
+    """Return rule → (start, end) of each job that Snakemake recorded in this folder; unreadable records are skipped."""
     jobs: dict[tuple, Interval] = {}
     for path in records.rglob("*"):
         try:
@@ -204,16 +204,16 @@ def recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     return {rule: sorted(intervals) for rule, intervals in found.items()}
 
 
-def label_of(rule: str, wildcards: Mapping[str, str]) -> str:
-    """The rule and its wildcards.
+def format_label(rule: str, wildcards: Mapping[str, str]) -> str:
+    """Return the rule and its wildcards as one label.
 
-    >>> label_of("draw_figure", {"experiment": "demo", "figure": "loss_over_time"})
+    >>> format_label("draw_figure", {"experiment": "demo", "figure": "loss_over_time"})
     'draw_figure demo/loss_over_time'
     """
     return " ".join([rule, *filter(None, ["/".join(map(str, wildcards.values()))])])
 
 
-def _rounded(seconds: float) -> float:
-    """To 5 seconds below a minute, to half a minute below five minutes, then to minutes."""
+def _round_time(seconds: float) -> float:
+    """Round to 5 seconds below a minute, to half a minute below five minutes, then to minutes."""
     step = 5 if seconds < 57.5 else 30 if seconds < 285 else 60
     return max(5, step * round(seconds / step))

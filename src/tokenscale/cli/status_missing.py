@@ -1,4 +1,4 @@
-"""Files of the current report that have been deleted. Snakemake counts them as up to date while no job needs them."""
+"""Find files of the current report that were deleted. Snakemake counts them as up to date while no job needs them."""
 
 import json
 import shlex
@@ -9,56 +9,56 @@ from pathlib import Path
 from tokenscale.base.files import write_json
 from tokenscale.cli.snakemake_dry_run import Job
 
-#: files of the report that the workflow planned last in this folder, written by the workflow itself
+#: files of the report that the workflow last planned in this folder; the workflow writes this record
 RECORD = Path(".snakemake/tokenscale-report.json")
 #: without this page there is no current report
 PAGE = "results/report/index.html"
-#: a command with more files than this takes their names from `status --missing`
-MOST_NAMED = 4
-#: a longer list is cut
-MOST_LISTED = 12
+#: a command for more files than this takes their names from `status --missing`
+MAX_IN_COMMAND = 4
+#: maximum number of files in a list
+MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Missing files of the report, one for each job that makes them, and the Snakemake call without targets."""
+class MissingFiles:
+    """Missing files of the report, one per job, and the Snakemake command without targets."""
 
     files: list[str]
     call: str
 
     @property
     def command(self) -> str:
-        """The one command that restores all of them."""
+        """Return the command that restores all missing files."""
         named = shlex.join(self.files)
-        if len(self.files) > MOST_NAMED:
+        if len(self.files) > MAX_IN_COMMAND:
             named = "$(python -m tokenscale status --missing)"
         return f"{self.call} {named}"
 
     def render(self) -> str:
-        """What is missing, by kind and name, and the command; empty where nothing is missing."""
+        """List the missing files by kind and name, and the command; "" if nothing is missing."""
         if not self.files:
             return ""
-        files, jobs = self.files[:MOST_LISTED], [Job("", {}, (file,)) for file in self.files[:MOST_LISTED]]
+        files, jobs = self.files[:MAX_LISTED], [Job("", {}, (file,)) for file in self.files[:MAX_LISTED]]
         count = f"{len(self.files):,} part{'s' * (len(self.files) > 1)}"
         lines = [f"missing  {count} of the report. Snakemake does not rebuild a deleted file that no other job needs."]
         lines += [f"  {job.kind:<9}  {job.name or file}" for job, file in zip(jobs, files, strict=True)]
-        if len(self.files) > MOST_LISTED:
-            lines.append(f"  and {len(self.files) - MOST_LISTED:,} more: python -m tokenscale status --missing")
+        if len(self.files) > MAX_LISTED:
+            lines.append(f"  and {len(self.files) - MAX_LISTED:,} more: python -m tokenscale status --missing")
         return "\n".join([*lines, f"  {'next':<9}  {self.command}"])
 
 
-def missing(folder: Path = Path()) -> Missing:
+def find_missing(folder: Path = Path()) -> MissingFiles:
     """Compare the recorded files of the current report with the files on disk."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         outputs, call = [[str(file) for file in files] for files in record["outputs"]], str(record["call"])
     except (OSError, ValueError, KeyError, TypeError):
-        return Missing([], "")
-    return Missing(missing_of(outputs, folder) if (folder / PAGE).is_file() else [], call)
+        return MissingFiles([], "")
+    return MissingFiles(find_missing_outputs(outputs, folder) if (folder / PAGE).is_file() else [], call)
 
 
-def missing_of(outputs: Iterable[Sequence[str]], folder: Path = Path()) -> list[str]:
-    """The first missing output of each job that misses one: as a target it makes the job run."""
+def find_missing_outputs(outputs: Iterable[Sequence[str]], folder: Path = Path()) -> list[str]:
+    """Return the first missing output of each job with missing outputs; as a target, it makes the job run."""
     gone = ([file for file in files if not (folder / file).exists()] for files in outputs)
     return sorted({files[0] for files in gone if files})
 

@@ -1,7 +1,7 @@
-"""The jobs of this folder in SLURM's queue: what each is, and why it waits.
+"""Read the jobs of this folder in SLURM's queue: what each one does and why it waits.
 
-A job is ours where its work directory is this folder and its name begins as our profiles let it begin, whichever
-Snakemake submitted it and whether that one still lives.
+A job belongs to this folder if its work directory is this folder and its name has the prefix of our profiles, no matter
+which Snakemake submitted it and whether that Snakemake still runs.
 """
 
 import re
@@ -14,97 +14,97 @@ from tokenscale.cli.doctor_machine import output_of
 
 #: `slurm-jobname-prefix` of our profiles
 PREFIX = "tokenscale"
-#: squeue may wait for ever for a controller; this is what people wait
+#: time limit of squeue, which may wait forever for a controller
 LIMIT_S = 10.0
-#: a name or a comment may hold any character that one can type
+#: separator of fields: names and comments may contain any printable character
 SEPARATOR = "\x1f"
 FORMAT = SEPARATOR.join(f"%{letter}" for letter in "iTrMlDNSjkZ")
 
 #: SLURM's states → words; others are shown in lower case
 STATES = {"PENDING": "waiting", "COMPLETING": "ending", "CONFIGURING": "starting"}
-#: (SLURM's reason for a job that waits, why in words, what its owner can do: nothing, where waiting is all). The first
-#: that matches its beginning; reasons that are not here are shown as they are.
-WHY: tuple[tuple[str, str, str], ...] = (
-    ("None", "SLURM has not looked at it yet", ""),
+#: (pattern of SLURM's reason, explanation, what the job's owner can do: "" if only waiting helps). The first pattern
+#: that matches the beginning counts; other reasons are shown unchanged.
+WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
+    ("None", "SLURM has not considered it yet", ""),
     ("Priority", "jobs of higher priority come first", ""),
     ("Resources", "the nodes it needs are in use; it is next", ""),
     ("DependencyNeverSatisfied", "a job that it waits for has failed", "scancel {id}, then start Snakemake again"),
     ("Dependency", "another job must end first", ""),
-    ("BeginTime", "its time to begin has not come", "scontrol update JobId={id} StartTime=now"),
-    ("JobHeldUser", "you hold it", "scontrol release {id}"),
-    ("JobHeldAdmin", "an administrator holds it", "ask the site's support"),
+    ("BeginTime", "its begin time is in the future", "scontrol update JobId={id} StartTime=now"),
+    ("JobHeldUser", "held by you", "scontrol release {id}"),
+    ("JobHeldAdmin", "held by an administrator", "ask the site's support"),
     (
         "(JobHoldMaxRequeue|RequeueExitHold|JobLaunchFailure|launch failed requeued held)",
-        "it failed to start and is held",
-        "its log, then scontrol release {id} or scancel {id}",
+        "it failed to start and is on hold",
+        "read its log, then scontrol release {id} or scancel {id}",
     ),
     (
         "(ReqNodeNotAvail, )?(May be )?[Rr]eserved for maintenance",
-        "a maintenance is announced, and its time limit reaches into it",
+        "a maintenance is announced that begins before its time limit ends",
         "a shorter `runtime` may fit in before; scontrol show reservation",
     ),
     (
         "ReqNodeNotAvail",
-        "nodes that it needs are down, reserved, or in a maintenance to come",
+        "nodes that it needs are down, reserved, or about to be maintained",
         "sinfo -R; scontrol show reservation; a shorter `runtime` may fit in before a maintenance",
     ),
     (
         "(Nodes required for job are DOWN|NodeDown)",
         "nodes that it needs are down, drained, or reserved for jobs of higher priority",
-        "sinfo -R says since when and why",
+        "sinfo -R shows since when and why",
     ),
     ("ReservationDeleted", "its reservation was deleted", "scancel {id}, then start Snakemake again"),
-    ("Reservation", "its reservation has not begun, or is full", "scontrol show reservation"),
+    ("Reservation", "its reservation has not begun or is full", "scontrol show reservation"),
     ("(PartitionDown|PartitionInactive)", "its partition is closed", "another slurm_partition; sinfo -s"),
     (
         "PartitionTimeLimit",
-        "it asks for more time than its partition ever gives",
+        "it requests more time than its partition allows",
         "scancel {id}, then a shorter `runtime`; sinfo -o '%P %l'",
     ),
     (
         "(PartitionNodeLimit|PartitionConfig)",
-        "it asks for more than its partition ever gives",
+        "it requests more than its partition allows",
         "scancel {id}, then fewer nodes, or another slurm_partition; scontrol show partition",
     ),
     (
         "BadConstraints",
-        "no node has what it asks for",
+        "no node has the resources that it requests",
         "scancel {id}, then other resources; sinfo -o '%P %D %c %m %G'",
     ),
     ("InvalidAccount", "SLURM does not know its account", "scancel {id}, then export ALPS_ACCOUNT=<project>"),
     ("(InvalidQOS|QOSNotAllowed)", "its account may not use its QOS", "scancel {id}, then another qos"),
-    ("Licenses", "licenses that it asks for are in use", ""),
-    ("JobArrayTaskLimit", "its array runs as many tasks at a time as it may", ""),
-    ("(FrontEndDown|SystemFailure)", "SLURM itself has a failure", "ask the site's support"),
+    ("Licenses", "licenses that it requests are in use", ""),
+    ("JobArrayTaskLimit", "its array runs the maximum number of tasks", ""),
+    ("(FrontEndDown|SystemFailure)", "SLURM itself has failed", "ask the site's support"),
     ("BurstBuffer", "its burst buffer is not ready", ""),
-    ("(Cleaning|Prolog)", "its nodes are being made ready", ""),
+    ("(Cleaning|Prolog)", "its nodes are being prepared", ""),
     (
         "(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|QOSTimeLimit|AssociationTimeLimit",
-        "it alone asks for more, or less, than one job may",
+        "it requests more, or less, than one job may use",
         "scancel {id}, then other resources; sacctmgr show qos",
     ),
     (
         "(Assoc|QOS).*Minutes",
         "the account's or QOS's budget of node or CPU time is used up",
-        "ask the project's owner; sacctmgr show associations, or the site's own command, tells what is left",
+        "ask the project's owner; sacctmgr show associations, or the site's own command, shows what is left",
     ),
     (
         "(QOSMaxJobsPerUser|QOSMaxSubmitJob|AssocMaxJobs|AssocMaxSubmitJob|.*PerUser)",
-        "you run as much at a time as you may",
+        "you have reached your limit of running or submitted jobs",
         "",
     ),
     (
         "(AssocGrp|QOSGrp|AssociationJobLimit|AssociationResourceLimit|QOSResourceLimit|QOSJobLimit|.*PerAccount)",
-        "all jobs of the account or QOS together have reached a limit",
+        "the jobs of the account or QOS together have reached a limit",
         "",
     ),
-    ("QOSUsageThreshold", "the QOS asks for a higher fair share", ""),
+    ("QOSUsageThreshold", "the QOS requires a higher fair share", ""),
 )
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """One job of this folder. Times in seconds; None where SLURM says none (no limit, no expected start)."""
+    """One job of this folder. Times are in seconds; None where SLURM gives none (no limit, no expected start)."""
 
     id: str
     rule: str
@@ -118,21 +118,21 @@ class QueuedJob:
     start: str | None
 
     @property
-    def what(self) -> str:
-        """`train <run id>`, in our words."""
+    def label(self) -> str:
+        """Return the job's rule and target, such as `train <run id>`."""
         return f"{self.rule} {self.of}".strip()
 
     @property
-    def state_in_words(self) -> str:
-        """What it does now."""
+    def state_name(self) -> str:
+        """Return the plain name of the job's state."""
         return STATES.get(self.state, self.state.lower().replace("_", " "))
 
     @property
-    def why(self) -> tuple[str, str]:
-        """(why it waits, what to do about it); both empty for a job that does not wait."""
+    def waiting_reason(self) -> tuple[str, str]:
+        """Return (why the job waits, what to do about it); both are empty for a job that does not wait."""
         if self.state not in ("PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"):
             return "", ""
-        for pattern, words, cure in WHY:
+        for pattern, words, cure in WAITING_REASONS:
             if re.match(pattern, self.reason):
                 described = words if self.reason in ("None", "Priority", "Resources") else f"{words} ({self.reason})"
                 return described, cure.format(id=self.id)
@@ -141,31 +141,31 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of this folder, or why they are not known (`problem`). `here` is false on a machine without SLURM."""
+    """The jobs of this folder, or the reason why they are unknown (`problem`). `here` is false without SLURM."""
 
     here: bool
     jobs: tuple[QueuedJob, ...] = ()
     problem: str = ""
 
 
-def queue(folder: Path = Path()) -> Queue:
-    """Ask squeue for the jobs of its caller that belong to `folder`. Never waits longer than `LIMIT_S`."""
+def query_queue(folder: Path = Path()) -> Queue:
+    """Query squeue for the caller's jobs that belong to `folder`. Never waits longer than `LIMIT_S`."""
     if shutil.which("squeue") is None:
         return Queue(here=False)
     code, text = output_of(["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S)
     if code != 0:
         first = next(iter(text.splitlines()), "") or f"squeue ended with {code}"
         return Queue(here=True, problem=re.sub(r"^squeue: error: |^slurm_load_jobs error: ", "", first))
-    jobs = (_job(line.split(SEPARATOR), folder) for line in text.splitlines() if line.count(SEPARATOR) == 10)
+    jobs = (_parse_job(line.split(SEPARATOR), folder) for line in text.splitlines() if line.count(SEPARATOR) == 10)
     return Queue(here=True, jobs=tuple(job for job in jobs if job))
 
 
-def _job(fields: list[str], folder: Path) -> QueuedJob | None:
-    """A line of squeue; None for a job of another folder, or not of our making."""
+def _parse_job(fields: list[str], folder: Path) -> QueuedJob | None:
+    """Parse a line of squeue; None for a job of another folder or without our prefix."""
     number, state, reason, used, limit, count, nodes, start, name, comment, workdir = fields
     if not name.startswith(PREFIX) or Path(workdir).resolve() != folder.resolve():
         return None
-    # the comment is Snakemake's; a job that somebody submitted by hand has its name alone
+    # Snakemake sets the comment; a job that was submitted by hand only has a name
     described = re.fullmatch(r"(?:rule_|group_)(?P<rule>\w+?)(?:_wildcards_(?P<of>.*))?", comment)
     rule, of = (described["rule"], described["of"] or "") if described else (name, "")
     return QueuedJob(
@@ -174,18 +174,18 @@ def _job(fields: list[str], folder: Path) -> QueuedJob | None:
         of=of,
         state=state,
         reason=reason.replace("_", " "),
-        used_s=seconds_of(used),
-        limit_s=seconds_of(limit),
+        used_s=parse_seconds(used),
+        limit_s=parse_seconds(limit),
         node_count=int(count) if count.isdigit() else 1,
         nodes=nodes,
         start=start if start not in ("", "N/A", "Unknown") else None,
     )
 
 
-def seconds_of(text: str) -> int | None:
-    """SLURM's `[days-][hours:]minutes:seconds` in seconds; None for words such as UNLIMITED.
+def parse_seconds(text: str) -> int | None:
+    """Convert SLURM's `[days-][hours:]minutes:seconds` to seconds; None for words such as UNLIMITED.
 
-    >>> [seconds_of(text) for text in ("0:04", "12:00:00", "1-00:00:10", "UNLIMITED")]
+    >>> [parse_seconds(text) for text in ("0:04", "12:00:00", "1-00:00:10", "UNLIMITED")]
     [4, 43200, 86410, None]
     """
     if not re.fullmatch(r"(\d+-)?(\d+:){1,2}\d+", text):
@@ -198,7 +198,7 @@ def seconds_of(text: str) -> int | None:
 
 
 def seconds_until(start: str | None, now: datetime) -> float | None:
-    """From now to a time as SLURM writes it; None for what is no time."""
+    """Return the seconds from now to a time in SLURM's format; None for other text."""
     try:
         return (datetime.fromisoformat(start) - now).total_seconds() if start else None
     except ValueError:

@@ -1,6 +1,6 @@
-"""How the runs in a folder of results stand: sealed, running, waiting in the queue, or ended before their end.
+"""Read the state of the runs in a folder of results: sealed, running, waiting in the queue, or ended early.
 
-Reads what trainings leave behind, and only that: it takes no lock and waits for nobody.
+Only files that trainings wrote are read. No lock is taken and nothing is waited for.
 """
 
 import json
@@ -20,19 +20,19 @@ from tokenscale.runs.launch.failure_hints import Hint, hint
 from tokenscale.runs.records.hardware import lines_of
 from tokenscale.runs.records.provenance import sealed
 
-#: outcome of a sealed run → its word
+#: outcome of a sealed run → its state
 OUTCOMES = {"complete": "complete", "nonfinite": "diverged"}
-#: a run of which nobody else says that it runs is taken to run while it writes
+#: a run on another machine and without a job counts as running if it wrote within this time
 FRESH_S = 60.0
-#: a run that says nothing for longer is called silent
+#: a running run that wrote nothing for longer than this is reported as silent
 SILENT_S = 300.0
-#: of a log that can be long: its end
+#: number of bytes read from the end of a long log
 TAIL_BYTES = 200_000
 
 
 @dataclass(frozen=True)
 class RunState:
-    """One run. `state`: complete, diverged, running, waiting, interrupted, failed. `attempt`: the newest, if any.
+    """State of one run: complete, diverged, running, waiting, interrupted or failed. `attempt`: the newest, if any.
 
     `step`, `steps`, `loss`, `written_unix_s`: its last status, None where it wrote none. `step_s` and
     `useful_tokens_per_s`: its current throughput, None unless the run is running. `hint` says why it failed.
@@ -52,65 +52,66 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of training to go, at this pace."""
+        """Return the remaining seconds of training at the current throughput."""
         if self.step_s is None or self.step is None or not self.steps:
             return None
         return max(0, self.steps - self.step) * self.step_s
 
     def silent_s(self, now: float) -> float | None:
-        """Seconds without a sign of life, of a running run that has been silent for long."""
+        """Return for how many seconds a running run has written nothing, if it is longer than SILENT_S; else None."""
         if self.state != "running" or self.written_unix_s is None or now - self.written_unix_s < SILENT_S:
             return None
         return now - self.written_unix_s
 
 
-def runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
-    """All runs below `results/runs`, by id; `jobs` are those of the queue, which say their run."""
+def read_runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
+    """Return the state of all runs below `results/runs`, by id. `jobs` are the queue's jobs, which name their runs."""
     now = time.time() if now is None else now
-    queued = writers(jobs)
+    queued = find_writers(jobs)
     by_id = {job.id: job for job in jobs}
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir() and not path.name.startswith("."))
     # Snakemake makes a run's folder before it starts anything
     begun = [f for f in folders if f.name in queued or (f / "run.json").exists() or any(f.glob("attempt=*"))]
-    # a job that was submitted by hand stands in the lock that it holds
-    return [_run(f, queued.get(f.name) or by_id.get(_owner(f, r"job (\S+)")), results, now) for f in begun]
+    # a job that was submitted by hand is named in the lock that it holds
+    return [_read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), results, now) for f in begun]
 
 
-def writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
-    """Run → its job; of several the first that runs: it holds the run's lock, and the others wait for that."""
+def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Return run → its job. Of several jobs the first running one counts: it holds the run's lock, the others wait."""
     trainings = [job for job in jobs if job.rule == "train"]
     running = [job for job in trainings if job.state != "PENDING"]
     return {job.of: job for job in [*trainings[::-1], *running[::-1]]}
 
 
-def _run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunState:
+def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunState:
     attempts = [int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()]
     attempt = max(attempts, default=None)
-    status = _status(folder, attempt)
+    status = _read_status(folder, attempt)
     known: dict[str, Any] = {"id": folder.name, "attempt": attempt, "job": job.id if job else None}
-    written = _last_sign(folder, attempt, status)
+    written = _find_last_write(folder, attempt, status)
     if job is not None and job.used_s is not None and job.state != "PENDING" and written and written < now - job.used_s:
-        status, written = {}, None  # of an attempt before this job, which has not come to its own yet
+        status, written = {}, None  # from an attempt before this job, which has not written yet
     known |= {name: status.get(name) for name in ("step", "steps", "loss")} | {"written_unix_s": written}
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
     try:
         record = sealed(folder / "run.json")
-    except UserError:  # half a file: a copy under way, or a full disk
+    except UserError:  # partial file: a copy in progress, or a full disk
         record = None
     if record is not None:
         outcome = record["outcome"]["status"]
         return RunState(**known | {"steps": record["outcome"]["steps"]}, state=OUTCOMES.get(outcome, outcome))
-    ended = status.get("state", "running") != "running"  # its own last word
-    if job is not None or (not ended and _alive(folder, written, now)):
+    ended = status.get("state", "running") != "running"  # the last state that the run wrote
+    if job is not None or (not ended and _is_alive(folder, written, now)):
         now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
         return RunState(**known, **(now_at or {}), state="running")
-    found = None if ended else hint(*map(tail, logs(results, folder.name, attempt)))
+    found = None if ended else hint(*map(read_tail, find_logs(results, folder.name, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 
 
-def logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
-    """What a training wrote for people, the most telling first: of the rank that failed first, its own log, the others.
+def find_logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
+    """Return a training's logs, the most informative first: the rank that failed first, the launcher's log, other
+    ranks.
 
     Where ranks have logs of their own, the launcher says in the training's log which of them failed first.
     """
@@ -118,30 +119,33 @@ def logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
     ranks = []
     if attempt is not None:
         ranks = sorted((results / "runs" / run_id / f"attempt={attempt:02d}" / "output").glob("rank=*.log"))
-    named = re.search(r"rank[ =](\d+)(?:\.log| .*failed first)", tail(own))
+    named = re.search(r"rank[ =](\d+)(?:\.log| .*failed first)", read_tail(own))
     first = [path for path in ranks if named and path.name == f"rank={int(named[1]):05d}.log"]
     return [path for path in dict.fromkeys([*first, own, *ranks]) if path.is_file()]
 
 
-def _alive(folder: Path, written: float | None, now: float) -> bool:
-    """Whether somebody trains there: a process of this machine that holds the lock, or one elsewhere that writes."""
+def _is_alive(folder: Path, written: float | None, now: float) -> bool:
+    """Return whether a process trains this run: one here that holds the lock, or one elsewhere that still writes."""
     lock = folder / ".lock"
-    if locked_here(lock):
+    if is_locked_here(lock):
         return True
-    if lock.is_file() and not tail(lock).strip():  # an orderly end leaves no owner
+    if lock.is_file() and not read_tail(lock).strip():  # a run that ended normally removed the owner
         return False
-    elsewhere = _owner(folder, r" on ([^\s,]+)") != platform.node() or not Path("/proc/locks").is_file()
+    elsewhere = _read_owner(folder, r" on ([^\s,]+)") != platform.node() or not Path("/proc/locks").is_file()
     return elsewhere and written is not None and now - written < FRESH_S
 
 
-def _owner(folder: Path, pattern: str) -> str | None:
-    """What the lock's file says of who holds it: `process 42 on nid000001, job 7`."""
-    found = re.search(pattern, tail(folder / ".lock"))
+def _read_owner(folder: Path, pattern: str) -> str | None:
+    """Return a field of the lock file's owner line, such as `process 42 on nid000001, job 7`."""
+    found = re.search(pattern, read_tail(folder / ".lock"))
     return found[1] if found else None
 
 
-def _status(folder: Path, attempt: int | None) -> dict[str, Any]:
-    """The last status of the newest attempt: one that has just begun leaves that of the attempt before in its place."""
+def _read_status(folder: Path, attempt: int | None) -> dict[str, Any]:
+    """Return the last status of the newest attempt.
+
+    A new attempt leaves the previous attempt's status file in place until it writes its own; that one does not count.
+    """
     try:
         values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         record = folder / f"attempt={attempt or 0:02d}/attempt.json"
@@ -151,8 +155,8 @@ def _status(folder: Path, attempt: int | None) -> dict[str, Any]:
         return {}
 
 
-def _last_sign(folder: Path, attempt: int | None, status: dict[str, Any]) -> float | None:
-    """When the newest attempt last wrote: its status, or, before its first step, its events."""
+def _find_last_write(folder: Path, attempt: int | None, status: dict[str, Any]) -> float | None:
+    """Return when the newest attempt last wrote: its status or, before the first step, its events."""
     stamps = [status["t_unix_s"]] if isinstance(status.get("t_unix_s"), int | float) else []
     if attempt is not None:
         for path in (folder / f"attempt={attempt:02d}").glob("rank=00000/*.jsonl"):
@@ -163,8 +167,8 @@ def _last_sign(folder: Path, attempt: int | None, status: dict[str, Any]) -> flo
     return max(stamps, default=None)
 
 
-def locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
-    """Whether a process of this machine holds a lock on a file, without touching the lock; False where nobody says."""
+def is_locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
+    """Return whether a process of this machine holds a lock on a file, without touching the lock. False if unknown."""
     try:
         found = path.stat()
     except OSError:
@@ -174,8 +178,8 @@ def locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
     return any(held in line and "->" not in line for line in lines_of(table))
 
 
-def tail(path: Path, size: int = TAIL_BYTES) -> str:
-    """The end of a text file, without colours and redrawn lines; empty where there is none."""
+def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """Return the end of a text file without colours and redrawn lines; "" if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
