@@ -27,7 +27,7 @@ GIB = 2**30
 DIAGRAMS = re.findall(r"^```mermaid\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 #: where each part says which experiment shows it
 SEEN = re.findall(
-    r"\*\*See it\.\*\* `snakemake --cores \d (\w+)` · figures: ([`\w, ]+) · keys: ([`\w., ]+)", " ".join(TEXT.split())
+    r"\*\*Try it\.\*\* `snakemake --cores \d (\w+)` · figures: ([`\w, ]+) · keys: ([`\w., ]+)", " ".join(TEXT.split())
 )
 
 
@@ -84,7 +84,7 @@ def test_what_is_sent_follows_from_the_formulas(example):
 
 
 def test_bubbles_are_those_of_the_schedules():
-    table = rows("`schedule`", "stages a rank")
+    table = rows("`schedule`", "stages per rank")
     assert [row[0].strip("`") for row in table] == ["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"]
     for name, chunks, *numbers in table:
         name, chunks = name.strip("`"), int(chunks)
@@ -110,7 +110,7 @@ def test_numbers_in_sentences_stand_in_a_table():
 
 
 def test_every_part_names_an_experiment_that_shows_it():
-    assert TEXT.count("**See it.**") == len(SEEN) == 6
+    assert TEXT.count("**Try it.**") == len(SEEN) == 6
     config = Config(read_yaml(ROOT / "config/config.yaml"), root=ROOT)
     for experiment, figures, keys in SEEN:
         assert set(re.findall(r"`(\w+)`", figures)) <= set(config.experiment(experiment).figures), experiment
@@ -125,8 +125,8 @@ def test_each_part_has_what_it_promises():
     parts = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:7]
     assert [int(part[0]) for part in parts] == [1, 2, 3, 4, 5, 6]
     for part in parts:
-        assert part.count("```mermaid") == part.count("**Pitfall.**") == part.count("**What is where.**") == 1
-        assert "**What is sent.**" in part or part.startswith("1.")
+        assert part.count("```mermaid") == part.count("**Pitfall.**") == part.count("**Memory.**") == 1
+        assert "**Communication.**" in part or part.startswith("1.")
 
 
 ID = r"[A-Za-z]\w*"
