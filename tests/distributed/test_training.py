@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -87,10 +88,16 @@ def trained(lab, directory, run):
     return [a / max(b, 1) for a, b in zip(losses, useful, strict=True)], digests, validation
 
 
+@pytest.fixture(scope="module")
+def alone(lab, tmp_path_factory):
+    """Approach → its training on one rank, which several tests compare others with."""
+    return cache(lambda approach: trained(lab, tmp_path_factory.mktemp("alone"), run_of(approach)))
+
+
 @pytest.mark.parametrize("approach", APPROACHES)
-def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, tmp_path, approach):
+def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, alone, tmp_path, approach):
     """fp32; sums run in another order, and Adam magnifies rounding: 1e-5 nats after eight steps."""
-    losses, digests, validation = trained(lab, tmp_path / "1", run_of(approach))
+    losses, digests, validation = alone(approach)
     assert len(validation) == 3 and validation[-1] < validation[0] - 0.3, "the model learns"
     for world_size in (2, 4) if approach in ("packed", "padding-free") else (2,):  # tests of batches go to 16
         others = trained(lab, tmp_path / str(world_size), run_of(approach, world_size))
@@ -100,21 +107,21 @@ def test_every_world_size_trains_on_the_same_data_to_the_same_loss(lab, tmp_path
 
 
 @pytest.mark.parametrize("online, offline", [("padded", "pretokenized-padded"), ("padding-free", "token-list")])
-def test_tokenizing_beforehand_changes_no_bit_of_the_loss(lab, tmp_path, online, offline):
-    assert trained(lab, tmp_path / "a", run_of(online)) == trained(lab, tmp_path / "b", run_of(offline))
+def test_tokenizing_beforehand_changes_no_bit_of_the_loss(alone, online, offline):
+    assert alone(online) == alone(offline)
 
 
-def test_the_same_run_twice_is_the_same_to_the_last_bit(lab, tmp_path):
-    assert trained(lab, tmp_path / "a", run_of()) == trained(lab, tmp_path / "b", run_of())
+def test_the_same_run_twice_is_the_same_to_the_last_bit(lab, alone, tmp_path):
+    assert trained(lab, tmp_path, run_of()) == alone("packed")
 
 
-def test_a_repeat_has_other_weights_and_another_order(lab, tmp_path):
-    one, two = trained(lab, tmp_path / "a", run_of()), trained(lab, tmp_path / "b", run_of(repeat=1))
+def test_a_repeat_has_other_weights_and_another_order(lab, alone, tmp_path):
+    one, two = alone("packed"), trained(lab, tmp_path, run_of(repeat=1))
     assert all(a != b for a, b in zip(one[1], two[1], strict=True)) and one[2][0] != two[2][0]
 
 
-def test_bf16_learns_like_fp32_but_is_not_it(lab, tmp_path):
-    full, half = trained(lab, tmp_path / "a", run_of()), trained(lab, tmp_path / "b", run_of(precision="bf16"))
+def test_bf16_learns_like_fp32_but_is_not_it(lab, alone, tmp_path):
+    full, half = alone("packed"), trained(lab, tmp_path, run_of(precision="bf16"))
     assert half[1] == full[1] and half[0] != full[0]
     assert half[0] == pytest.approx(full[0], abs=0.05)
 
@@ -148,9 +155,8 @@ def test_a_model_with_too_few_entries_is_refused(lab, tmp_path):
 
 
 @pytest.mark.parametrize("approach", ["packed", "padding-free"])
-def test_reading_ahead_changes_nothing_but_when(lab, tmp_path, approach):
-    ahead = trained(lab, tmp_path / "b", run_of(approach, prefetch=True))
-    assert ahead == trained(lab, tmp_path / "a", run_of(approach))
+def test_reading_ahead_changes_nothing_but_when(lab, alone, tmp_path, approach):
+    assert trained(lab, tmp_path, run_of(approach, prefetch=True)) == alone(approach)
 
 
 @pytest.mark.parametrize(

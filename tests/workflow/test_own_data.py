@@ -4,13 +4,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import served
 from tests.workflow.conftest import Project, make_project
 from tokenscale.settings import calls
 
@@ -39,7 +39,7 @@ def shipped(tmp_path_factory) -> Project:
 
 def tokenscale(project: Project, *arguments: str, code: int = 0) -> str:
     """What a command prints; it must end with `code`."""
-    command = [sys.executable, "-m", "tokenscale", *arguments]
+    command = [served.python(), "-m", "tokenscale", *arguments]
     done = subprocess.run(command, cwd=project.root, env=project.environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
