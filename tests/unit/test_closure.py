@@ -121,7 +121,7 @@ def test_a_store_depends_on_its_own_format_only():
 
 
 def test_sql_counts_as_code():
-    files = names(import_closure("tokenscale.report.drawings.scaling_throughput"))
+    files = names(import_closure("tokenscale.report.drawings.scaling"))
     assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from tests import logs
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.queries import connect
+from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
 from tokenscale.report import registry, save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
@@ -39,7 +39,8 @@ def empty(tmp_path_factory):
 
 def parts(name, tables):
     with connect(tables) as connection:
-        return registry.module(name), save.frames(name, connection)
+        kind = registry.figure_class(name)
+        return kind, [query(q, connection) for q in kind.queries]
 
 
 def texts(figure):
@@ -154,33 +155,33 @@ def labelled(axes):
 
 @pytest.mark.parametrize("name", registry.FIGURES)
 def test_figures_have_units_words_and_data(request, name):
-    module, rows = parts(name, request.getfixturevalue(FITTING.get(name, "tables")))
-    figure = module.draw(*rows)
+    kind, rows = parts(name, request.getfixturevalue(FITTING.get(name, "tables")))
+    figure = kind(*rows).draw()
     assert isinstance(figure, Figure)
     assert all(labelled(axes) for axes in figure.axes)
-    caption = module.caption(*rows)
+    caption = kind(*rows).caption()
     spread = "One run a cell" if name.startswith("pipeline") else "range, not an interval"
     assert spread in caption or name in CURVES
     # a few runs have no such interval; sentences that were translated do
     assert ("95 %" in caption) == (name == "translation")
-    assert len(module.alt(*rows)) > 40
-    assert len(module.data(*rows)) > 0
+    assert len(kind(*rows).alt()) > 40
+    assert len(kind(*rows).data()) > 0
 
 
 @pytest.mark.parametrize("name", registry.FIGURES)
 def test_figures_without_data_say_so(empty, name):
-    module, rows = parts(name, empty)
-    assert any("no data: 0 of" in text for text in texts(module.draw(*rows)))
-    assert module.caption(*rows)
-    assert "no data" in module.alt(*rows).lower()
+    kind, rows = parts(name, empty)
+    assert any("no data: 0 of" in text for text in texts(kind(*rows).draw()))
+    assert kind(*rows).caption()
+    assert "no data" in kind(*rows).alt().lower()
 
 
 def test_scaling_from_a_base_above_one_rank_says_which(tmp_path):
     tables = made(tmp_path, world_sizes=(2, 4), repeats=2, approaches=("packed",))
-    module, frames = parts("scaling_throughput", tables)
-    drawn = texts(module.draw(*frames))
+    kind, frames = parts("scaling_throughput", tables)
+    drawn = texts(kind(*frames).draw())
     assert "efficiency T(N) / (N / N0 × T(N0)) (%)" in drawn and "ideal: N / N0 × median T(N0)" in drawn
-    told = module.caption(*frames)
+    told = kind(*frames).caption()
     assert "the run of the same repeat at N0, the smallest world size measured" in told and "packed (N0 = 2) " in told
     assert "T(1)" not in told and "world size 1" not in told
 
@@ -191,25 +192,25 @@ def test_runs_without_an_efficiency_say_why(tmp_path):
     listed["runs"] = [r for r in listed["runs"] if (r["cell"]["layout.data"], r["repeat"]) != (1, 1)]
     write_json(table, listed)
     ingest(table, tmp_path / "runs", tmp_path / "tables")
-    module, frames = parts("scaling_throughput", tmp_path / "tables")
-    assert "1 run has no efficiency: no run of its repeat was measured at world size 1. " in module.caption(*frames)
+    kind, frames = parts("scaling_throughput", tmp_path / "tables")
+    assert "1 run has no efficiency: no run of its repeat was measured at world size 1. " in kind(*frames).caption()
 
 
 @pytest.mark.parametrize("name", registry.FIGURES)
 def test_figures_without_a_single_run_listed_are_drawn(tmp_path, name):
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts(name, tmp_path / "tables")
-    assert module.draw(*rows) and module.caption(*rows) and module.alt(*rows)
-    module.data(*rows)
+    kind, rows = parts(name, tmp_path / "tables")
+    assert kind(*rows).draw() and kind(*rows).caption() and kind(*rows).alt()
+    kind(*rows).data()
 
 
 def test_one_gone_cell_leaves_the_others(tmp_path):
     runs = [logs.settings(a) for a in ("packed", "padded")]
     logs.write_run(tmp_path / "runs", runs[0])
     ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("tokens_per_second_comparison", tmp_path / "tables")
-    assert "1 of 2 runs (1 missing)" in module.caption(*rows)
-    assert "no data" in texts(module.draw(*rows))
+    kind, rows = parts("tokens_per_second_comparison", tmp_path / "tables")
+    assert "1 of 2 runs (1 missing)" in kind(*rows).caption()
+    assert "no data" in texts(kind(*rows).draw())
 
 
 @pytest.mark.parametrize("name", ["loss_over_time", "scaling_throughput"])
@@ -219,15 +220,15 @@ def test_legends_with_long_names_stay_inside_the_figure(tmp_path, name):
         logs.write_run(tmp_path / "runs", run)
     table = logs.write_table(tmp_path / "runs.json", runs, further=("sequence_length",))
     ingest(table, tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts(name, tmp_path / "tables")
-    figure = module.draw(*rows)
+    kind, rows = parts(name, tmp_path / "tables")
+    figure = kind(*rows).draw()
     figure.canvas.draw()
     assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out):
-    module, rows = parts("parallel_methods", laid_out)
-    found = module.data(*rows).set_index("method")
+    kind, rows = parts("parallel_methods", laid_out)
+    found = kind(*rows).data().set_index("method")
     found = found.rename(index=lambda name: name.removesuffix(", micro_batch=8"))  # it varies, too
     assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "gpus"].tolist() == [1, 2, 4]
     assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "scaling_measurement"].tolist() == [
@@ -235,7 +236,7 @@ def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out)
     ]  # fmt: skip
     assert found.loc["ddp", "memory_bytes"] == 10e6
     assert found.loc["ddp", "efficiency"] == pytest.approx(0.5, rel=1e-3)
-    table = module.table(*rows)
+    table = kind(*rows).table()
     named = [name for name, _ in table.columns]
     (row,) = [dict(zip(named, row, strict=True)) for row in table.rows if row[1] == "ddp, micro_batch=8"]
     assert (row["GPUs (ranks)"], row["runs"], row["memory per device (MB)"], row["same data"]) == (
@@ -246,32 +247,32 @@ def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out)
     )
     assert row["a scaling measurement?"].startswith("yes") and float(row["largest loss difference (nats)"]) == 0
     assert "(" in row["useful tokens / s"]  # two repeats, their range
-    drawn = texts(module.draw(*rows))
+    drawn = texts(kind(*rows).draw())
     assert "not measured" in drawn  # pipelines without a memory event
-    for told in (*drawn, module.caption(*rows), module.alt(*rows)):
+    for told in (*drawn, kind(*rows).caption(), kind(*rows).alt()):
         if OVERSUBSCRIBED in told:
             assert f"4 ranks, {OVERSUBSCRIBED}" in told
-    assert sum(OVERSUBSCRIBED in told for told in (*drawn, module.caption(*rows), module.alt(*rows))) == 3
+    assert sum(OVERSUBSCRIBED in told for told in (*drawn, kind(*rows).caption(), kind(*rows).alt())) == 3
 
 
 def test_a_method_without_a_run_on_one_rank_has_no_efficiency_to_show(tmp_path):
     run = logs.settings(world_size=2)
     logs.write_run(tmp_path / "runs", run)
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("parallel_methods", tmp_path / "tables")
-    assert module.data(*rows)["scaling_measurement"].tolist() == ["no: no run on one rank"]
-    assert "–" in module.table(*rows).rows[0]
+    kind, rows = parts("parallel_methods", tmp_path / "tables")
+    assert kind(*rows).data()["scaling_measurement"].tolist() == ["no: no run on one rank"]
+    assert "–" in kind(*rows).table().rows[0]
 
 
 def test_predicted_bubbles_are_lines_and_measured_ones_points(laid_out):
-    module, rows = parts("pipeline_bubble", laid_out)
-    found = module.data(*rows).set_index(["schedule", "micro_batches"])
+    kind, rows = parts("pipeline_bubble", laid_out)
+    found = kind(*rows).data().set_index(["schedule", "micro_batches"])
     assert found["bubble_measured"].tolist() == pytest.approx([0.5] * 14)
     predicted = {"naive": 1 / 2, "gpipe": 1 / 5, "1f1b": 1 / 5, "interleaved": 1 / 9}
     assert {name: found.loc[(name, 4), "bubble_predicted"] for name in predicted} == pytest.approx(predicted)
     assert found.loc[("zero-bubble", 4), "bubble_predicted"] < 1 / 5
     assert ("interleaved", 1) not in found.index
-    (axes,) = module.draw(*rows).axes
+    (axes,) = kind(*rows).draw().axes
     lines = [line for line in axes.lines if line.get_linestyle() != "None" and len(line.get_xdata())]
     points = [line for line in axes.lines if line.get_linestyle() == "None"]
     assert len(lines) == 5 and len({line.get_color() for line in lines}) == 5
@@ -280,13 +281,13 @@ def test_predicted_bubbles_are_lines_and_measured_ones_points(laid_out):
     assert list(gpipe.get_ydata()) == pytest.approx([100 / 2, 100 / 3, 100 / 5])
     assert sum(len(line.get_xdata()) for line in points) == 14
     assert [y for line in points for y in line.get_ydata()] == pytest.approx([50] * 14)
-    assert len(module.table(*rows).rows) == 14
-    assert "(p − 1) / (m + p − 1)" in module.caption(*rows)
+    assert len(kind(*rows).table().rows) == 14
+    assert "(p − 1) / (m + p − 1)" in kind(*rows).caption()
 
 
 def test_every_run_is_drawn(tables):
-    module, rows = parts("tokens_per_second_comparison", tables)
-    left = module.draw(*rows).axes[0]
+    kind, rows = parts("tokens_per_second_comparison", tables)
+    left = kind(*rows).draw().axes[0]
     dots = [line for line in left.lines if line.get_linestyle() == "None"]
     assert sum(len(line.get_xdata()) for line in dots) == 15
 
@@ -308,8 +309,8 @@ def test_a_cpu_whose_cores_are_shared_is_no_scaling_measurement(tmp_path, thread
         hardware = logs.HARDWARE | device | {"threads_per_rank": threads[run.layout.data]}
         logs.write_run(tmp_path / "runs", run, hardware=hardware)
     ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("scaling_throughput", tmp_path / "tables")
-    shown = [t for t in texts(module.draw(*rows)) if t in (OVERSUBSCRIBED, SHARED_CORES)]
+    kind, rows = parts("scaling_throughput", tmp_path / "tables")
+    shown = [t for t in texts(kind(*rows).draw()) if t in (OVERSUBSCRIBED, SHARED_CORES)]
     assert shown == ([said] if said else [])
     assert summary.experiment("tables", tmp_path)["caution"] == (said or "")
 
@@ -328,12 +329,12 @@ def benchmarked(tmp_path, records):
 
 
 def test_opening_a_store_is_shown_beside_its_batches(tmp_path):
-    module, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", 0.9, 1.0), ("memcpy", 0, 0.1)])
-    panels = module.draw(*rows).axes
+    kind, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", 0.9, 1.0), ("memcpy", 0, 0.1)])
+    panels = kind(*rows).draw().axes
     assert [axes.get_xscale() for axes in panels] == ["log"] * 3
     assert "to open" in panels[2].get_xlabel()
     assert sorted(x for line in panels[2].lines for x in line.get_xdata()) == [0.1] * 3 + [0.9] * 3
-    assert "decode a store" in module.caption(*rows)
+    assert "decode a store" in kind(*rows).caption()
 
 
 @pytest.mark.parametrize(
@@ -345,8 +346,8 @@ def test_opening_a_store_is_shown_beside_its_batches(tmp_path):
     ],
 )
 def test_the_break_even_of_a_pair_is_told_where_there_is_one(tmp_path, open_s, ms, said):
-    module, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)])
-    caption = module.caption(*rows)
+    kind, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)])
+    caption = kind(*rows).caption()
     assert (f"pretokenized-padded needs less time than padded {said}" in caption) if said else (" on;" not in caption)
 
 
@@ -355,14 +356,14 @@ def test_a_stopped_run_is_drawn_to_its_stop_and_counts_for_nothing(tmp_path):
     for run in runs:
         logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}] if run.repeat == 1 else None)
     ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("loss_over_time", tmp_path / "tables")
+    kind, rows = parts("loss_over_time", tmp_path / "tables")
     loss = rows[0]
     last = loss[loss["stopped"]].iloc[-1]
-    left = module.draw(*rows).axes[0]
+    left = kind(*rows).draw().axes[0]
     crosses = [line for line in left.lines if line.get_marker() == "x"]
     assert [line.get_xydata().tolist() for line in crosses] == [[[last["useful_tokens_seen"], last["loss"]]]]
-    assert "2 of 3 runs (1 invalid)" in module.caption(*rows)
-    assert "A cross ends 1 run " in module.caption(*rows)
+    assert "2 of 3 runs (1 invalid)" in kind(*rows).caption()
+    assert "A cross ends 1 run " in kind(*rows).caption()
     middle = next(line for line in left.lines if line.get_label() == "packed").get_ydata()
     assert middle == pytest.approx(loss[~loss["stopped"]].groupby("step")["loss"].median().tolist())
     assert loss["stopped"].sum() == 5
@@ -372,10 +373,10 @@ def test_nothing_but_stopped_runs_is_drawn_as_such(tmp_path):
     run = logs.settings("packed")
     logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}])
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("loss_over_time", tmp_path / "tables")
-    assert any(line.get_marker() == "x" for line in module.draw(*rows).axes[0].lines)
-    assert "0 of 1 run (1 invalid)" in module.caption(*rows)
-    assert "no data" in module.alt(*rows)
+    kind, rows = parts("loss_over_time", tmp_path / "tables")
+    assert any(line.get_marker() == "x" for line in kind(*rows).draw().axes[0].lines)
+    assert "0 of 1 run (1 invalid)" in kind(*rows).caption()
+    assert "no data" in kind(*rows).alt()
 
 
 def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
@@ -385,7 +386,7 @@ def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(save, "DRAWN", ("svg",))
     with save.Tables(tables) as opened:
         for name in registry.FIGURES:
-            made = save.made(name, opened)
+            made = save.load_figure(name, opened)
             assert save.draw(made) == save.draw(made), name
 
 

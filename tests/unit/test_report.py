@@ -273,7 +273,8 @@ def test_page_cover_and_figure_caution_alike(tmp_path, device, told):
     part = summary.experiment("demo", tmp_path / "tables")
     cover = " ".join(text.get_text() for text in pdf.cover(part).texts)
     with connect(tmp_path / "tables" / "demo") as connection:
-        figure = registry.module("scaling_throughput").caption(*save.frames("scaling_throughput", connection))
+        kind = registry.figure_class("scaling_throughput")
+        figure = kind(*(queries.query(name, connection) for name in kind.queries)).caption()
     for text in ((tmp_path / "index.html").read_text(), cover, figure):
         assert (SHARED_CORES[1:] in text) is told
 
@@ -368,7 +369,10 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     assert asked == literal(definitions, "QUERIES") == set(queries.PARAMETERS)
     assert opened == literal(page, "FILES")
     assert all((Path(page.__file__).parent / name).is_file() for name in opened)
-    drawn = {name for figure in registry.FIGURES for name in literal(registry.module(figure), "QUERIES")}
+    drawn = {name for figure in registry.FIGURES for name in registry.figure_class(figure).queries}
+    for figure in registry.FIGURES:  # the code of a figure is found by what its module names
+        kind = registry.figure_class(figure)
+        assert set(kind.queries) <= literal(sys.modules[kind.__module__], "QUERIES")
     assert asked_for_whole == literal(summary, "QUERIES") | drawn | VIEWS
 
 

@@ -12,9 +12,9 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import captions as words
-from tokenscale.report import panels, registry
+from tokenscale.report import captions, panels, registry
 from tokenscale.report import text_layout as fits
+from tokenscale.report.drawings import mfu_comparison, split_loss_curves, step_time_breakdown
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
@@ -34,9 +34,9 @@ def made(folder, runs, further=(), **options):
 
 
 def parts(name, tables):
-    module = registry.module(name)
+    kind = registry.figure_class(name)
     with connect(tables) as connection:
-        return module, [query(q, connection) for q in module.QUERIES]
+        return kind, [query(q, connection) for q in kind.queries]
 
 
 def texts(figure):
@@ -57,50 +57,52 @@ def gpus(tmp_path_factory):
 
 
 def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known(gpus):
-    module, rows = parts("mfu_comparison", gpus)
-    (axes,) = module.draw(*rows).axes
+    kind, rows = parts("mfu_comparison", gpus)
+    (axes,) = kind(*rows).draw().axes
     assert len(dots(axes)) == 4 * 12
-    found = module.data(*rows)
-    assert sorted(x for x, _ in dots(axes)) == pytest.approx(sorted(100 * found[list(module.CONVENTIONS)].stack()))
-    assert "989.4 TFLOP/s in bf16 (NVIDIA H100 whitepaper" in module.caption(*rows)
+    found = kind(*rows).data()
+    assert sorted(x for x, _ in dots(axes)) == pytest.approx(
+        sorted(100 * found[list(mfu_comparison.CONVENTIONS)].stack())
+    )
+    assert "989.4 TFLOP/s in bf16 (NVIDIA H100 whitepaper" in kind(*rows).caption()
     assert "peak FLOP/s" in axes.get_xlabel()
 
 
 @pytest.mark.parametrize("name", ["mfu_comparison", "scaling_mfu", "mfu_over_time"])
 def test_without_a_peak_operations_are_drawn_and_no_utilisation(tmp_path, name):
-    module, rows = parts(name, made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)]))
-    drawn = texts(module.draw(*rows))
+    kind, rows = parts(name, made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)]))
+    drawn = texts(kind(*rows).draw())
     assert any("achieved TFLOP/s" in text for text in drawn) and not any("MFU" in text for text in drawn)
-    assert "No peak known of cpu: achieved TFLOP/s, no utilisation" in module.caption(*rows)
+    assert "No peak known of cpu: achieved TFLOP/s, no utilisation" in kind(*rows).caption()
 
 
 def test_efficiency_is_shown_above_the_base_alone_and_the_base_is_told(gpus):
-    module, rows = parts("efficiency_comparison", gpus)
-    found = module.data(*rows)
+    kind, rows = parts("efficiency_comparison", gpus)
+    found = kind(*rows).data()
     assert sorted(found["world_size"].unique()) == [2, 4] and len(found) == 8
-    figure = module.draw(*rows)
+    figure = kind(*rows).draw()
     assert sorted(x for x, _ in dots(figure.axes[0])) == pytest.approx(sorted(100 * found["efficiency"]))
     assert "padded, 4 ranks" in texts(figure) and "padded, 1 rank" not in texts(figure)
-    assert "packed 31\u202f600 (31\u202f500–31\u202f800) (N0 = 1)" in module.caption(*rows)
+    assert "packed 31\u202f600 (31\u202f500–31\u202f800) (N0 = 1)" in kind(*rows).caption()
 
 
 def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tmp_path):
     tables = made(tmp_path, [logs.settings("packed", 1, r) for r in range(3)])
-    module = registry.module("time_to_target_loss")
+    kind = registry.figure_class("time_to_target_loss")
     inventory = query("inventory", tables)
     losses = query("validation", tables)
     final = sorted(losses.loc[losses["last"], "loss"])
     frames = [query("time_to_target", tables, target=float(np.mean(final[:2]))), inventory]
-    figure = module.draw(*frames)
+    figure = kind(*frames).draw()
     left = figure.axes[0]
     arrows = [line for line in left.lines if line.get_marker() == ">"]
     assert len(arrows) == 2 and {line.get_xdata()[0] for line in arrows} == {left.get_xlim()[1] / 1.06}
     assert "1 of 3" in texts(figure)
-    assert "1 of 3 runs reached it" in module.caption(*frames)
-    assert "stated before the runs" in module.caption(*frames)
-    assert "the highest that any run ended with" in module.caption(query("time_to_target", tables), inventory)
+    assert "1 of 3 runs reached it" in kind(*frames).caption()
+    assert "stated before the runs" in kind(*frames).caption()
+    assert "the highest that any run ended with" in kind(query("time_to_target", tables), inventory).caption()
     assert not [line for line in left.lines if line.get_linewidth() == 2], "a median that is not known is drawn"
-    assert "not (1 of 3 reached)" in module.alt(*frames)
+    assert "not (1 of 3 reached)" in kind(*frames).alt()
 
 
 def long_named(frame):
@@ -132,9 +134,9 @@ def outside(figure):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_long_names_stay_in_the_figure_and_leave_room_for_numbers(gpus, name):
-    module, rows = parts(name, gpus)
+    kind, rows = parts(name, gpus)
     rows = [long_named(frame) for frame in rows]
-    figure = module.draw(*rows)
+    figure = kind(*rows).draw()
     settle(figure)
     assert outside(figure) == []
 
@@ -150,31 +152,31 @@ def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
 
 
 def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):
-    module, rows = parts("tokens_per_second_over_time", gpus)
-    found = module.data(*rows)
+    kind, rows = parts("tokens_per_second_over_time", gpus)
+    found = kind(*rows).data()
     assert found.groupby("run_id").size().max() == 100
     run = found[(found["series"] == "packed") & (found["world_size"] == 1) & (found["repeat"] == 0)]
     useful = int(8 * 1024 * 0.97)  # tokens a step of packed rows, at 0.25 s a step, the first one five times as long
     steps = run["steps"].iloc[0]
     assert run["useful_tokens_per_s"].iloc[0] == pytest.approx(steps * useful / (0.25 * (steps + 4)))
     assert run["useful_tokens_per_s"].iloc[1:].tolist() == pytest.approx([useful / 0.25] * 99)
-    figure = module.draw(*rows)
+    figure = kind(*rows).draw()
     assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines) == 100
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 rank", "2 ranks", "4 ranks"]
 
 
 def test_utilisation_over_time_is_that_of_the_whole_run(gpus):
-    module, rows = parts("mfu_over_time", gpus)
-    found = module.data(*rows)
+    kind, rows = parts("mfu_over_time", gpus)
+    found = kind(*rows).data()
     whole = query("computing", gpus).set_index("run_id")["mfu_palm"]
     last = found.groupby("run_id")["mfu"].last()
     assert last.to_dict() == pytest.approx(whole[last.index].to_dict())
 
 
 def test_losses_are_split_by_step_tokens_and_time_and_lines_are_world_sizes(gpus):
-    module, rows = parts("split_loss_curves", gpus)
-    figure = module.draw(*rows)
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(module._ABSCISSAE.values())
+    kind, rows = parts("split_loss_curves", gpus)
+    figure = kind(*rows).draw()
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(split_loss_curves._ABSCISSAE.values())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 rank", "2 ranks", "4 ranks"]
     for axes in figure.axes:
         assert axes.get_xlim()[1] >= max(line.get_xdata().max() for line in axes.lines if len(line.get_xdata()))
@@ -189,12 +191,12 @@ def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
     steps[7]["loss_sum"] += 0.5 * 2 * useful
     path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
     ingest(tmp_path / "runs.json", tmp_path / "runs", tables)
-    module, rows = parts("ddp_verification_loss", tables)
-    found = module.data(*rows).set_index("step")
+    kind, rows = parts("ddp_verification_loss", tables)
+    found = kind(*rows).data().set_index("step")
     assert found.loc[7, "largest_difference"] == pytest.approx(0.5, rel=1e-2)
     assert found.loc[6, "largest_difference"] < 1e-9
     assert found["so_far"].is_monotonic_increasing and found.loc[11, "so_far"] == found.loc[7, "largest_difference"]
-    assert "The largest difference is 0.5 nats" in module.caption(*rows)
+    assert "The largest difference is 0.5 nats" in kind(*rows).caption()
 
 
 def test_points_of_differences_keep_the_largest_of_their_steps(gpus):
@@ -208,12 +210,12 @@ def test_points_of_differences_keep_the_largest_of_their_steps(gpus):
 
 
 def test_parts_of_a_step_add_up_to_it(gpus):
-    module, rows = parts("step_time_breakdown", gpus)
-    found = module.data(*rows)
-    assert found[list(module.PARTS)].sum(axis=1).tolist() == pytest.approx(found["step_s"].tolist())
+    kind, rows = parts("step_time_breakdown", gpus)
+    found = kind(*rows).data()
+    assert found[list(step_time_breakdown.PARTS)].sum(axis=1).tolist() == pytest.approx(found["step_s"].tolist())
     run = found[(found["series"] == "packed") & (found["repeat"] == 0)].iloc[0]
     assert [run[p] for p in ("data_wait_s", "forward_s", "backward_s")] == pytest.approx([0.002, 0.075, 0.1])
-    (axes,) = module.draw(*rows).axes
+    (axes,) = kind(*rows).draw().axes
     longest = max(bar.get_x() + bar.get_width() for bar in axes.patches)
     assert longest == pytest.approx(1e3 * found["step_s"].max(), rel=0.02)  # of the median run of two, the lower
 
@@ -222,47 +224,47 @@ def test_micro_batches_of_another_sequence_length_are_left_out(tmp_path):
     """A source study's trend along the batch was a run of another sequence length among the others."""
     sizes = {1: 1024, 2: 1024, 4: 1024, 8: 2048}
     runs = [logs.settings(a, micro_batch=b, sequence_length=n) for a in ("packed", "padded") for b, n in sizes.items()]
-    module, rows = parts("batch_size_comparison", made(tmp_path, runs, further=("micro_batch",)))
-    found = module.data(*rows)
+    kind, rows = parts("batch_size_comparison", made(tmp_path, runs, further=("micro_batch",)))
+    found = kind(*rows).data()
     assert sorted(found["micro_batch"].unique()) == [1, 2, 4] and set(found["series"]) == {"packed", "padded"}
-    assert "sequence_length 2048 vs 1024" in module.caption(*rows)
-    left = module.draw(*rows).axes[0]
+    assert "sequence_length 2048 vs 1024" in kind(*rows).caption()
+    left = kind(*rows).draw().axes[0]
     assert len(dots(left)) == 6
 
 
 def test_one_micro_batch_is_no_trend(tmp_path):
-    module, rows = parts("batch_size_comparison", made(tmp_path, [logs.settings(a) for a in ("packed", "padded")]))
-    assert "no trend is to be seen" in module.caption(*rows)
+    kind, rows = parts("batch_size_comparison", made(tmp_path, [logs.settings(a) for a in ("packed", "padded")]))
+    assert "no trend is to be seen" in kind(*rows).caption()
 
 
 def test_the_world_size_that_the_model_did_not_see_tests_it(gpus):
-    module, rows = parts("scaling_model", gpus)
-    found = module.data(*rows)
+    kind, rows = parts("scaling_model", gpus)
+    found = kind(*rows).data()
     assert set(found.loc[found["kind"] == "measured, not fitted", "world_size"]) == {4}
     model = found[(found["kind"] == "model") & (found["series"] == "packed")].set_index("world_size")
     assert (model["low"] <= model["useful_tokens_per_s"]).all() and (
         model["useful_tokens_per_s"] <= model["high"]
     ).all()
-    figure = module.draw(*rows)
+    figure = kind(*rows).draw()
     assert {axes.get_title(loc="left") for axes in figure.axes} >= {"packed: a model", "padded: a model"}
-    assert "A model, not a measurement" in module.caption(*rows) and "predicted over measured" in module.caption(*rows)
+    assert "A model, not a measurement" in kind(*rows).caption() and "predicted over measured" in kind(*rows).caption()
 
 
 def test_a_series_that_cannot_be_fitted_says_why(tmp_path):
     crowded = GPU | {"device": "cpu", "device_kind": "cpu", "cores": 1, "threads_per_rank": 1}
     tables = made(tmp_path, [logs.settings(world_size=w) for w in (1, 2)], hardware=crowded)
-    module, rows = parts("scaling_model", tables)
-    assert "No model of packed: fewer than two world sizes are left" in module.caption(*rows)
-    assert "packed: no model" in [axes.get_title(loc="right") for axes in module.draw(*rows).axes]
+    kind, rows = parts("scaling_model", tables)
+    assert "No model of packed: fewer than two world sizes are left" in kind(*rows).caption()
+    assert "packed: no model" in [axes.get_title(loc="right") for axes in kind(*rows).draw().axes]
 
 
 def test_lines_of_weak_scaling_are_one_whatever_their_global_batch(tmp_path):
     runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in (0, 1) for w in (1, 2, 4)]
-    module, rows = parts("scaling_weak", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
-    found = module.data(*rows)
+    kind, rows = parts("scaling_weak", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
+    found = kind(*rows).data()
     assert set(found["series"]) == {"packed"} and found["efficiency"].tolist() == pytest.approx([1.0] * 6)
-    assert "every rank has as many rows at every world size (8)" in module.caption(*rows)
-    assert len(dots(module.draw(*rows).axes[1])) == 6
+    assert "every rank has as many rows at every world size (8)" in kind(*rows).caption()
+    assert len(dots(kind(*rows).draw().axes[1])) == 6
 
 
 def test_speed_over_naive_stands_beside_what_the_schedule_allows(tmp_path):
@@ -277,11 +279,11 @@ def test_speed_over_naive_stands_beside_what_the_schedule_allows(tmp_path):
             path.write_text("".join(f"{json.dumps(step)}\n" for step in lines))
     further = ("layout.pipeline", "layout.schedule")
     ingest(logs.write_table(tmp_path / "runs.json", runs, further=further), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("pipeline_vs_model_parallel", tmp_path / "tables")
-    found = module.data(*rows).set_index("schedule")
+    kind, rows = parts("pipeline_vs_model_parallel", tmp_path / "tables")
+    found = kind(*rows).data().set_index("schedule")
     assert found["speed_up"].to_dict() == pytest.approx({"gpipe": 1.0, "naive": 1.0})
     assert found.loc["gpipe", "predicted_speed_up"] == pytest.approx((4 / 5) / (1 / 2))  # 1 - (p - 1) / (m + p - 1)
-    allowed = [line for line in module.draw(*rows).axes[1].lines if line.get_linestyle() == ":"]
+    allowed = [line for line in kind(*rows).draw().axes[1].lines if line.get_linestyle() == ":"]
     assert sorted(y for line in allowed for y in line.get_ydata()) == pytest.approx([1.0, 1.6])
 
 
@@ -293,10 +295,10 @@ def test_memory_beside_its_prediction(tmp_path):
     held = {"event": "memory", "schema": 2, "step": 0} | dict(zip(kinds, (1e6, 2e6, 3e6, 4e6), strict=True))
     path.write_text(path.read_text() + json.dumps(held) + "\n")
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    module, rows = parts("memory_by_method", tmp_path / "tables")
-    (row,) = module.data(*rows).to_dict("records")
+    kind, rows = parts("memory_by_method", tmp_path / "tables")
+    (row,) = kind(*rows).data().to_dict("records")
     assert row["bytes"] == 10e6
-    (axes,) = module.draw(*rows).axes
+    (axes,) = kind(*rows).draw().axes
     above = [bar for bar in axes.patches if bar.get_y() > 0 and bar.get_width()]
     assert [(bar.get_x(), bar.get_width()) for bar in above] == [
         pytest.approx(bar) for bar in ((0, 1), (1, 2), (3, 3), (6, 4))
@@ -320,31 +322,31 @@ def test_a_refused_run_is_named_and_not_drawn(gpus, tmp_path):
     runs = query("inventory", gpus)
     runs.loc[runs["series"] == "padded", "sequence_length"] += 1
     for name in ("tflops_comparison", "total_training_time", "padding_share", "time_to_target_loss"):
-        module = registry.module(name)
-        frames = [query(q, gpus) for q in module.QUERIES[:-1]] + [runs]
-        assert module.data(*frames).empty, name
-        assert any("not like for like" in text for text in texts(module.draw(*frames))), name
-        assert "sequence_length" in module.caption(*frames), name
+        kind = registry.figure_class(name)
+        frames = [query(q, gpus) for q in kind.queries[:-1]] + [runs]
+        assert kind(*frames).data().empty, name
+        assert any("not like for like" in text for text in texts(kind(*frames).draw())), name
+        assert "sequence_length" in kind(*frames).caption(), name
 
 
 def test_a_crowded_cpu_is_told_of_any_figure(tmp_path):
     listed = [logs.settings(world_size=w) for w in (1, 2)]
     tables = made(tmp_path, listed, hardware=logs.HARDWARE | {"threads_per_rank": 2})
-    assert words.crowded(query("inventory", tables)) == words.OVERSUBSCRIBED
+    assert captions.crowded(query("inventory", tables)) == captions.OVERSUBSCRIBED
     for name in ("training_time", "tokens_per_second", "scaling_mfu", "total_training_time", "step_time_breakdown"):
-        module, rows = parts(name, tables)
-        assert words.OVERSUBSCRIBED in texts(module.draw(*rows)), name
-        assert module.caption(*rows).startswith(words.OVERSUBSCRIBED[:1].upper()), name
+        kind, rows = parts(name, tables)
+        assert captions.OVERSUBSCRIBED in texts(kind(*rows).draw()), name
+        assert kind(*rows).caption().startswith(captions.OVERSUBSCRIBED[:1].upper()), name
 
 
 def test_a_token_at_rest_stands_beside_its_entropy(tmp_path):
     """2 and 4 bytes an id, beside 9.5 bits; 17 bits number the vocabulary."""
     manifests = logs.write_stores(tmp_path / "tokens", {"packed": 4, "token-list": 2})
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", stores=manifests)
-    module, rows = parts("storage_against_entropy", tmp_path / "tables")
-    found = module.data(*rows).set_index("store")
+    kind, rows = parts("storage_against_entropy", tmp_path / "tables")
+    found = kind(*rows).data().set_index("store")
     assert found["bytes_per_id"].to_dict() == {"packed": 4.0, "token-list": 2.0}
     assert found["entropy_bytes"].tolist() == [9.5 / 8] * 2 and found["fixed_bytes"].tolist() == [17 / 8] * 2
-    (axes,) = module.draw(*rows).axes
+    (axes,) = kind(*rows).draw().axes
     assert [bar.get_width() for bar in axes.patches] == [2.0, 4.0]
-    assert "packed 3.37 and token-list 1.68" in module.caption(*rows)
+    assert "packed 3.37 and token-list 1.68" in kind(*rows).caption()

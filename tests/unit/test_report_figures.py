@@ -28,7 +28,7 @@ def tables(tmp_path_factory):
 
 @pytest.mark.parametrize("name", registry.FIGURES)
 def test_a_figure_is_a_function_of_its_first_query_alone(tables, name):
-    first = registry.module(name).QUERIES[0]
+    first = registry.figure_class(name).queries[0]
     assert isinstance(getattr(figures, name)(query(first, tables)), Figure)
     assert f'query("{first}", tables)' in getattr(figures, name).__doc__
 

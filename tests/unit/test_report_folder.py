@@ -218,7 +218,7 @@ def test_the_pages_of_the_pdf_that_were_edited_are_named(made, tmp_path):
     (finding,) = verify(saved, made)
     assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
     (finding,) = verify(edited(made, tmp_path / "forged.pdf", 2, b"\n0 0 m 100 100 l S\n"), made)
-    title = registry.module(FIGURE).TITLE
+    title = registry.figure_class(FIGURE).title
     assert finding.verdict == FOREIGN and finding.differs == [f"edited: pages that differ: 3 ({title})"]
 
 

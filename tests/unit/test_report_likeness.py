@@ -9,7 +9,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
-from tokenscale.report import page, registry, save, summary
+from tokenscale.report import page, registry, summary
 from tokenscale.report import paired_comparisons as pairs
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.hardware import describe
@@ -32,11 +32,11 @@ def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **field
 
 def drawn(name, tables):
     """(texts in the figure, caption, plotted points)."""
-    module = registry.module(name)
+    kind = registry.figure_class(name)
     with connect(tables / "demo") as connection:
-        rows = save.frames(name, connection)
-    texts = module.draw(*rows).findobj(lambda artist: hasattr(artist, "get_text"))
-    return [text.get_text() for text in texts], module.caption(*rows), module.data(*rows)
+        rows = [query(q, connection) for q in kind.queries]
+    texts = kind(*rows).draw().findobj(lambda artist: hasattr(artist, "get_text"))
+    return [text.get_text() for text in texts], kind(*rows).caption(), kind(*rows).data()
 
 
 @pytest.fixture(scope="module")

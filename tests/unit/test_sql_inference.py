@@ -9,7 +9,7 @@ from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.report.drawings import inference_step_time, inference_tokens_per_second
+from tokenscale.report.drawings.inference import InferenceStepTime, InferenceTokensPerSecond, names
 
 
 def made(folder, **options):
@@ -59,14 +59,14 @@ def test_cells_whose_texts_differ_are_compared_in_nothing(tmp_path):
     assert rows["speed_up"].dropna().index.get_level_values("new_tokens").unique().tolist() == [4]
     assert not rows.loc[12, "same_text"].any() and rows.loc[4, "same_text"].all()
     frame = query("inference", tables)
-    assert "Texts differ with the cache" in inference_tokens_per_second.caption(frame)
-    assert "12 tokens" not in inference_tokens_per_second.alt(frame)
-    texts = [row[-1] for row in inference_tokens_per_second.table(frame).rows]
+    assert "Texts differ with the cache" in InferenceTokensPerSecond(frame).caption()
+    assert "12 tokens" not in InferenceTokensPerSecond(frame).alt()
+    texts = [row[-1] for row in InferenceTokensPerSecond(frame).table().rows]
     assert texts == ["equal", "differ from position 15"]
-    (axes,) = inference_tokens_per_second.draw(frame).axes
+    (axes,) = InferenceTokensPerSecond(frame).draw().axes
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert sorted({x for line in crosses for x in line.get_xdata()}) == [12]
-    assert "Some texts differ" in inference_step_time.caption(query("inference_steps", tables))
+    assert "Some texts differ" in InferenceStepTime(query("inference_steps", tables)).caption()
 
 
 def test_time_of_a_token_is_by_stretches_of_the_longest_text(tables):
@@ -78,15 +78,15 @@ def test_time_of_a_token_is_by_stretches_of_the_longest_text(tables):
 
 def test_what_was_left_out_is_said_and_not_drawn(tables):
     frame = query("inference", tables)
-    assert "Left out: qwen-tiny (no cache)" in inference_tokens_per_second.caption(frame)
-    assert set(inference_tokens_per_second.data(frame)["model"]) == {"llama-tiny"}
+    assert "Left out: qwen-tiny (no cache)" in InferenceTokensPerSecond(frame).caption()
+    assert set(InferenceTokensPerSecond(frame).data()["model"]) == {"llama-tiny"}
 
 
 def test_two_runs_of_one_model_have_names_of_their_own():
     import pandas as pd
 
     rows = pd.DataFrame({"run_id": ["a-0123456789", "b-1123456789", "c"], "model": ["m", "m", "n"]})
-    named = inference_tokens_per_second.names(rows)
+    named = names(rows)
     assert named == {"a-0123456789": "m (0123456789)", "b-1123456789": "m (1123456789)", "c": "n"}
 
 

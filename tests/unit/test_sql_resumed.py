@@ -149,10 +149,11 @@ def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path)
 def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
     folder = chain(tmp_path)
     rows = [query(name, folder) for name in ddp_verification_loss.QUERIES]
-    assert sorted(ddp_verification_loss.data(*rows)["run_id"].unique()) == ["b", "c"]
-    text = ddp_verification_loss.caption(*rows)
+    figure = ddp_verification_loss.DdpVerificationLoss(*rows)
+    assert sorted(figure.data()["run_id"].unique()) == ["b", "c"]
+    text = figure.caption()
     assert "2 of 2 runs" in text and "2 went on from another run's state" in text
-    ddp_verification_loss.draw(*rows)
+    figure.draw()
 
 
 def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):

@@ -10,7 +10,8 @@ from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.report.drawings import storage_benchmark, tokenization_benchmark
+from tokenscale.report.drawings.storage_benchmark import StorageBenchmark
+from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +67,14 @@ def test_a_store_that_cuts_documents_has_no_share_of_their_text(tmp_path):
 
 def test_what_was_left_out_is_said_and_not_drawn(tables, tmp_path):
     frame = query("storage_benchmark", tables)
-    assert "Left out: text, tiktoken (it is not here)" in storage_benchmark.caption(frame)
-    assert "tiktoken" not in " ".join(storage_benchmark.data(frame)["store"])
+    assert "Left out: text, tiktoken (it is not here)" in StorageBenchmark(frame).caption()
+    assert "tiktoken" not in " ".join(StorageBenchmark(frame).data()["store"])
     path = logs.write_benchmark(tmp_path / "data.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out": {"packed, cold": "all of it stays"}}))
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
     frame = query("benchmark", tmp_path / "tables")
-    assert "Left out: packed, cold (all of it stays)" in tokenization_benchmark.caption(frame)
-    assert "packed, cold" not in set(tokenization_benchmark.data(frame)["arm"])
+    assert "Left out: packed, cold (all of it stays)" in TokenizationBenchmark(frame).caption()
+    assert "packed, cold" not in set(TokenizationBenchmark(frame).data()["arm"])
     assert frame["cache"].dropna().unique().tolist() == ["warm"]
 
 

@@ -112,7 +112,7 @@ def _all(arguments: argparse.Namespace) -> str:
 def _figure(arguments: argparse.Namespace) -> str:
     from tokenscale.report import registry, save
 
-    registry.module(arguments.name)  # a misspelt name is told before a missing table
+    registry.figure_class(arguments.name)  # a misspelt name is told before a missing table
     output = arguments.output
     if output.suffix[1:] in save.KINDS:  # fig.svg: the name of one of the files
         output = output.with_suffix("")

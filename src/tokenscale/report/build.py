@@ -47,7 +47,7 @@ def write(
     for name in experiments:
         with save.Tables(tables / name) as opened:
             for figure in shown[name]:
-                save.write(save.made(figure, opened), figures / name / figure)
+                save.write(save.load_figure(figure, opened), figures / name / figure)
         if len(experiments) > 1:
             also.append(output / f"{name}.html")
             page.write_experiment(name, tables, figures, also[-1])

@@ -2,15 +2,12 @@
 
 import pandas as pd
 
-from tokenscale.analysis import comparability as likeness
+from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.report.style import number
 
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
 SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
-#: refusals by factor and content of the inventory, the newest of them
-_REFUSALS: dict[tuple, list[likeness.Refusal]] = {}
-_MAX_REFUSALS = 8
 
 
 def caution(scaling: pd.DataFrame) -> str:
@@ -31,21 +28,10 @@ def used(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["validity"].isin(["valid", "suspect"])]
 
 
-def alike(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
-    """(the rows, one a run, that may be compared along the factor; sentences on those that may not)."""
-    found = _refusals(inventory, factor)
-    return rows[~rows["run_id"].isin(likeness.refused(found))], likeness.sentences(found)
-
-
-def _refusals(inventory: pd.DataFrame, factor: str) -> list[likeness.Refusal]:
-    """`likeness.refusals`, kept: of 200 runs it takes a third of a second, and every function of a figure asks it."""
-    compared = likeness.compared_columns(inventory)
-    key = (factor, compared.to_json(orient="split", index=False, double_precision=15))
-    if key not in _REFUSALS:
-        if len(_REFUSALS) >= _MAX_REFUSALS:
-            _REFUSALS.pop(next(iter(_REFUSALS)))
-        _REFUSALS[key] = likeness.refusals(compared, factor)
-    return _REFUSALS[key]
+def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
+    """Return (rows of runs that are comparable along the factor, sentences on the runs that are not)."""
+    found = comparability.refusals(comparability.compared_columns(inventory), factor)
+    return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
 
 
 def nothing(runs: pd.DataFrame, refused: str, requested: int | None = None) -> str:

@@ -42,8 +42,8 @@ def _function(name: str) -> Callable[..., "Figure"]:
     """The function `NAME(df, **frames)`, with the words of its figure as docstring."""
     from tokenscale.report import registry
 
-    made = registry.module(name)
-    first, *others = made.QUERIES
+    kind = registry.figure_class(name)
+    first, *others = kind.queries
 
     def figure(df: pd.DataFrame, **frames: pd.DataFrame) -> "Figure":
         for key in frames:
@@ -52,13 +52,13 @@ def _function(name: str) -> Callable[..., "Figure"]:
         given = {first: df, **frames}
         for query, frame in given.items():
             _check(name, query, frame)
-        drawn = made.draw(*(given[q] if q in given else _stands_for(q, df) for q in made.QUERIES))
+        drawn = kind(*(given[q] if q in given else _stands_for(q, df) for q in kind.queries)).draw()
         drawn.set_layout_engine("constrained")  # whoever adds to it wants room for that
         return drawn
 
     figure.__name__ = figure.__qualname__ = name
     figure.__doc__ = (
-        f"{made.TITLE}.\n\n{made.__doc__}\n\n"
+        f"{kind.title}.\n\n{kind.__doc__}\n\n"
         f'`df` holds the rows of `tokenscale.analysis.queries.query("{first}", tables)`, where `tables` is a folder '
         f"like `results/tables/demo`.{_optional(others)}\n\n"
         "Returns a matplotlib Figure. Raises UserError for a DataFrame that is not of that query."

@@ -212,7 +212,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     """Words, inlined drawing and data of a figure; `svg` is None where its files have not been made."""
     path = folder / f"{name}.json"
     if not path.is_file():
-        return {"name": name, "title": registry.module(name).TITLE, "svg": None}
+        return {"name": name, "title": registry.figure_class(name).title, "svg": None}
     words = read_json(path, "figure's words")
     drawing = style.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])
     with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:

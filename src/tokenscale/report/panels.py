@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from tokenscale.report import captions as words
-from tokenscale.report import text_layout as fits
+from tokenscale.report import captions, text_layout
 from tokenscale.report.style import (
     GREY,
     dots,
@@ -86,13 +85,15 @@ def write_note(axes: Axes, y: float, text: str) -> None:
 
 def name_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Rows from 0 up, named on the left."""
-    axes.set_yticks(range(len(texts)), fits.names(texts))
+    axes.set_yticks(range(len(texts)), text_layout.names(texts))
     axes.set_ylim(-0.6, len(texts) - 0.4)
     axes.grid(False, axis="y")
 
 
 def strips(
     rows: pd.DataFrame,
+    shown: pd.DataFrame,
+    refused: str,
     inventory: pd.DataFrame,
     columns: Columns,
     *,
@@ -101,9 +102,8 @@ def strips(
 ) -> tuple[Figure, list[Axes]]:
     """A panel a column of `rows` (one a run), a row a cell that the inventory lists: every run a dot, medians as bars.
 
-    Runs that are not like for like along the approach are left out, and their cells say so. `keep` chooses cells.
+    Of them the comparable ones are `shown`; cells of others say so. `keep` chooses cells.
     """
-    shown, refused = words.alike(rows, inventory, "approach")
     listed = [cell for cell in cells(inventory) if keep(cell)][::-1]
     with style():
         made, panels = figure(len(columns), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
@@ -111,7 +111,7 @@ def strips(
             axes.set_xlabel(label)
             values = {cell: factor * at(shown, cell)[column].dropna().astype(float) for cell in listed}
             if not any(map(len, values.values())):
-                no_data(axes, words.nothing(inventory, refused))
+                no_data(axes, captions.nothing(inventory, refused))
                 continue
             for y, (cell, found) in enumerate(values.items()):
                 if found.empty:
@@ -170,7 +170,7 @@ def by_world(
             axes.set_xlabel("world size (ranks)")
             axes.set_ylabel(label)
             if rows[column].dropna().empty:
-                no_data(axes, words.nothing(inventory, refused))
+                no_data(axes, captions.nothing(inventory, refused))
                 continue
             for name, shift in zip(series, shifts(len(series)), strict=True):
                 joined(axes, rows[rows["series"] == name], column, factor, name, shift)
@@ -180,7 +180,7 @@ def by_world(
         for name in series:
             panels[0].plot([], [], **look(name), label=name)
         if series:
-            heading(panels[0], words.crowded(inventory))
+            heading(panels[0], captions.crowded(inventory))
         return made, panels
 
 
@@ -198,7 +198,7 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
         right.set_ylabel(f"efficiency T(N) / ({'N' if at_one else 'N / N0'} × T({base})) (%)")
         if rows.empty:
             for axes in (left, right):
-                no_data(axes, words.nothing(inventory, refused))
+                no_data(axes, captions.nothing(inventory, refused))
             return made
         worlds = sorted(int(w) for w in rows["world_size"].unique())
         series = ordered(rows["series"])
@@ -217,7 +217,7 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
             plain(axes.yaxis)
         right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))
         if rows["efficiency"].dropna().empty:
-            text = f"no run at world size {words.listing(list(map(str, bases)))}\nto compare with"
+            text = f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
             right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
         legend(made, left, 3)
         heading(left, warning)
@@ -244,7 +244,7 @@ def legend(made: Figure, axes: Axes | Sequence[Axes], most: int = 5, order: Sequ
         return
     texts = short(labels)
     columns = legend_columns(texts, most)
-    texts = fits.entries(texts)
+    texts = text_layout.entries(texts)
     lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
     with style():
         made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
@@ -311,7 +311,7 @@ def over_time(rows: pd.DataFrame, inventory: pd.DataFrame, column: str, label: s
         for axes in panels[len(worlds) or 1 :]:
             axes.set_visible(False)
         if not worlds:
-            no_data(panels[0], words.nothing(inventory, refused))
+            no_data(panels[0], captions.nothing(inventory, refused))
             return made
         names_of = ordered(rows["series"])
         found, every = layered(looks(names_of)), thinned(rows)

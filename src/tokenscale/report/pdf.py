@@ -179,31 +179,31 @@ def _parts(name: str, tables: Path, view: str | None, figures: Path | None) -> I
     yield "", [Page(cover(part)), *map(Page, before)]
     with save.Tables(tables / name) as opened:
         for figure in shown:
-            made = save.made(figure, opened)
-            drawing = (_drawn(made, figures / name) if figures else None) or save.draw(made, kinds=("pdf",))["pdf"]
-            yield made.module.TITLE, [figure_page(made, drawing)]
+            loaded = save.load_figure(figure, opened)
+            drawing = _drawn(loaded, figures / name) if figures else None
+            yield loaded.figure.title, [figure_page(loaded, drawing or save.draw(loaded, kinds=("pdf",))["pdf"])]
     after = sheets.tables(name, _sections(part, AFTER)) if whole else []
     if after:
         yield "Tables", [*map(Page, after)]
 
 
-def _drawn(made: save.Made, folder: Path) -> bytes | None:
+def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
     """Return the figure's PDF from the folder, if it was drawn from the same data by the same code."""
-    path = folder / f"{made.name}.pdf"
+    path = folder / f"{loaded.name}.pdf"
     with suppress(UserError, OSError):  # draw a missing or broken one again
-        if passport.read(path) == made.passport:
+        if passport.read(path) == loaded.passport:
             return path.read_bytes()
     return None
 
 
-def figure_page(made: save.Made, drawing: bytes) -> Page:
+def figure_page(loaded: save.LoadedFigure, drawing: bytes) -> Page:
     """Return the page of a figure: title, drawing over the width of the page, caption."""
     box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
     scale = 72 * (WIDTH - 2 * _MARGIN) / float(box.width)
     bottom = HEIGHT - 1.9 - scale * float(box.height) / 72
-    caption = made.module.caption(*made.frames.values())
-    place = f"{made.passport['experiment']}: {made.name}"
-    return Page(page(made.module.TITLE, caption, place, bottom / HEIGHT), drawing, scale, bottom)
+    place = f"{loaded.passport['experiment']}: {loaded.name}"
+    text = page(loaded.figure.title, loaded.figure.caption(), place, bottom / HEIGHT)
+    return Page(text, drawing, scale, bottom)
 
 
 def _sections(part: dict[str, Any], titles: dict[str, str]) -> list[tuple[str, Table]]:

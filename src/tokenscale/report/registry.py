@@ -1,19 +1,17 @@
-"""Figure → the module that draws it (dotted names: nothing is imported until asked for).
-
-A figure's module holds `TITLE`, `QUERIES` (names of `analysis/sql`; their DataFrames, in this order, are the arguments
-of the functions), `draw(*frames) -> Figure`, `caption(*frames) -> str`, `alt(*frames) -> str` and
-`data(*frames) -> DataFrame`; one whose numbers are to be read, too, has `table(*frames) -> report.table.Table`.
-"""
+"""Figure → the class that draws it. Nothing is imported until a figure is needed."""
 
 import importlib
-from types import ModuleType
 
 from tokenscale.base.errors import unknown
+from tokenscale.report.figure import Figure
 from tokenscale.settings.registry import FIGURES
 
 
-def module(name: str) -> ModuleType:
-    """The module of a figure. Raises UserError for a name that is none."""
+def figure_class(name: str) -> type[Figure]:
+    """Return the class of a figure: its name in capitals (`loss_over_time` is `LossOverTime`) in its module.
+
+    Raises UserError for a name that is none.
+    """
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
-    return importlib.import_module(FIGURES[name])
+    return getattr(importlib.import_module(FIGURES[name]), "".join(word.capitalize() for word in name.split("_")))

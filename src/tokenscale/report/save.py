@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 
 import duckdb
 import pandas as pd
@@ -16,6 +15,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
 from tokenscale.report import figure_metadata as passport
 from tokenscale.report import registry
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
 
@@ -42,20 +42,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A figure's module, the rows it is drawn from (by query), what is plotted, and the passport."""
+class LoadedFigure:
+    """A figure with its rows, what is plotted (also as CSV), and its provenance metadata."""
 
     name: str
-    module: ModuleType
-    frames: dict[str, pd.DataFrame]
+    figure: Figure
     data: pd.DataFrame
     csv: str
     passport: passport.Passport
-
-
-def frames(name: str, connection: duckdb.DuckDBPyConnection) -> list[pd.DataFrame]:
-    """The DataFrames that a figure's functions take, in order."""
-    return [query(q, connection) for q in registry.module(name).QUERIES]
 
 
 def modules(name: str) -> tuple[str, str]:
@@ -94,33 +88,27 @@ class Tables:
             self.connection.close()
 
 
-def make(name: str, tables: Path) -> Made:
-    """A figure of an experiment's tables."""
-    with Tables(tables) as opened:
-        return made(name, opened)
-
-
-def made(name: str, tables: Tables) -> Made:
-    """The same of tables that are open already."""
-    module = registry.module(name)
-    found = {q: tables.rows(q) for q in module.QUERIES}
-    data = module.data(*found.values())
+def load_figure(name: str, tables: Tables) -> LoadedFigure:
+    """Load the rows of a figure and prepare it."""
+    kind = registry.figure_class(name)
+    figure = kind(*(tables.rows(query) for query in kind.queries))
+    data = figure.data()
     text = csv(data)
-    digests = {q: tables.rows_of(q).digest for q in found}
-    carried = passport.of_figure(name, tables.folder, digests, text, *modules(name))
-    return Made(name, module, found, data, text, carried)
+    digests = {query: tables.rows_of(query).digest for query in kind.queries}
+    metadata = passport.of_figure(name, tables.folder, digests, text, *modules(name))
+    return LoadedFigure(name, figure, data, text, metadata)
 
 
-def draw(made: Made, carried: passport.Passport | None = None, kinds: Sequence[str] = ()) -> dict[str, bytes]:
+def draw(loaded: LoadedFigure, carried: passport.Passport | None = None, kinds: Sequence[str] = ()) -> dict[str, bytes]:
     """The bytes of each format (of all in `DRAWN`), with the figure's own passport or the one that is `carried`."""
-    figure = made.module.draw(*made.frames.values())
+    figure = loaded.figure.draw()
     settle(figure)
-    words = passport.text(carried or made.passport)
+    metadata_text = passport.text(carried or loaded.passport)
     drawn = {}
     with style():
         for kind in kinds or DRAWN:
             options = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
-            metadata = _METADATA[kind] | {_PASSPORT_KEY[kind]: words}
+            metadata = _METADATA[kind] | {_PASSPORT_KEY[kind]: metadata_text}
             with io.BytesIO() as buffer:
                 figure.savefig(buffer, format=kind, metadata=metadata, **options)
                 drawn[kind] = buffer.getvalue()
@@ -129,29 +117,30 @@ def draw(made: Made, carried: passport.Passport | None = None, kinds: Sequence[s
 
 def save(name: str, tables: Path, output: Path) -> list[Path]:
     """Write `<output>.{svg,pdf,png,csv,parquet,json}` from an experiment's tables; returns their paths."""
-    return write(make(name, tables), output)
+    with Tables(tables) as opened:
+        return write(load_figure(name, opened), output)
 
 
-def write(made: Made, output: Path) -> list[Path]:
-    """The same of a figure that is made."""
+def write(loaded: LoadedFigure, output: Path) -> list[Path]:
+    """Write the files of a loaded figure."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in KINDS}
-    for kind, content in draw(made).items():
+    for kind, content in draw(loaded).items():
         with atomic(paths[kind]) as temporary:
             temporary.write_bytes(content)
-    write_text(paths["csv"], made.csv)
+    write_text(paths["csv"], loaded.csv)
     with atomic(paths["parquet"]) as temporary:
-        temporary.write_bytes(parquet(made.data))
-    write_json(paths["json"], {"schema": 1, "figure": made.name, **words(made)})
+        temporary.write_bytes(parquet(loaded.data))
+    write_json(paths["json"], {"schema": 1, "figure": loaded.name, **describe(loaded)})
     return list(paths.values())
 
 
-def words(made: Made) -> dict:
-    """Title, caption, alternative text, names of queries and, where the figure has one, its table."""
-    of = made.frames.values()
-    captions = {"title": made.module.TITLE, "caption": made.module.caption(*of), "alt": made.module.alt(*of)}
-    if hasattr(made.module, "table"):
-        captions["table"] = asdict(made.module.table(*of))
-    return captions | {"queries": list(made.frames)}
+def describe(loaded: LoadedFigure) -> dict:
+    """Return title, caption, alternative text, names of queries and, where the figure has one, its table."""
+    figure = loaded.figure
+    described = {"title": figure.title, "caption": figure.caption(), "alt": figure.alt()}
+    if (table := figure.table()) is not None:
+        described["table"] = asdict(table)
+    return described | {"queries": list(figure.queries)}
 
 
 def csv(rows: pd.DataFrame) -> str:

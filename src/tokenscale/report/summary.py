@@ -15,9 +15,9 @@ from tokenscale.report import figure_metadata as passport
 from tokenscale.report import paired_comparisons as pairs
 from tokenscale.report import source_study as original
 from tokenscale.report.captions import caution, kinds, left_out, spread
-from tokenscale.report.registry import FIGURES
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
+from tokenscale.settings.registry import FIGURES
 
 #: all that is asked here
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")

@@ -111,7 +111,7 @@ def _figure(path: Path, results: Path) -> Finding:
     return finding
 
 
-def _made(finding: Finding, carried: figure_metadata.Passport | None, results: Path) -> save.Made | None:
+def _made(finding: Finding, carried: figure_metadata.Passport | None, results: Path) -> save.LoadedFigure | None:
     """The figure that a passport names, from the tables at hand; None where it names none."""
     if carried is None:
         finding.add(FOREIGN, "it carries no passport of tokenscale")
@@ -119,7 +119,8 @@ def _made(finding: Finding, carried: figure_metadata.Passport | None, results: P
     if not _whole(carried):
         finding.add(FOREIGN, "its passport is not one that tokenscale writes")
         return None
-    return save.make(carried["figure"], _tables(carried["experiment"], results))
+    with save.Tables(_tables(carried["experiment"], results)) as opened:
+        return save.load_figure(carried["figure"], opened)
 
 
 def _whole(carried: figure_metadata.Passport) -> bool:
@@ -150,7 +151,7 @@ def _tables(experiment: str, results: Path) -> Path:
     return folder / experiment
 
 
-def _compare(finding: Finding, carried: figure_metadata.Passport, made: save.Made, places: list[Path]) -> None:
+def _compare(finding: Finding, carried: figure_metadata.Passport, made: save.LoadedFigure, places: list[Path]) -> None:
     """What the passport says against what is at hand. `places` are folders in which a report may lie.
 
     Where the tables are those of then, other rows come of other code; and where that is the same, too, the passport
@@ -222,7 +223,7 @@ def _records(places: list[Path]) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def _rows(sha256: str, made: save.Made, places: list[Path]) -> list[str]:
+def _rows(sha256: str, made: save.LoadedFigure, places: list[Path]) -> list[str]:
     """Which rows of the data differ, where the data of then are at hand."""
     name = f"{made.name}.csv"
     experiment = made.passport["experiment"]

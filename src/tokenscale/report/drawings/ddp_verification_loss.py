@@ -1,71 +1,13 @@
 """Do several ranks compute what the fewest compute, and a resumed run what was never interrupted? Losses by step."""
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 
-from tokenscale.report import captions as words
-from tokenscale.report import panels
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, figure, jitter, looks, no_data, ordered, style
 
-TITLE = "Loss of several ranks against the fewest, step by step"
 QUERIES = ("loss_difference", "inventory")
-
-
-def data(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """A row a point of a pair of runs."""
-    return _alike(loss_difference, inventory)[0].drop(columns="approach").reset_index(drop=True)
-
-
-def _alike(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """See `words.alike`; with the largest difference of a pair up to each point."""
-    kept, refused = words.alike(loss_difference, inventory, "world_size")
-    return kept.assign(so_far=kept.groupby("run_id")["largest_difference"].cummax()), refused
-
-
-def draw(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """Left: the largest difference up to each point, logarithmic, every pair a line. Right: the largest of each pair,
-    by series and world size. A difference of zero stands at the lower edge."""
-    kept, refused = _alike(loss_difference, inventory)
-    cells = panels.cells(kept)[::-1]
-    with style():
-        made, (left, right) = figure(2, height=1.8 + 0.3 * max(6, len(cells)), width_ratios=(1.5, 1))
-        left.set_xlabel("optimizer steps")
-        left.set_ylabel("largest |difference| so far\n(nats / useful token)")
-        right.set_xlabel("largest of any step\n(nats / useful token)")
-        if kept.empty:
-            for axes in (left, right):
-                no_data(axes, words.nothing(inventory, refused))
-            return made
-        floor = _floor(kept)
-        names = ordered(kept["series"])
-        found, every = panels.layered(looks(names)), panels.thinned(kept)
-        for name, options in found.items():
-            line = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.9, "alpha": 0.7}
-            for _, run in kept[kept["series"] == name].groupby("run_id"):
-                shown = run.iloc[::every]
-                left.plot(shown["step"], shown["so_far"].clip(lower=floor), **line)
-            left.plot([], [], **options, label=name)
-        largest = kept.groupby(["series", "world_size", "run_id"], as_index=False)["largest_difference"].max()
-        for y, cell in enumerate(cells):
-            values = panels.at(largest, cell)["largest_difference"].clip(lower=floor)
-            options = found[cell[0]] | {"linestyle": "none"}
-            right.plot(values, [y + o for o in jitter(len(values))], **options, clip_on=False)
-        panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
-        left.set_yscale("log")
-        right.set_xscale("log")
-        low, high = floor / 2, max(10 * floor, 3 * kept["largest_difference"].max())
-        left.set_ylim(low, high)
-        right.set_xlim(low, high)
-        for axis in (left.yaxis, right.xaxis):
-            panels.decades(axis)
-        if (kept["so_far"] == 0).any():
-            left.axhline(floor, color=GREY, linestyle=":", linewidth=0.9)
-            left.text(0.99, floor, "no difference", transform=left.get_yaxis_transform(), ha="right", va="bottom",
-                      fontsize=8)  # fmt: skip
-        left.set_xlim(left=0)
-        panels.steps_of(left.xaxis, 5)
-        panels.legend(made, left, order=names)
-        return made
 
 
 def _floor(kept: pd.DataFrame) -> float:
@@ -74,39 +16,102 @@ def _floor(kept: pd.DataFrame) -> float:
     return float(above.min()) / 3 if len(above) else 1e-9
 
 
-def caption(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """What was expected, and what is there."""
-    kept, refused = _alike(loss_difference, inventory)
-    pairs = kept["run_id"].nunique()
-    more = inventory["world_size"] > inventory.groupby("series")["world_size"].transform("min")
-    expected = inventory[more | inventory["resumed_from"].notna()]
-    text = (
-        "Training loss of a run against the run at the smallest world size of the same series, settings and repeat, "
-        "the largest absolute difference of any step so far (at most 100 points a run); "
-        f"{words.counted(pairs, expected)}. Expected: no difference but rounding, as both train on the same samples at "
-        "every step and sum in another order; it grows as training carries it on, and a wrong sum of gradients shows "
-        "at once. "
-    )
-    if resumed := kept.loc[kept["resumed_from"].notna(), "run_id"].nunique():
-        text += (
-            f"Of these, {resumed} went on from another run's state, in another layout, and are held against the run "
-            "that the state came from, which was never interrupted; their lines begin there. "
-        )
-    if pairs:
-        same = kept.groupby("run_id")["same_data"].all()
-        formats = words.listing(sorted(inventory["precision"].dropna().unique()))
-        text += (
-            f"{int(same.sum())} of {pairs} pairs have equal digests of the samples at every step. The largest "
-            f"difference is {kept['largest_difference'].max():.2g} nats{f' ({formats})' if formats else ''}. "
-        )
-    else:
-        text += "No pair of runs at two world sizes shares batch and settings. "
-    return (text + refused).strip()
+class DdpVerificationLoss(Figure):
+    """Losses by step: do several ranks compute what the fewest compute, and a resumed run what a whole one does?"""
 
+    title = "Loss of several ranks against the fewest, step by step"
+    queries = QUERIES
+    factor = "world_size"
 
-def alt(loss_difference: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """The largest differences, read aloud."""
-    kept, _ = _alike(loss_difference, inventory)
-    largest = kept.groupby(["series", "world_size"])["largest_difference"].max()
-    texts = [f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()]
-    return f"Differences of training loss between world sizes, in nats. Largest: {words.listing(texts) or 'no data'}."
+    def prepare(self) -> None:
+        """Add the largest difference of a pair up to each point."""
+        super().prepare()
+        so_far = self.rows.groupby("run_id")["largest_difference"].cummax()
+        self.rows = self.rows.assign(so_far=so_far)
+
+    def data(self) -> pd.DataFrame:
+        """Return A row a point of a pair of runs."""
+        return self.rows.drop(columns="approach").reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw two panels, logarithmic. Left: the largest difference up to each point, every pair a line.
+
+        Right: the largest of each pair, by series and world size. A difference of zero stands at the lower edge.
+        """
+        cells = panels.cells(self.rows)[::-1]
+        with style():
+            made, (left, right) = figure(2, height=1.8 + 0.3 * max(6, len(cells)), width_ratios=(1.5, 1))
+            left.set_xlabel("optimizer steps")
+            left.set_ylabel("largest |difference| so far\n(nats / useful token)")
+            right.set_xlabel("largest of any step\n(nats / useful token)")
+            if self.rows.empty:
+                for axes in (left, right):
+                    no_data(axes, captions.nothing(self.inventory, self.refusals))
+                return made
+            floor = _floor(self.rows)
+            names = ordered(self.rows["series"])
+            found, every = panels.layered(looks(names)), panels.thinned(self.rows)
+            for name, options in found.items():
+                line = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.9, "alpha": 0.7}
+                for _, run in self.rows[self.rows["series"] == name].groupby("run_id"):
+                    shown = run.iloc[::every]
+                    left.plot(shown["step"], shown["so_far"].clip(lower=floor), **line)
+                left.plot([], [], **options, label=name)
+            largest = self.rows.groupby(["series", "world_size", "run_id"], as_index=False)["largest_difference"].max()
+            for y, cell in enumerate(cells):
+                values = panels.at(largest, cell)["largest_difference"].clip(lower=floor)
+                options = found[cell[0]] | {"linestyle": "none"}
+                right.plot(values, [y + o for o in jitter(len(values))], **options, clip_on=False)
+            panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
+            left.set_yscale("log")
+            right.set_xscale("log")
+            low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
+            left.set_ylim(low, high)
+            right.set_xlim(low, high)
+            for axis in (left.yaxis, right.xaxis):
+                panels.decades(axis)
+            if (self.rows["so_far"] == 0).any():
+                left.axhline(floor, color=GREY, linestyle=":", linewidth=0.9)
+                left.text(0.99, floor, "no difference", transform=left.get_yaxis_transform(), ha="right", va="bottom",
+                          fontsize=8)  # fmt: skip
+            left.set_xlim(left=0)
+            panels.steps_of(left.xaxis, 5)
+            panels.legend(made, left, order=names)
+            return made
+
+    def caption(self) -> str:
+        """Return what was expected, and what is there."""
+        pairs = self.rows["run_id"].nunique()
+        more = self.inventory["world_size"] > self.inventory.groupby("series")["world_size"].transform("min")
+        expected = self.inventory[more | self.inventory["resumed_from"].notna()]
+        text = (
+            "Training loss of a run against the run at the smallest world size of the same series, settings and "
+            "repeat, the largest absolute difference of any step so far (at most 100 points a run); "
+            f"{captions.counted(pairs, expected)}. Expected: no difference but rounding, as both train on the same "
+            "samples at every step and sum in another order; it grows as training carries it on, and a wrong sum of "
+            "gradients shows at once. "
+        )
+        if resumed := self.rows.loc[self.rows["resumed_from"].notna(), "run_id"].nunique():
+            text += (
+                f"Of these, {resumed} went on from another run's state, in another layout, and are held against the "
+                "run that the state came from, which was never interrupted; their lines begin there. "
+            )
+        if pairs:
+            same = self.rows.groupby("run_id")["same_data"].all()
+            formats = captions.listing(sorted(self.inventory["precision"].dropna().unique()))
+            text += (
+                f"{int(same.sum())} of {pairs} pairs have equal digests of the samples at every step. The largest "
+                f"difference is {self.rows['largest_difference'].max():.2g} nats{f' ({formats})' if formats else ''}. "
+            )
+        else:
+            text += "No pair of runs at two world sizes shares batch and settings. "
+        return (text + self.refusals).strip()
+
+    def alt(self) -> str:
+        """Return the largest differences, read aloud."""
+        largest = self.rows.groupby(["series", "world_size"])["largest_difference"].max()
+        texts = [f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()]
+        return (
+            "Differences of training loss between world sizes, in nats. Largest: "
+            f"{captions.listing(texts) or 'no data'}."
+        )

@@ -1,15 +1,15 @@
 """How long the ranks of a pipeline wait: measured, beside what each schedule predicts."""
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble
-from tokenscale.report import captions as words
+from tokenscale.report import captions
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import SCHEDULES, figure, legend_columns, no_data, number, plain, style
 from tokenscale.report.table import Table
 
-TITLE = "Waiting in a pipeline, measured and predicted"
 QUERIES = ("pipeline", "inventory")
 
 
@@ -25,55 +25,8 @@ def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> flo
     return bubble(schedule, ranks, micro_batches, chunks)
 
 
-def data(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """The table as numbers: one row a cell, medians over its runs with the ends of their spread."""
-    pipeline, _ = words.alike(pipeline, inventory, "layout")
-    columns = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
-    columns += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
-    columns += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
-    rows = []
-    for (ranks, name, chunks, count), group in cells(pipeline):
-        share, speed = summary(group["bubble_share"]), summary(group["speed_up"].dropna())
-        rows.append(
-            [ranks, name, chunks, count, group["micro_batch"].max(), len(group)]
-            + [share.median, share.low, share.high, predicted(ranks, name, chunks, count)]
-            + [group["useful_tokens_per_s"].median(), speed.median, speed.low, speed.high]
-            + [group["largest_loss_difference"].max(), bool(_oversubscribed(group))]
-        )
-    return pd.DataFrame(rows, columns=columns)
-
-
-def table(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Table:
-    """The same as people read it."""
-    pipeline, _ = words.alike(pipeline, inventory, "layout")
-    columns = [("schedule", False), ("ranks", True), ("micro-batches", True), ("runs", True)]
-    columns += [("bubble, measured (%)", True), ("predicted (%)", True), ("useful tokens / s", True)]
-    columns += [("speed, × naive", True), ("largest loss difference (nats)", True)]
-    rows = []
-    for (ranks, name, chunks, count), group in cells(pipeline):
-        difference = group["largest_loss_difference"].max()
-        rows.append(
-            [
-                name + (f", {chunks} stages a rank" if chunks > 1 else ""),
-                str(ranks),
-                str(count),
-                str(len(group)),
-                words.spread(100 * group["bubble_share"]),
-                number(100 * predicted(ranks, name, chunks, count)),
-                words.spread(group["useful_tokens_per_s"]),
-                words.spread(group["speed_up"].dropna()),
-                "–" if pd.isna(difference) else f"{difference:.2g}",
-            ]
-        )
-    text = (
-        "Medians over runs, their spread in brackets. Speed is against naive with as many micro-batches of the same "
-        "repeat; the loss difference is the largest of all steps and repeats, against naive with the fewest of them."
-    )
-    return Table(columns, rows, f"{text} {_spreads(pipeline)}".strip())
-
-
 def _spreads(pipeline: pd.DataFrame) -> str:
-    return words.kinds([group["bubble_share"] for _, group in cells(pipeline)])
+    return captions.kinds([group["bubble_share"] for _, group in cells(pipeline)])
 
 
 def _oversubscribed(pipeline: pd.DataFrame) -> bool:
@@ -81,87 +34,135 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
     return bool((cpu & pipeline["oversubscribed"].fillna(False).astype(bool)).any())
 
 
-def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """A panel for each length of pipeline: share of waiting over micro-batches; lines predicted, points measured."""
-    pipeline, refused = words.alike(pipeline, inventory, "layout")
-    sizes = sorted(int(p) for p in pipeline["pipeline"].unique())
-    with style():
-        made, panels = figure(max(1, len(sizes)), height=4.0, sharey=True)
-        for axes in panels:
-            axes.set_xlabel("micro-batches a step")
-        panels[0].set_ylabel("time spent waiting (%)")
-        if not sizes:
-            no_data(panels[0], words.nothing(inventory, refused))
-            return made
-        shown, labels = cells(pipeline), []
-        highest = [max(predicted(*key), group["bubble_share"].max()) for key, group in shown]
-        series = list(dict.fromkeys((name, chunks) for (_, name, chunks, _), _ in shown))
-        for axes, ranks in zip(panels, sizes, strict=True):
-            here = [(key, group) for key, group in shown if key[0] == ranks]
-            counts = sorted({key[3] for key, _ in here})
-            for number_of, (name, chunks) in enumerate(series):
+class PipelineBubble(Figure):
+    """How long the ranks of a pipeline wait: measured, beside what each schedule predicts."""
+
+    title = "Waiting in a pipeline, measured and predicted"
+    queries = QUERIES
+    factor = "layout"
+
+    def data(self) -> pd.DataFrame:
+        """Return the table as numbers: one row per cell, medians over its runs with the ends of their spread."""
+        columns = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
+        columns += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
+        columns += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
+        rows = []
+        for (ranks, name, chunks, count), group in cells(self.rows):
+            share, speed = summary(group["bubble_share"]), summary(group["speed_up"].dropna())
+            rows.append(
+                [ranks, name, chunks, count, group["micro_batch"].max(), len(group)]
+                + [share.median, share.low, share.high, predicted(ranks, name, chunks, count)]
+                + [group["useful_tokens_per_s"].median(), speed.median, speed.low, speed.high]
+                + [group["largest_loss_difference"].max(), bool(_oversubscribed(group))]
+            )
+        return pd.DataFrame(rows, columns=columns)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a panel per length of pipeline: share of waiting by micro-batches; lines predicted, points measured."""
+        sizes = sorted(int(p) for p in self.rows["pipeline"].unique())
+        with style():
+            made, panels = figure(max(1, len(sizes)), height=4.0, sharey=True)
+            for axes in panels:
+                axes.set_xlabel("micro-batches a step")
+            panels[0].set_ylabel("time spent waiting (%)")
+            if not sizes:
+                no_data(panels[0], captions.nothing(self.inventory, self.refusals))
+                return made
+            shown, labels = cells(self.rows), []
+            highest = [max(predicted(*key), group["bubble_share"].max()) for key, group in shown]
+            series = list(dict.fromkeys((name, chunks) for (_, name, chunks, _), _ in shown))
+            for axes, ranks in zip(panels, sizes, strict=True):
+                here = [(key, group) for key, group in shown if key[0] == ranks]
+                counts = sorted({key[3] for key, _ in here})
+                for number_of, (name, chunks) in enumerate(series):
+                    colour, marker, dash = SCHEDULES[name]
+                    rows = {key[3]: group for key, group in here if key[1:3] == (name, chunks)}
+                    line = [100 * predicted(ranks, name, chunks, count) for count in rows]
+                    axes.plot(list(rows), line, color=colour, linestyle=dash, linewidth=1.4)
+                    shift = 1 + 0.035 * (number_of - (len(series) - 1) / 2)  # parts points that would hide each other
+                    for count, group in rows.items():
+                        axes.plot(
+                            [count * shift] * len(group),
+                            100 * group["bubble_share"],
+                            color=colour,
+                            marker=marker,
+                            markersize=5,
+                            linestyle="none",
+                            markerfacecolor="none",
+                            markeredgewidth=1.4,
+                        )
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(counts, [str(c) for c in counts])
+                axes.minorticks_off()
+                axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
+                axes.set_ylim(0, min(100.0, 115 * max(highest)))
+                plain(axes.yaxis)
+                if len(sizes) > 1:
+                    axes.set_title(f"{ranks} ranks in the pipeline")
+            for name, chunks in series:
                 colour, marker, dash = SCHEDULES[name]
-                rows = {key[3]: group for key, group in here if key[1:3] == (name, chunks)}
-                line = [100 * predicted(ranks, name, chunks, count) for count in rows]
-                axes.plot(list(rows), line, color=colour, linestyle=dash, linewidth=1.4)
-                shift = 1 + 0.035 * (number_of - (len(series) - 1) / 2)  # parts points that would hide each other
-                for count, group in rows.items():
-                    axes.plot(
-                        [count * shift] * len(group),
-                        100 * group["bubble_share"],
-                        color=colour,
-                        marker=marker,
-                        markersize=5,
-                        linestyle="none",
-                        markerfacecolor="none",
-                        markeredgewidth=1.4,
-                    )
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, [str(c) for c in counts])
-            axes.minorticks_off()
-            axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-            axes.set_ylim(0, min(100.0, 115 * max(highest)))
-            plain(axes.yaxis)
-            if len(sizes) > 1:
-                axes.set_title(f"{ranks} ranks in the pipeline")
-        for name, chunks in series:
-            colour, marker, dash = SCHEDULES[name]
-            labels.append(name + (f", {chunks} stages a rank" if chunks > 1 else ""))
-            options = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
-            panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)
-        made.legend(loc="outside upper left", ncols=legend_columns(labels, 5), handlelength=3)
-        if _oversubscribed(pipeline):
-            panels[0].set_title(words.OVERSUBSCRIBED, fontsize=9)
-        return made
+                labels.append(name + (f", {chunks} stages a rank" if chunks > 1 else ""))
+                options = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
+                panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)
+            made.legend(loc="outside upper left", ncols=legend_columns(labels, 5), handlelength=3)
+            if _oversubscribed(self.rows):
+                panels[0].set_title(captions.OVERSUBSCRIBED, fontsize=9)
+            return made
 
-
-def caption(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """What lines and points are, the closed forms, and whether the losses agree."""
-    pipeline, refused = words.alike(pipeline, inventory, "layout")
-    text = (
-        "Lines: the share of their time that ranks wait by the schedule alone, where stages cost alike, a backward "
-        "pass takes twice a forward pass, and transfers nothing. With p ranks, m micro-batches and v stages a rank it "
-        "is (p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, "
-        "and (p − 1) / p for naive, which is model parallelism. Points: each run, waiting over waiting and passes, "
-        f"summed over ranks and steps; {words.counted(len(pipeline), inventory)}. "
-    )
-    if _oversubscribed(pipeline):
-        text = f"{words.OVERSUBSCRIBED[0].upper()}{words.OVERSUBSCRIBED[1:]}. " + text
-    if pipeline["largest_loss_difference"].notna().any():
-        text += (
-            "Against naive with the fewest micro-batches, losses differ by at most "
-            f"{pipeline['largest_loss_difference'].max():.2g} nats at any step. "
+    def caption(self) -> str:
+        """Return what lines and points are, the closed forms, and whether the losses agree."""
+        text = (
+            "Lines: the share of their time that ranks wait by the schedule alone, where stages cost alike, a "
+            "backward pass takes twice a forward pass, and transfers nothing. With p ranks, m micro-batches and v "
+            "stages a rank it is (p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p − "
+            "1) for interleaved, and (p − 1) / p for naive, which is model parallelism. Points: each run, waiting "
+            f"over waiting and passes, summed over ranks and steps; {self.counted()}. "
         )
-    text += f"{refused} " if refused else ""
-    return text + _spreads(pipeline)
+        if _oversubscribed(self.rows):
+            text = f"{captions.OVERSUBSCRIBED[0].upper()}{captions.OVERSUBSCRIBED[1:]}. " + text
+        if self.rows["largest_loss_difference"].notna().any():
+            text += (
+                "Against naive with the fewest micro-batches, losses differ by at most "
+                f"{self.rows['largest_loss_difference'].max():.2g} nats at any step. "
+            )
+        text += self.refused()
+        return text + _spreads(self.rows)
 
+    def alt(self) -> str:
+        """Return medians, read aloud."""
+        texts = [
+            f"{name} with {count} micro-batches on {ranks} ranks: {number(100 * rows['bubble_share'].median())} % "
+            f"measured, {number(100 * predicted(ranks, name, chunks, count))} % predicted"
+            for (ranks, name, chunks, count), rows in cells(self.rows)
+        ]
+        return (
+            f"Share of time that ranks of a pipeline wait, over micro-batches. {captions.listing(texts) or 'No data'}."
+        )
 
-def alt(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """Medians, read aloud."""
-    pipeline, _ = words.alike(pipeline, inventory, "layout")
-    texts = [
-        f"{name} with {count} micro-batches on {ranks} ranks: {number(100 * rows['bubble_share'].median())} % "
-        f"measured, {number(100 * predicted(ranks, name, chunks, count))} % predicted"
-        for (ranks, name, chunks, count), rows in cells(pipeline)
-    ]
-    return f"Share of time that ranks of a pipeline wait, over micro-batches. {words.listing(texts) or 'No data'}."
+    def table(self) -> Table:
+        """Return the same as people read it."""
+        columns = [("schedule", False), ("ranks", True), ("micro-batches", True), ("runs", True)]
+        columns += [("bubble, measured (%)", True), ("predicted (%)", True), ("useful tokens / s", True)]
+        columns += [("speed, × naive", True), ("largest loss difference (nats)", True)]
+        rows = []
+        for (ranks, name, chunks, count), group in cells(self.rows):
+            difference = group["largest_loss_difference"].max()
+            rows.append(
+                [
+                    name + (f", {chunks} stages a rank" if chunks > 1 else ""),
+                    str(ranks),
+                    str(count),
+                    str(len(group)),
+                    captions.spread(100 * group["bubble_share"]),
+                    number(100 * predicted(ranks, name, chunks, count)),
+                    captions.spread(group["useful_tokens_per_s"]),
+                    captions.spread(group["speed_up"].dropna()),
+                    "–" if pd.isna(difference) else f"{difference:.2g}",
+                ]
+            )
+        text = (
+            "Medians over runs, their spread in brackets. Speed is against naive with as many micro-batches of the "
+            "same repeat; the loss difference is the largest of all steps and repeats, against naive with the fewest "
+            "of them."
+        )
+        return Table(columns, rows, f"{text} {_spreads(self.rows)}".strip())

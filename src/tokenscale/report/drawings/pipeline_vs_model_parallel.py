@@ -1,60 +1,21 @@
 """What pipeline schedules gain over model parallelism, where one stage works at a time."""
 
+import matplotlib.figure
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tokenscale.costs.pipeline_schedules import bubble
-from tokenscale.report import captions as words
-from tokenscale.report import panels
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import SCHEDULES, figure, no_data, number, plain, style
 
-TITLE = "Pipeline against model parallelism"
 QUERIES = ("pipeline", "inventory")
-
-
-def data(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, of those that are like for like, with what its schedule allows at most."""
-    kept, _ = words.alike(pipeline, inventory, "layout")
-    columns = ["schedule", "pipeline", "stages_per_rank", "micro_batches", "micro_batch", "repeat", "run_id"]
-    return kept[[*columns, "useful_tokens_per_s", "speed_up"]].assign(
-        predicted_speed_up=[_predicted(row) for row in kept.itertuples()]
-    )
 
 
 def _predicted(run) -> float:
     """Speed over naive with as many micro-batches, where nothing but the schedule makes ranks wait."""
     naive = 1 - bubble("naive", run.pipeline, run.micro_batches, 1)
     return (1 - bubble(run.schedule, run.pipeline, run.micro_batches, run.stages_per_rank)) / naive
-
-
-def draw(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """A row of panels a length of pipeline. Left: useful tokens/s over micro-batches. Right: over naive, which is model
-    parallelism; dotted, what the schedule allows. Every run a marker, medians joined."""
-    kept, refused = words.alike(pipeline, inventory, "layout")
-    sizes = sorted(int(p) for p in kept["pipeline"].unique())
-    with style():
-        made, axes = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
-        for place, panel in enumerate(axes):
-            panel.set_xlabel("micro-batches a step")
-            panel.set_ylabel("speed, × naive" if place % 2 else "useful tokens / s")
-        if not sizes:
-            for panel in axes:
-                no_data(panel, words.nothing(inventory, refused))
-            return made
-        for row, size in enumerate(sizes):
-            here = kept[kept["pipeline"] == size]
-            left, right = axes[2 * row : 2 * row + 2]
-            _lines(left, here, "useful_tokens_per_s")
-            _lines(right, here.assign(predicted=[_predicted(run) for run in here.itertuples()]), "speed_up")
-            right.axhline(1, color=SCHEDULES["naive"][0], linewidth=0.9)
-            if len(sizes) > 1:
-                panels.heading(left, f"{size} ranks in the pipeline")
-        order = [name for schedule in SCHEDULES for name in _named(kept) if name.split(",")[0] == schedule]
-        panels.legend(made, axes, order=order)
-        if _oversubscribed(kept):
-            panels.heading(axes[0], words.OVERSUBSCRIBED)
-        return made
 
 
 def _named(pipeline: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -88,31 +49,74 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
     return bool((cpu & pipeline["oversubscribed"].fillna(False).astype(bool)).any())
 
 
-def caption(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """What naive is, what the dotted lines are, and how the runs compare."""
-    kept, refused = words.alike(pipeline, inventory, "layout")
-    text = words.sentence(words.OVERSUBSCRIBED if _oversubscribed(kept) else "") + (
-        "Schedule naive is model parallelism: one stage works, the others wait. Right: useful tokens/s over those of "
-        "the naive run of the same repeat with as many micro-batches; the dotted line is what the schedule allows "
-        "where stages cost alike, a backward pass takes twice a forward pass, and transfers nothing: (1 − its bubble) "
-        f"/ (1 − naive's). {words.counted(len(kept), inventory)}. Each marker is a run; medians are joined. "
-    )
-    others = kept[(kept["schedule"] != "naive") & kept["speed_up"].notna()]
-    if len(others):
-        middle = others.groupby(["schedule", "micro_batches"])["speed_up"].median()
-        (low, at_low), (high, at_high) = middle.idxmin(), middle.idxmax()
-        text += (
-            f"Medians lie from {number(middle.min())} × ({low}, {at_low} micro-batches) to {number(middle.max())} × "
-            f"({high}, {at_high}). "
+class PipelineVsModelParallel(Figure):
+    """What pipeline schedules gain over model parallelism, where one stage works at a time."""
+
+    title = "Pipeline against model parallelism"
+    queries = QUERIES
+    factor = "layout"
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run, of those that are like for like, with what its schedule allows at most."""
+        columns = ["schedule", "pipeline", "stages_per_rank", "micro_batches", "micro_batch", "repeat", "run_id"]
+        return self.rows[[*columns, "useful_tokens_per_s", "speed_up"]].assign(
+            predicted_speed_up=[_predicted(row) for row in self.rows.itertuples()]
         )
-    text += f"{refused} " if refused else ""
-    keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
-    return text + words.kinds([group for _, group in kept.groupby(keys)["useful_tokens_per_s"]])
 
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw two panels per length of pipeline. Left: useful tokens/s over micro-batches, medians joined.
 
-def alt(pipeline: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """Medians over naive, read aloud."""
-    found = data(pipeline, inventory).dropna(subset=["speed_up"])
-    middle = found.groupby(["schedule", "pipeline", "micro_batches"])["speed_up"].median()
-    texts = [f"{name} with {m} micro-batches on {p} ranks {number(value)}" for (name, p, m), value in middle.items()]
-    return f"Speed of pipeline schedules over naive. Medians: {words.listing(texts) or 'no data'}."
+        Right: speed over naive, which is model parallelism; dotted, what the schedule allows.
+        """
+        sizes = sorted(int(p) for p in self.rows["pipeline"].unique())
+        with style():
+            made, axes = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
+            for place, panel in enumerate(axes):
+                panel.set_xlabel("micro-batches a step")
+                panel.set_ylabel("speed, × naive" if place % 2 else "useful tokens / s")
+            if not sizes:
+                for panel in axes:
+                    no_data(panel, captions.nothing(self.inventory, self.refusals))
+                return made
+            for row, size in enumerate(sizes):
+                here = self.rows[self.rows["pipeline"] == size]
+                left, right = axes[2 * row : 2 * row + 2]
+                _lines(left, here, "useful_tokens_per_s")
+                _lines(right, here.assign(predicted=[_predicted(run) for run in here.itertuples()]), "speed_up")
+                right.axhline(1, color=SCHEDULES["naive"][0], linewidth=0.9)
+                if len(sizes) > 1:
+                    panels.heading(left, f"{size} ranks in the pipeline")
+            order = [name for schedule in SCHEDULES for name in _named(self.rows) if name.split(",")[0] == schedule]
+            panels.legend(made, axes, order=order)
+            if _oversubscribed(self.rows):
+                panels.heading(axes[0], captions.OVERSUBSCRIBED)
+            return made
+
+    def caption(self) -> str:
+        """Return what naive is, what the dotted lines are, and how the runs compare."""
+        text = captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "") + (
+            "Schedule naive is model parallelism: one stage works, the others wait. Right: useful tokens/s over those "
+            "of the naive run of the same repeat with as many micro-batches; the dotted line is what the schedule "
+            "allows where stages cost alike, a backward pass takes twice a forward pass, and transfers nothing: (1 − "
+            f"its bubble) / (1 − naive's). {self.counted()}. Each marker is a run; medians are joined. "
+        )
+        others = self.rows[(self.rows["schedule"] != "naive") & self.rows["speed_up"].notna()]
+        if len(others):
+            middle = others.groupby(["schedule", "micro_batches"])["speed_up"].median()
+            (low, at_low), (high, at_high) = middle.idxmin(), middle.idxmax()
+            text += (
+                f"Medians lie from {number(middle.min())} × ({low}, {at_low} micro-batches) to {number(middle.max())} "
+                f"× ({high}, {at_high}). "
+            )
+        text += self.refused()
+        keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
+        return text + captions.kinds([group for _, group in self.rows.groupby(keys)["useful_tokens_per_s"]])
+
+    def alt(self) -> str:
+        """Return medians over naive, read aloud."""
+        found = self.data().dropna(subset=["speed_up"])
+        middle = found.groupby(["schedule", "pipeline", "micro_batches"])["speed_up"].median()
+        texts = [
+            f"{name} with {m} micro-batches on {p} ranks {number(value)}" for (name, p, m), value in middle.items()
+        ]
+        return f"Speed of pipeline schedules over naive. Medians: {captions.listing(texts) or 'no data'}."

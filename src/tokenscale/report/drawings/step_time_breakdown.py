@@ -1,10 +1,10 @@
 """What a step's time is made of, by approach, layout and world size."""
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 
-from tokenscale.report import captions as words
-from tokenscale.report import panels
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import (
     BLUE,
     GREEN,
@@ -22,7 +22,6 @@ from tokenscale.report.style import (
     style,
 )  # fmt: skip
 
-TITLE = "What a step's time is made of"
 QUERIES = ("phases", "inventory")
 #: part → name, colour, hatch; as they are stacked
 PARTS = {
@@ -37,70 +36,73 @@ PARTS = {
 }
 
 
-def data(phases: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """One row a run that counts: seconds a step and rank."""
-    kept, _ = words.alike(phases, inventory, "approach")
-    return kept.drop(columns="approach").reset_index(drop=True)
+class StepTimeBreakdown(Figure):
+    """What a step's time is made of, by approach, layout and world size."""
 
+    title = "What a step's time is made of"
+    queries = QUERIES
+    factor = "approach"
 
-def draw(phases: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """One row a cell: the parts of its median run stacked, and every run's whole step a dot."""
-    kept, refused = words.alike(phases, inventory, "approach")
-    listed = panels.cells(inventory)[::-1]
-    with style():
-        made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
-        axes.set_xlabel("time of a step, mean over ranks (ms)")
-        if kept.empty:
-            no_data(axes, words.nothing(inventory, refused))
+    def data(self) -> pd.DataFrame:
+        """Return one row per run that counts: seconds a step and rank."""
+        return self.rows.drop(columns="approach").reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
+        listed = panels.cells(self.inventory)[::-1]
+        with style():
+            made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
+            axes.set_xlabel("time of a step, mean over ranks (ms)")
+            if self.rows.empty:
+                no_data(axes, captions.nothing(self.inventory, self.refusals))
+                return made
+            for y, cell in enumerate(listed):
+                here = panels.at(self.rows, cell).sort_values("step_s")
+                if here.empty:
+                    panels.write_note(axes, y, "no data")
+                    continue
+                begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+                for part, (_, colour, hatch) in PARTS.items():
+                    width = 1e3 * max(0.0, median[part])
+                    axes.barh(
+                        y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0
+                    )
+                    begin += width
+                offsets = [y + o for o in jitter(len(here), 0.4)]
+                dots = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+                axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
+            shown = [part for part in PARTS if (self.rows[part] > 0).any()]
+            for part in shown:
+                label, colour, hatch = PARTS[part]
+                axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+            panels.name_rows(axes, panels.names(listed))
+            axes.set_xlim(left=0)
+            panels.steps_of(axes.xaxis, 6)
+            panels.legend(made, axes, 4)
+            panels.heading(axes, captions.crowded(self.inventory))
             return made
-        for y, cell in enumerate(listed):
-            here = panels.at(kept, cell).sort_values("step_s")
-            if here.empty:
-                panels.write_note(axes, y, "no data")
-                continue
-            begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
-            for part, (_, colour, hatch) in PARTS.items():
-                width = 1e3 * max(0.0, median[part])
-                axes.barh(y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
-                begin += width
-            offsets = [y + o for o in jitter(len(here), 0.4)]
-            dots = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
-            axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
-        shown = [part for part in PARTS if (kept[part] > 0).any()]
-        for part in shown:
-            label, colour, hatch = PARTS[part]
-            axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
-        panels.name_rows(axes, panels.names(listed))
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis, 6)
-        panels.legend(made, axes, 4)
-        panels.heading(axes, words.crowded(inventory))
-        return made
 
+    def caption(self) -> str:
+        """Return of which run the parts are, and what the rest is."""
+        text = self.crowded() + (
+            "Seconds of each part over all ranks and steps after warm-up, over their number, of the run with the "
+            "median step (the lower of two in the middle); dots are the whole step of every run, so that a bar may "
+            f"end beside them; {self.counted()}. Exposed communication is waiting for gradients after backward; what "
+            "backward hides is in backward. The rest is what no part names. "
+        )
+        if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
+            several = "s" * (len(over) > 1)
+            text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
+        text += self.refused()
+        return text + captions.kinds(captions.by_cell(self.rows, "step_s"))
 
-def caption(phases: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """Of which run the parts are, and what the rest is."""
-    kept, refused = words.alike(phases, inventory, "approach")
-    text = words.sentence(words.crowded(inventory) if len(kept) else "") + (
-        "Seconds of each part over all ranks and steps after warm-up, over their number, of the run with the median "
-        "step (the lower of two in the middle); dots are the whole step of every run, so that a bar may end beside "
-        f"them; {words.counted(len(kept), inventory)}. Exposed communication is waiting for gradients after backward; "
-        "what backward hides is in backward. The rest is what no part names. "
-    )
-    if len(over := kept[kept["rest_s"] < -0.01 * kept["step_s"]]):
-        several = "s" * (len(over) > 1)
-        text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
-    text += f"{refused} " if refused else ""
-    return text + words.kinds(words.by_cell(kept, "step_s"))
-
-
-def alt(phases: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """The largest parts, read aloud."""
-    kept = data(phases, inventory)
-    texts = []
-    for (name, world), group in kept.groupby(["series", "world_size"]):
-        part = group[list(PARTS)].median().idxmax()
-        share = (group[part] / group["step_s"]).median()
-        texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
-                     f"({number(100 * share, 2)} %)")  # fmt: skip
-    return f"Stacked bars of a step's time. {words.listing(texts) or 'No data'}."
+    def alt(self) -> str:
+        """Return the largest parts, read aloud."""
+        kept = self.data()
+        texts = []
+        for (name, world), group in kept.groupby(["series", "world_size"]):
+            part = group[list(PARTS)].median().idxmax()
+            share = (group[part] / group["step_s"]).median()
+            texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
+                         f"({number(100 * share, 2)} %)")  # fmt: skip
+        return f"Stacked bars of a step's time. {captions.listing(texts) or 'No data'}."

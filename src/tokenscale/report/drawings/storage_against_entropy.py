@@ -1,13 +1,12 @@
 """Bytes that a token takes in each store, beside the entropy of its id."""
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 
-from tokenscale.report import captions as words
-from tokenscale.report import panels
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import BLUE, GREEN, GREY, RED, figure, no_data, number, style
 
-TITLE = "Tokens at rest: bytes a token, beside the entropy of the ids"
 QUERIES = ("storage",)
 #: column → name, colour, marker
 _BOUNDS = {
@@ -17,53 +16,59 @@ _BOUNDS = {
 }
 
 
-def data(storage: pd.DataFrame) -> pd.DataFrame:
-    """One row a store."""
-    return storage.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
+class StorageAgainstEntropy(Figure):
+    """Bytes that a token takes in each store, beside the entropy of its id."""
 
+    title = "Tokens at rest: bytes a token, beside the entropy of the ids"
+    queries = QUERIES
 
-def draw(storage: pd.DataFrame) -> Figure:
-    """A bar a store, and on it what its ids take in three other ways."""
-    rows = data(storage)[::-1]
-    with style():
-        made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
-        axes.set_xlabel("bytes a token")
-        if rows.empty:
-            no_data(axes, "no data: 0 of 0 stores")
+    def data(self) -> pd.DataFrame:
+        """Return one row per store."""
+        return self.storage.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a bar a store, and on it what its ids take in three other ways."""
+        rows = self.data()[::-1]
+        with style():
+            made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
+            axes.set_xlabel("bytes a token")
+            if rows.empty:
+                no_data(axes, "no data: 0 of 0 stores")
+                return made
+            axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
+            for column, (label, colour, marker) in _BOUNDS.items():
+                look = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
+                axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
+            several = rows["tokenizer"].nunique() > 1 or rows["corpus"].nunique() > 1
+            named = [f"{r.corpus}, {r.tokenizer}, {r.store}" if several else r.store for r in rows.itertuples()]
+            panels.name_rows(axes, named)
+            axes.set_xlim(left=0)
+            panels.steps_of(axes.xaxis, 6)
+            panels.legend(made, axes)
             return made
-        axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
-        for column, (label, colour, marker) in _BOUNDS.items():
-            look = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
-            axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-        several = rows["tokenizer"].nunique() > 1 or rows["corpus"].nunique() > 1
-        named = [f"{r.corpus}, {r.tokenizer}, {r.store}" if several else r.store for r in rows.itertuples()]
-        panels.name_rows(axes, named)
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis, 6)
-        panels.legend(made, axes)
-        return made
 
+    def caption(self) -> str:
+        """Return what is counted, and which stores lie below the entropy."""
+        rows = self.data()
+        text = (
+            "Bytes of the files of a store over the ids that it holds: padding costs, and a token that a store cut "
+            "away saves nothing. Marks: the order-0 entropy of the ids (how often each occurs), below which no code "
+            "of single ids gets; the whole bits that number the vocabulary; and, where no document is cut, the UTF-8 "
+            "text that an id stands for. A store below the entropy uses which ids stand beside each other. "
+        )
+        if rows.empty:
+            return f"{text}No store of a training split is at hand."
+        sizes = [
+            f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in rows.itertuples() if r.entropy_bytes > 0
+        ]
+        return (
+            f"{text}Bytes over entropy: {captions.listing(sizes)}. A store is built once: these are counts, without a "
+            "spread."
+        )
 
-def caption(storage: pd.DataFrame) -> str:
-    """What is counted, and which stores lie below the entropy."""
-    rows = data(storage)
-    text = (
-        "Bytes of the files of a store over the ids that it holds: padding costs, and a token that a store cut away "
-        "saves nothing. Marks: the order-0 entropy of the ids (how often each occurs), below which no code of single "
-        "ids gets; the whole bits that number the vocabulary; and, where no document is cut, the UTF-8 text that an id "
-        "stands for. A store below the entropy uses which ids stand beside each other. "
-    )
-    if rows.empty:
-        return f"{text}No store of a training split is at hand."
-    sizes = [f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in rows.itertuples() if r.entropy_bytes > 0]
-    return (
-        f"{text}Bytes over entropy: {words.listing(sizes)}. A store is built once: these are counts, without a spread."
-    )
-
-
-def alt(storage: pd.DataFrame) -> str:
-    """Bytes a token, read aloud."""
-    texts = [
-        f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in data(storage).itertuples()
-    ]
-    return f"Bars of bytes a token of each store. {words.listing(texts) or 'No data'}."
+    def alt(self) -> str:
+        """Return bytes a token, read aloud."""
+        texts = [
+            f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in self.data().itertuples()
+        ]
+        return f"Bars of bytes a token of each store. {captions.listing(texts) or 'No data'}."

@@ -2,11 +2,12 @@
 
 import math
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tokenscale.report import captions as words
+from tokenscale.report import captions
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import (
     BLUE,
     GREEN,
@@ -23,7 +24,6 @@ from tokenscale.report.style import (
     style,
 )
 
-TITLE = "Tokens at rest: bytes a token against the speeds of reading and writing"
 QUERIES = ("storage_benchmark",)
 _MARKERS = {"padded": "s", "token-list": "D", "packed": "v", "archive": "o"}
 _OWN = "the format's own"
@@ -35,56 +35,17 @@ _SPEEDS = {
 }
 
 
-def data(storage_benchmark: pd.DataFrame) -> pd.DataFrame:
-    """One row a way to store and round, and one an engine on the fly and round."""
-    columns = ["benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token"]
-    columns += ["entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"]
-    columns += ["cold_us_per_token", "single_row_ms", "break_even_epochs", "break_even_epochs_tokenizers"]
-    return storage_benchmark.loc[storage_benchmark["round"].notna(), columns].copy()
-
-
-def _points(storage_benchmark: pd.DataFrame) -> pd.DataFrame:
-    """One row a way to store: medians over rounds."""
-    stores = data(storage_benchmark)
-    stores = stores[stores["format"] != "text"]
+def _points(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per way to store: medians over rounds."""
+    stores = rounds[rounds["format"] != "text"].copy()
     stores["codec"] = stores["codec"].fillna(_OWN)
     named = ["store", "format", "dtype", "codec", "row_group_rows"]
     return stores.drop(columns=["benchmark", "round"]).groupby(named, dropna=False).median().reset_index()
 
 
-def draw(storage_benchmark: pd.DataFrame) -> Figure:
-    """Two panels, a point a way to store (median): marker the format, colour the codec, open where ids take 64 bits.
-    The vertical line is the entropy of single ids, the horizontal ones tokenize the text on the fly."""
-    points = _points(storage_benchmark)
-    with style():
-        made, axes_of = figure(2, height=4.6, sharex=True)
-        for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
-            axes.set_ylabel(label)
-            axes.set_xlabel("bytes / useful token\n(log scale)")
-            shown = points[points[column] > 0]
-            if shown.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
-                continue
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            for row in shown.itertuples():
-                colour = _COLOURS.get(row.codec, TEXT)
-                look = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
-                look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
-                axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
-            axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)
-            _on_the_fly(axes, storage_benchmark)
-            plain(axes.xaxis, log=True)
-            plain(axes.yaxis, log=True)
-        if len(points):
-            made.legend(handles=_handles(points), loc="outside lower center", ncols=4)
-        return made
-
-
-def _on_the_fly(axes, storage_benchmark: pd.DataFrame) -> None:
+def _on_the_fly(axes, rounds: pd.DataFrame) -> None:
     """A line an engine, with its name."""
-    text = data(storage_benchmark)
-    text = text[text["format"] == "text"]
+    text = rounds[rounds["format"] == "text"]
     for store, rounds in text.groupby("store"):
         speed = 1e6 / rounds["sequential_us_per_token"].median()
         if math.isfinite(speed):
@@ -110,46 +71,12 @@ def _handles(points: pd.DataFrame) -> list[Line2D]:
     return [*forms, *codecs, *(wide if (points["dtype"] == "int64").any() else []), *line]
 
 
-def caption(storage_benchmark: pd.DataFrame) -> str:
-    """What was stored, the extremes, the effect of cold files and of single rows, and break-even."""
-    points = _points(storage_benchmark)
-    if points.empty:
-        return "Ways to store tokens were not measured in this experiment: no benchmark file was given."
-    measured = storage_benchmark[storage_benchmark["round"].notna()]
-    first, n = measured.iloc[0], int(measured["round"].nunique())
-    text = (
-        f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
-        f"{first['sequence_length']} positions; {len(points)} ways to store them, each written and read once in each "
-        f"of {n} interleaved round{'s' * (n != 1)}, on one core. A point is the median. Reading is opening and one "
-        "pass in random order through the store's own reader, whose cache holds it; the archive has no rows and is "
-        "only on the right. Padding counts as bytes, not as tokens. "
-    )
-    small, fast = points.loc[points["bytes_per_useful_token"].idxmin()], points.dropna(subset="shuffled_us_per_token")
-    text += (
-        f"Smallest is {small['store']} with {number(small['bytes_per_useful_token'])} bytes a token (entropy of single "
-        f"ids {number(small['entropy_bytes'])}). "
-    )
-    if len(fast):
-        best, worst = (fast.loc[getattr(fast["shuffled_us_per_token"], f)()] for f in ("idxmin", "idxmax"))
-        text += (
-            f"Fastest to read is {best['store']} at {number(best['shuffled_us_per_token'])} µs a useful token, slowest "
-            f"{worst['store']} at {number(worst['shuffled_us_per_token'])}. "
-        )
-    text += _cold(points, storage_benchmark) + _break_even(points)
-    left_out = storage_benchmark[storage_benchmark["round"].isna()]
-    if len(left_out):
-        text += f"Left out: {'; '.join(f'{r.store} ({r.left_out})' for r in left_out.itertuples())}. "
-    groups = [g for _, g in measured.groupby("store")["sequential_us_per_token"]]
-    spread = words.kinds(groups).replace("runs a cell", "rounds a store")
-    return text + spread.replace("One run a cell", "One round a store")
-
-
 def _cold(points: pd.DataFrame, storage_benchmark: pd.DataFrame) -> str:
     """What it costs that files are on disk only; or why that is not known."""
     both = points.dropna(subset=["cold_us_per_token", "sequential_us_per_token"])
     if both.empty:
         reasons = storage_benchmark.loc[storage_benchmark["round"].notna(), "left_out"].dropna().unique()
-        return f"Nothing was read cold: {words.listing(sorted(reasons))}. " if len(reasons) else ""
+        return f"Nothing was read cold: {captions.listing(sorted(reasons))}. " if len(reasons) else ""
     ratio = (both["cold_us_per_token"] / both["sequential_us_per_token"]).median()
     return (
         f"In order, from files that were dropped from the page cache, it takes {number(ratio)} times as long (median). "
@@ -164,14 +91,106 @@ def _break_even(points: pd.DataFrame) -> str:
         if len(epochs):
             low, high = (number(v) if math.isfinite(v) else "never" for v in (epochs.min(), epochs.max()))
             found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
-    return f"Making a store pays after {words.listing(found)}. " if found else ""
+    return f"Making a store pays after {captions.listing(found)}. " if found else ""
 
 
-def alt(storage_benchmark: pd.DataFrame) -> str:
-    """Bytes and speeds, read aloud."""
-    points = _points(storage_benchmark).sort_values("bytes_per_useful_token")
-    texts = [
-        f"{r.store} {number(r.bytes_per_useful_token)} bytes, {number(r.shuffled_us_per_token)} µs"
-        for r in points.itertuples()
-    ]
-    return f"Scatter plot of bytes a useful token against speed. {words.listing(texts) or 'No data'}."
+class StorageBenchmark(Figure):
+    """Every way to store the same tokens: bytes a token against the speeds of reading and of writing."""
+
+    title = "Tokens at rest: bytes a token against the speeds of reading and writing"
+    queries = QUERIES
+
+    def prepare(self) -> None:
+        """Compute medians over rounds."""
+        self.points = _points(self.data())
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per way to store and round, and one an engine on the fly and round."""
+        columns = [
+            "benchmark",
+            "store",
+            "format",
+            "dtype",
+            "codec",
+            "row_group_rows",
+            "round",
+            "bytes_per_useful_token",
+        ]
+        columns += ["entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"]
+        columns += ["cold_us_per_token", "single_row_ms", "break_even_epochs", "break_even_epochs_tokenizers"]
+        return self.storage_benchmark.loc[self.storage_benchmark["round"].notna(), columns].copy()
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw two panels, a point per way to store (median): marker the format, colour the codec, open for 64-bit ids.
+
+        The vertical line is the entropy of single ids; horizontal lines tokenize the text on the fly.
+        """
+        points = self.points
+        with style():
+            made, axes_of = figure(2, height=4.6, sharex=True)
+            for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
+                axes.set_ylabel(label)
+                axes.set_xlabel("bytes / useful token\n(log scale)")
+                shown = points[points[column] > 0]
+                if shown.empty:
+                    no_data(axes, "no data: 0 of 0 rounds")
+                    continue
+                axes.set_xscale("log")
+                axes.set_yscale("log")
+                for row in shown.itertuples():
+                    colour = _COLOURS.get(row.codec, TEXT)
+                    look = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
+                    look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
+                    axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
+                axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)
+                _on_the_fly(axes, self.data())
+                plain(axes.xaxis, log=True)
+                plain(axes.yaxis, log=True)
+            if len(points):
+                made.legend(handles=_handles(points), loc="outside lower center", ncols=4)
+            return made
+
+    def caption(self) -> str:
+        """Return what was stored, the extremes, the effect of cold files and of single rows, and break-even."""
+        points = self.points
+        if points.empty:
+            return "Ways to store tokens were not measured in this experiment: no benchmark file was given."
+        measured = self.storage_benchmark[self.storage_benchmark["round"].notna()]
+        first, n = measured.iloc[0], int(measured["round"].nunique())
+        text = (
+            f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
+            f"{first['sequence_length']} positions; {len(points)} ways to store them, each written and read once in "
+            f"each of {n} interleaved round{'s' * (n != 1)}, on one core. A point is the median. Reading is opening "
+            "and one pass in random order through the store's own reader, whose cache holds it; the archive has no "
+            "rows and is only on the right. Padding counts as bytes, not as tokens. "
+        )
+        small, fast = (
+            points.loc[points["bytes_per_useful_token"].idxmin()],
+            points.dropna(subset="shuffled_us_per_token"),
+        )
+        text += (
+            f"Smallest is {small['store']} with {number(small['bytes_per_useful_token'])} bytes a token (entropy of "
+            f"single ids {number(small['entropy_bytes'])}). "
+        )
+        if len(fast):
+            best, worst = (fast.loc[getattr(fast["shuffled_us_per_token"], f)()] for f in ("idxmin", "idxmax"))
+            text += (
+                f"Fastest to read is {best['store']} at {number(best['shuffled_us_per_token'])} µs a useful token, "
+                f"slowest {worst['store']} at {number(worst['shuffled_us_per_token'])}. "
+            )
+        text += _cold(points, self.storage_benchmark) + _break_even(points)
+        left_out = self.storage_benchmark[self.storage_benchmark["round"].isna()]
+        if len(left_out):
+            text += f"Left out: {'; '.join(f'{r.store} ({r.left_out})' for r in left_out.itertuples())}. "
+        groups = [g for _, g in measured.groupby("store")["sequential_us_per_token"]]
+        spread = captions.kinds(groups).replace("runs a cell", "rounds a store")
+        return text + spread.replace("One run a cell", "One round a store")
+
+    def alt(self) -> str:
+        """Return bytes and speeds, read aloud."""
+        points = self.points.sort_values("bytes_per_useful_token")
+        texts = [
+            f"{r.store} {number(r.bytes_per_useful_token)} bytes, {number(r.shuffled_us_per_token)} µs"
+            for r in points.itertuples()
+        ]
+        return f"Scatter plot of bytes a useful token against speed. {captions.listing(texts) or 'No data'}."

@@ -1,62 +1,19 @@
 """Time and tokens to a validation loss, by approach and world size; runs that did not reach it stay in the picture."""
 
+import matplotlib.figure
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from tokenscale.report import captions as words
-from tokenscale.report import panels
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import dots, figure, jitter, no_data, number, style
 
-TITLE = "Time to a validation loss"
 QUERIES = ("time_to_target", "inventory")
 _COLUMNS = {
     "seconds": "seconds of training steps",
     "useful_tokens": "useful tokens trained on",
 }
-
-
-def data(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, of those that are like for like; +inf where the target was not reached."""
-    kept, _ = words.alike(time_to_target, inventory, "approach")
-    columns = ["series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before"]
-    columns += [*_COLUMNS, "loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"]
-    return kept[columns].reset_index(drop=True)
-
-
-def draw(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> Figure:
-    """One row a cell: every run a dot, a line back to the validation before, arrows at the edge for runs that did not
-    get there, and how many did."""
-    kept, refused = words.alike(time_to_target, inventory, "approach")
-    listed = panels.cells(inventory)[::-1]
-    with style():
-        made, both = figure(2, height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
-        for axes, (column, label) in zip(both, _COLUMNS.items(), strict=True):
-            axes.set_xlabel(label)
-            if kept.empty:
-                no_data(axes, words.nothing(inventory, refused))
-                continue
-            finite = kept.loc[np.isfinite(kept[column]), column]
-            edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
-            axes.set_xlim(0, 1.06 * edge)
-            for y, cell in enumerate(listed):
-                here = panels.at(kept, cell)
-                if here.empty:
-                    panels.write_note(axes, y, "no validation" if refused == "" else "not like for like")
-                    continue
-                _cell(axes, y, here, column, edge)
-            panels.name_rows(axes, panels.names(listed))
-            panels.steps_of(axes.xaxis, 4)
-        if len(kept):
-            target = f"loss ≤ {number(kept['target'].iloc[0], 5)} nats / useful token"
-            panels.heading(both[0], words.crowded(inventory) or target)
-            right = both[1].secondary_yaxis("right")
-            counts = [panels.at(kept, cell)["reached"] for cell in listed]
-            right.set_yticks(range(len(listed)), [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts])
-            right.set_ylabel("reached")
-            right.spines["right"].set_visible(False)
-        return made
 
 
 def _cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float) -> None:
@@ -77,34 +34,79 @@ def _cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float) ->
         axes.plot([middle] * 2, [y - 0.32, y + 0.32], color=options["color"], linewidth=2)
 
 
-def caption(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """The target, how exact the time is, and how many runs reached it."""
-    kept, refused = words.alike(time_to_target, inventory, "approach")
-    if kept.empty:
-        return f"No run that may be compared was validated; {words.counted(0, inventory)}. {refused}".strip()
-    reached = kept[kept["reached"].astype(bool)]
-    stated = kept["target_stated"].astype(bool).all()
-    chosen = "stated before the runs" if stated else "the highest that any run ended with"
-    text = words.sentence(words.crowded(inventory)) + (
-        f"Target: a validation loss of {number(kept['target'].iloc[0], 5)} nats a useful token, {chosen}. "
-        f"{len(reached)} of {len(kept)} runs reached it; {words.counted(len(kept), inventory)}. Each dot is the first "
-        "validation at or below it; the loss fell below it between the validation before, where the thin line begins, "
-        "and that one. Arrows at the right edge are runs that did not get there: their time is longer than they ran, "
-        "and a median counts them as longest. "
-    )
-    short = reached[~reached["whole_window"].astype(bool)]
-    if len(short):
-        text += f"Of {len(short)} of them no whole window was seen after it. "
-    text += f"{refused} " if refused else ""
-    return text + words.kinds([g for g in words.by_cell(kept, "seconds") if np.isfinite(g).all()])
+class TimeToTargetLoss(Figure):
+    """Time and tokens to a validation loss, by approach and world size, with runs that did not reach it."""
 
+    title = "Time to a validation loss"
+    queries = QUERIES
+    factor = "approach"
 
-def alt(time_to_target: pd.DataFrame, inventory: pd.DataFrame) -> str:
-    """Medians and counts, read aloud."""
-    kept = data(time_to_target, inventory)
-    texts = []
-    for (name, world), group in kept.groupby(["series", "world_size"]):
-        middle = group["seconds"].median()
-        median_text = f"{number(middle)} s" if np.isfinite(middle) else "not"
-        texts.append(f"{name} on {world}: {median_text} ({int(group['reached'].sum())} of {len(group)} reached)")
-    return f"Dot plot of the time to a validation loss. Medians: {words.listing(texts) or 'no data'}."
+    def data(self) -> pd.DataFrame:
+        """Return one row per run, of those that are like for like; +inf where the target was not reached."""
+        columns = ["series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before"]
+        columns += [*_COLUMNS, "loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"]
+        return self.rows[columns].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one row per cell: every run a dot, with a line back to the validation before.
+
+        Arrows at the edge are runs that did not reach the target; beside them, how many did.
+        """
+        listed = panels.cells(self.inventory)[::-1]
+        with style():
+            made, both = figure(2, height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
+            for axes, (column, label) in zip(both, _COLUMNS.items(), strict=True):
+                axes.set_xlabel(label)
+                if self.rows.empty:
+                    no_data(axes, captions.nothing(self.inventory, self.refusals))
+                    continue
+                finite = self.rows.loc[np.isfinite(self.rows[column]), column]
+                edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
+                axes.set_xlim(0, 1.06 * edge)
+                for y, cell in enumerate(listed):
+                    here = panels.at(self.rows, cell)
+                    if here.empty:
+                        panels.write_note(axes, y, "no validation" if self.refusals == "" else "not like for like")
+                        continue
+                    _cell(axes, y, here, column, edge)
+                panels.name_rows(axes, panels.names(listed))
+                panels.steps_of(axes.xaxis, 4)
+            if len(self.rows):
+                target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
+                panels.heading(both[0], captions.crowded(self.inventory) or target)
+                right = both[1].secondary_yaxis("right")
+                counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
+                right.set_yticks(range(len(listed)), [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts])
+                right.set_ylabel("reached")
+                right.spines["right"].set_visible(False)
+            return made
+
+    def caption(self) -> str:
+        """Return the target, how exact the time is, and how many runs reached it."""
+        if self.rows.empty:
+            return f"No run that may be compared was validated; {self.counted()}. {self.refusals}".strip()
+        reached = self.rows[self.rows["reached"].astype(bool)]
+        stated = self.rows["target_stated"].astype(bool).all()
+        chosen = "stated before the runs" if stated else "the highest that any run ended with"
+        text = captions.sentence(captions.crowded(self.inventory)) + (
+            f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a useful token, {chosen}. "
+            f"{len(reached)} of {len(self.rows)} runs reached it; {self.counted()}. Each dot is the first validation "
+            "at or below it; the loss fell below it between the validation before, where the thin line begins, and "
+            "that one. Arrows at the right edge are runs that did not get there: their time is longer than they ran, "
+            "and a median counts them as longest. "
+        )
+        short = reached[~reached["whole_window"].astype(bool)]
+        if len(short):
+            text += f"Of {len(short)} of them no whole window was seen after it. "
+        text += self.refused()
+        return text + captions.kinds([g for g in captions.by_cell(self.rows, "seconds") if np.isfinite(g).all()])
+
+    def alt(self) -> str:
+        """Return medians and counts, read aloud."""
+        kept = self.data()
+        texts = []
+        for (name, world), group in kept.groupby(["series", "world_size"]):
+            middle = group["seconds"].median()
+            median_text = f"{number(middle)} s" if np.isfinite(middle) else "not"
+            texts.append(f"{name} on {world}: {median_text} ({int(group['reached'].sum())} of {len(group)} reached)")
+        return f"Dot plot of the time to a validation loss. Medians: {captions.listing(texts) or 'no data'}."

@@ -2,14 +2,14 @@
 
 import math
 
+import matplotlib.figure
 import pandas as pd
-from matplotlib.figure import Figure
 
-from tokenscale.report import captions as words
+from tokenscale.report import captions
 from tokenscale.report import text_layout as fits
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, dots, figure, jitter, no_data, number, ordered, plain, style
 
-TITLE = "Data path alone: from stored text or tokens to ready batches"
 QUERIES = ("benchmark",)
 _TIMES = (
     ("us_per_useful_token", "µs / useful token\n(log scale)"),
@@ -19,89 +19,8 @@ _TIMES = (
 _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
 
 
-def data(benchmark: pd.DataFrame) -> pd.DataFrame:
-    """One row an arm and round."""
-    columns = ["benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch"]
-    return _measured(benchmark)[[*columns, "open_s", "not_useful_share"]].copy()
-
-
 def _measured(benchmark: pd.DataFrame) -> pd.DataFrame:
     return benchmark[benchmark["left_out"].isna()]
-
-
-def draw(benchmark: pd.DataFrame) -> Figure:
-    """Three panels on logarithmic axes, one row an arm: every round as a dot; the limit of copying as a line."""
-    benchmark = _measured(benchmark)
-    arms = benchmark[~benchmark["is_limit"].astype(bool)]
-    names = ordered(arms["arm"])[::-1]
-    with style():
-        made, panels = figure(
-            len(_TIMES), height=1.6 + (0.46 if len(names) < 16 else 0.26) * max(3, len(names)), sharey=True
-        )
-        for axes, (column, label) in zip(panels, _TIMES, strict=True):
-            axes.set_xlabel(label)
-            shown = benchmark[benchmark[column] > 0]
-            shown = shown[~shown["is_limit"].astype(bool)] if column == "open_s" else shown  # which opens nothing
-            if shown.empty:
-                no_data(axes, "no data: 0 of 0 rounds")
-                continue
-            axes.set_xscale("log")
-            for y, name in enumerate(names):
-                values = shown.loc[shown["arm"] == name, column]
-                axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
-                if len(values):
-                    axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
-            bound = shown.loc[shown["is_limit"].astype(bool), column]
-            if len(bound):
-                axes.axvline(bound.median(), color=GREY, linestyle=":", linewidth=1.8)
-                axes.text(
-                    bound.median(),
-                    1.01,
-                    "memcpy",
-                    transform=axes.get_xaxis_transform(),
-                    ha="center",
-                    va="bottom",
-                    fontsize=9,
-                )
-            axes.set_yticks(range(len(names)), fits.names(names))
-            axes.set_ylim(-0.6, len(names) - 0.4)
-            axes.set_xlim(shown[column].min() / 1.6, shown[column].max() * 1.6)
-            axes.grid(False, axis="y")
-            plain(axes.xaxis, log=True)
-        return made
-
-
-def caption(benchmark: pd.DataFrame) -> str:
-    """Shape of the batches, rounds, the limit, and how far the arms lie apart."""
-    left_out, benchmark = benchmark[benchmark["left_out"].notna()], _measured(benchmark)
-    if benchmark.empty:
-        return "The data path was not measured alone in this experiment: no benchmark file was given."
-    first = benchmark.iloc[0]
-    rounds = benchmark.groupby("arm")["round"].nunique()
-    n = int(rounds.max())
-    text = (
-        f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} or more a "
-        f"round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; "
-        f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, each bar "
-        "the median. "
-        "Batches alone are left and in the middle; opening, once a run, is on the right: there online arms load the "
-        "tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store that fits the cache in memory; "
-        "their batches are then copies of decoded rows. "
-    )
-    text += _break_even(benchmark)
-    medians = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["us_per_useful_token"].median().dropna()
-    if len(medians) > 1 and medians.min() > 0:
-        text += (
-            f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} slowest "
-            f"at {number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
-        )
-    if benchmark["is_limit"].any():
-        text += "The dotted line is a copy of ready batches in memory. "
-    if len(left_out):
-        text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
-    return text + words.kinds(
-        [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
-    ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
 
 
 def _cache(benchmark: pd.DataFrame) -> str:
@@ -134,17 +53,107 @@ def _break_even(benchmark: pd.DataFrame) -> str:
                 found.append(f"{offline} needs less time than {online} from {when} on")
     if not found:
         return ""
-    return f"Opening and batches together, {words.listing(found)}; making the store is not counted. "
+    return f"Opening and batches together, {captions.listing(found)}; making the store is not counted. "
 
 
-def alt(benchmark: pd.DataFrame) -> str:
-    """The medians, read aloud."""
-    benchmark = _measured(benchmark)
-    medians = benchmark.groupby("arm")["us_per_useful_token"].median()
-    texts = [f"{arm} {number(medians[arm])}" for arm in ordered(benchmark["arm"])]
-    opened = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["open_s"].median()
-    opening = [f"{arm} {number(opened[arm])}" for arm in ordered(opened.index)]
-    return (
-        f"Dot plot on logarithmic axes. Median microseconds a useful token: {words.listing(texts) or 'no data'}. "
-        f"Median seconds to open: {words.listing(opening) or 'no data'}."
-    )
+class TokenizationBenchmark(Figure):
+    """The data path alone: time a useful token, time a batch, and the time before the first batch, by arm."""
+
+    title = "Data path alone: from stored text or tokens to ready batches"
+    queries = QUERIES
+
+    def prepare(self) -> None:
+        """Leave out rows without a measurement."""
+        self.rows = _measured(self.benchmark)
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per arm and round."""
+        columns = ["benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch"]
+        return self.rows[[*columns, "open_s", "not_useful_share"]].copy()
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw three panels, logarithmic, one row per arm: every round as a dot, the limit of copying as a line."""
+        arms = self.rows[~self.rows["is_limit"].astype(bool)]
+        names = ordered(arms["arm"])[::-1]
+        with style():
+            made, panels = figure(
+                len(_TIMES), height=1.6 + (0.46 if len(names) < 16 else 0.26) * max(3, len(names)), sharey=True
+            )
+            for axes, (column, label) in zip(panels, _TIMES, strict=True):
+                axes.set_xlabel(label)
+                shown = self.rows[self.rows[column] > 0]
+                shown = shown[~shown["is_limit"].astype(bool)] if column == "open_s" else shown  # which opens nothing
+                if shown.empty:
+                    no_data(axes, "no data: 0 of 0 rounds")
+                    continue
+                axes.set_xscale("log")
+                for y, name in enumerate(names):
+                    values = shown.loc[shown["arm"] == name, column]
+                    axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
+                    if len(values):
+                        axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
+                bound = shown.loc[shown["is_limit"].astype(bool), column]
+                if len(bound):
+                    axes.axvline(bound.median(), color=GREY, linestyle=":", linewidth=1.8)
+                    axes.text(
+                        bound.median(),
+                        1.01,
+                        "memcpy",
+                        transform=axes.get_xaxis_transform(),
+                        ha="center",
+                        va="bottom",
+                        fontsize=9,
+                    )
+                axes.set_yticks(range(len(names)), fits.names(names))
+                axes.set_ylim(-0.6, len(names) - 0.4)
+                axes.set_xlim(shown[column].min() / 1.6, shown[column].max() * 1.6)
+                axes.grid(False, axis="y")
+                plain(axes.xaxis, log=True)
+            return made
+
+    def caption(self) -> str:
+        """Return shape of the batches, rounds, the limit, and how far the arms lie apart."""
+        left_out, self.benchmark = self.benchmark[self.benchmark["left_out"].notna()], self.rows
+        if self.benchmark.empty:
+            return "The data path was not measured alone in this experiment: no benchmark file was given."
+        first = self.benchmark.iloc[0]
+        rounds = self.benchmark.groupby("arm")["round"].nunique()
+        n = int(rounds.max())
+        text = (
+            f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(self.benchmark['batches'].min())} "
+            f"or more a round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(self.benchmark)}, no training; "
+            f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(self.benchmark)}. Each dot is a round, "
+            "each bar the median. Batches alone are left and in the middle; opening, once a run, is on the right: "
+            "there online arms load the tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store "
+            "that fits the cache in memory; their batches are then copies of decoded rows. "
+        )
+        text += _break_even(self.benchmark)
+        medians = (
+            self.benchmark[~self.benchmark["is_limit"].astype(bool)]
+            .groupby("arm")["us_per_useful_token"]
+            .median()
+            .dropna()
+        )
+        if len(medians) > 1 and medians.min() > 0:
+            text += (
+                f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} "
+                f"slowest at {number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
+            )
+        if self.benchmark["is_limit"].any():
+            text += "The dotted line is a copy of ready batches in memory. "
+        if len(left_out):
+            text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
+        return text + captions.kinds(
+            [g for _, g in self.benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
+        ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        medians = self.rows.groupby("arm")["us_per_useful_token"].median()
+        texts = [f"{arm} {number(medians[arm])}" for arm in ordered(self.rows["arm"])]
+        opened = self.rows[~self.rows["is_limit"].astype(bool)].groupby("arm")["open_s"].median()
+        opening = [f"{arm} {number(opened[arm])}" for arm in ordered(opened.index)]
+        return (
+            "Dot plot on logarithmic axes. Median microseconds a useful token: "
+            f"{captions.listing(texts) or 'no data'}. Median seconds to open: {captions.listing(opening) or 'no data'}."
+        )

@@ -1,0 +1,266 @@
+"""Figures with a row per approach and world size: every run is a dot, medians are bars."""
+
+from typing import ClassVar
+
+import matplotlib.figure
+import pandas as pd
+
+from tokenscale.report import captions, panels, text_layout
+from tokenscale.report.figure import Figure
+from tokenscale.report.style import GREY, number, ordered, style
+
+QUERIES = ("throughput", "stalls", "computing", "scaling", "epochs", "inventory")
+
+
+class ByApproach(Figure):
+    """Base class: one panel per column. A subclass names the columns and writes its own sentences."""
+
+    factor = "approach"
+    #: what is drawn: column → (label with the unit, factor to that unit)
+    measures: ClassVar[panels.Columns]
+    #: columns of the data
+    columns: ClassVar[tuple[str, ...]]
+    #: column whose spread the caption names, and which is read aloud with this factor and unit
+    main: ClassVar[str]
+    unit: ClassVar[tuple[float, str]] = (1.0, "")
+    #: the alternative text around the medians
+    read: ClassVar[str]
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per comparable run."""
+        return self.rows[list(self.columns)].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one panel per column, with a sentence over the last one if ranks share cores."""
+        drawing, axes = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        panels.heading(axes[-1], captions.crowded(self.inventory) if len(self.first) else "", ends=True)
+        return drawing
+
+    def caption(self) -> str:
+        """Return what is counted, of how many runs, and what the spread is."""
+        return self.crowded() + self.sentences() + self.refused() + captions.kinds(self.groups())
+
+    def sentences(self) -> str:
+        """Return what is counted, each sentence with a space after it."""
+        raise NotImplementedError
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each cell whose spread the caption names."""
+        return captions.by_cell(self.rows, self.main)
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        return self.read.format(self.medians() or "no data")
+
+    def medians(self) -> str:
+        """Return the median of each cell in words."""
+        return captions.medians(self.data(), self.main, *self.unit)
+
+
+class TokensPerSecondComparison(ByApproach):
+    """Useful and total tokens per second by approach, one process."""
+
+    title = "Training throughput by approach"
+    queries = ("throughput", "inventory")
+    measures = {
+        "useful_tokens_per_s": ("useful tokens / s", 1.0),
+        "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
+    }
+    columns = ("series", "repeat", "run_id", *measures, "not_useful_share", "steps", "seconds")
+    main = "useful_tokens_per_s"
+    read = "Dot plot of tokens per second. Median useful tokens per second: {}."
+
+    def prepare(self) -> None:
+        """Choose runs on one rank."""
+        self.inventory = self.inventory[self.inventory["world_size"] == 1]
+        self.throughput = self.throughput[self.throughput["world_size"] == 1]
+        super().prepare()
+
+    def crowded(self) -> str:
+        """Return nothing: one rank shares its cores with no other."""
+        return ""
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one panel per column."""
+        drawing, _ = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        return drawing
+
+    def sentences(self) -> str:
+        """Return what is shown, of how many runs."""
+        return (
+            f"Tokens per second at world size 1, sum over sum after warm-up; {self.counted()}. Each dot is a run, each "
+            "bar the median of a cell; open markers tokenize while training, filled ones read a store. "
+        )
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each series."""
+        return [group for _, group in self.rows.groupby("series")[self.main]]
+
+    def medians(self) -> str:
+        """Return the median of each series in words."""
+        values = self.rows.groupby("series")[self.main].median()
+        return captions.listing([f"{name} {number(values[name])}" for name in ordered(self.rows["series"])])
+
+
+class DataStallShare(ByApproach):
+    """Share of the step time spent waiting for data, by approach and world size."""
+
+    title = "Share of the training step spent waiting for data"
+    queries = ("stalls", "inventory")
+    measures = {"data_stall_share": ("time waiting for the batch / step time (%)", 100.0)}
+    main = "data_stall_share"
+    read = "Dot plot of the share of step time spent waiting for data. Medians: {}."
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per comparable run."""
+        return self.rows.copy()
+
+    def crowded(self) -> str:
+        """Return nothing: a share says the same where ranks share cores."""
+        return ""
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw the share from 0, of at least 1 %."""
+        drawing, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        if len(self.rows):
+            axes.set_xlim(0, max(1.0, 110 * self.rows["data_stall_share"].max()))
+        return drawing
+
+    def sentences(self) -> str:
+        """Return what the share bounds."""
+        text = f"Waiting for the batch over step time, slowest rank, after warm-up; {self.counted()}. "
+        if len(self.rows):
+            worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
+            text += (
+                f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
+                f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
+                f"{number(worst['largest_gain'])} times as fast (Amdahl). "
+            )
+        return text
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each cell."""
+        return [group for _, group in self.rows.groupby(["series", "world_size"])[self.main]]
+
+    def medians(self) -> str:
+        """Return the median of each series in words."""
+        values = self.rows.groupby("series")[self.main].median()
+        return captions.listing([f"{name} {100 * values[name]:.2g} %" for name in ordered(self.rows["series"])])
+
+
+class TflopsComparison(ByApproach):
+    """Floating-point operations per second that training achieves, by approach and world size."""
+
+    title = "Achieved TFLOP/s by approach"
+    queries = ("computing", "inventory")
+    measures = {
+        "tflops_per_device_s": ("TFLOP/s of a device", 1.0),
+        "tflops_per_s": ("TFLOP/s of all devices together", 1.0),
+    }
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "model", "device", "number_format", "flops_per_token"),
+        *("total_tokens_per_s", *measures),
+    )
+    main = "tflops_per_device_s"
+    read = "Dot plot of TFLOP/s. Medians of a device, by approach and world size: {}."
+
+    def sentences(self) -> str:
+        """Return what counts as an operation, and whose."""
+        return (
+            "Processed tokens per second (sum over sum after warm-up, padding included) times the FLOPs that the model "
+            "takes for a token, forward and backward, counted from its settings: convention palm, 6 N + 12 L d T "
+            "(Chowdhery et al. 2022, appendix B), attention over the full square; "
+            f"{self.counted()}. Each dot is a run, each bar the median of a cell. Padding is computed on like text, so "
+            "that a high value is no useful work by itself. "
+        )
+
+
+class TotalTrainingTime(ByApproach):
+    """How long a run takes: its steps, and all of it."""
+
+    title = "Time of a training by approach"
+    queries = ("epochs", "inventory")
+    measures = {
+        "training_s": ("seconds of training steps", 1.0),
+        "wall_s": ("seconds from first event to last", 1.0),
+    }
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "steps", *measures, "start_s", "validation_s", "checkpoint_s"),
+    )
+    main = "training_s"
+    unit = (1, " s")
+    read = "Dot plot of the time of a training. Median seconds of steps by world size: {}."
+
+    def sentences(self) -> str:
+        """Return what is counted, for how many steps."""
+        text = (
+            "Left: the sum of all steps, warm-up included, each as long as its slowest rank's, without validation and "
+            "checkpoints. Right: from the first event to the last, with start, validation, checkpoints and whatever "
+            f"lay between attempts; {self.counted()}. Each dot is a run, each bar the median of a cell. "
+        )
+        if len(self.rows):
+            low, high = int(self.rows["steps"].min()), int(self.rows["steps"].max())
+            text += f"Runs took {low if low == high else f'{low} to {high}'} steps. "
+            text += "Approaches with more padding train on fewer useful tokens in as many steps. "
+        return text
+
+
+class EfficiencyComparison(ByApproach):
+    """Strong-scaling efficiency by approach and world size."""
+
+    title = "Strong-scaling efficiency by approach"
+    queries = ("scaling", "inventory")
+    factor = "world_size"
+    measures = {"efficiency": ("efficiency T(N) / (N / N0 × T(N0)) (%)", 100.0)}
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "global_batch", "base_world_size"),
+        *("base_useful_tokens_per_s", "useful_tokens_per_s", "speed_up", "efficiency"),
+    )
+    main = "efficiency"
+    unit = (100, " %")
+    read = "Dot plot of strong-scaling efficiency. Medians by approach and world size: {}."
+
+    def prepare(self) -> None:
+        """Leave out the base itself, where efficiency is 1 by definition."""
+        super().prepare()
+        self.rows = self.rows[
+            (self.rows["world_size"] > self.rows["base_world_size"]) & self.rows["efficiency"].notna()
+        ]
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a row per cell above the base, and the ideal as a line."""
+        fewest = panels.cells(self.inventory)
+        above = {cell for cell in fewest if cell[1] > min(world for name, world in fewest if name == cell[0])}
+        shown, refusals = captions.comparable(self.rows, self.inventory, "approach")
+        drawing, (axes,) = panels.strips(
+            self.rows, shown, refusals, self.inventory, self.measures, keep=above.__contains__
+        )
+        if len(self.rows):
+            with style():
+                axes.axvline(100, color=GREY, linestyle=":", linewidth=1.2)
+            axes.set_xlim(0, max(110.0, 105 * self.rows["efficiency"].max()))
+            texts = [f"{name}, {panels.ranks(world)}" for name, world in fewest[::-1] if (name, world) in above]
+            axes.set_yticks(axes.get_yticks(), text_layout.names(texts))
+            panels.heading(axes, captions.caution(self.scaling))
+        return drawing
+
+    def crowded(self) -> str:
+        """Return a sentence if the runs are no scaling measurement."""
+        return captions.sentence(captions.caution(self.scaling) if len(self.rows) else "")
+
+    def sentences(self) -> str:
+        """Return the base with its absolute value."""
+        fewest = self.inventory.groupby("series")["world_size"].transform("min")
+        expected = self.inventory[self.inventory["world_size"] > fewest]
+        text = (
+            "Useful tokens/s T(N) of a run over N / N0 times those of the run of the same repeat at N0, the smallest "
+            f"world size of its approach, at one global batch; {captions.counted(len(self.rows), expected)}. Each dot "
+            "is a run, each bar the median of a cell, the dotted line the ideal. "
+        )
+        base = [
+            f"{name} {captions.spread(rates)} (N0 = {size})"
+            for name in ordered(self.rows["series"])
+            for size, group in self.rows[self.rows["series"] == name].groupby("base_world_size")
+            if len(rates := group.drop_duplicates("repeat")["base_useful_tokens_per_s"])
+        ]
+        return text + (f"T(N0) in useful tokens / s: {captions.listing(base)}. " if base else "")

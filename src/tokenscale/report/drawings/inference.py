@@ -1,0 +1,280 @@
+"""Writing with a trained model, with a cache of keys and values and without: tokens per second, time per token."""
+
+import matplotlib.figure
+import pandas as pd
+
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
+from tokenscale.report.style import PALETTE, figure, legend_columns, no_data, number, plain, style
+from tokenscale.report.table import Table
+
+QUERIES = ("inference", "inference_steps")
+_CELL = ["model", "run_id", "batch", "prompt_tokens", "new_tokens"]
+
+
+def _timed(inference: pd.DataFrame) -> pd.DataFrame:
+    kept = inference[inference["left_out"].isna()].copy()
+    kept[["cached", "same_text"]] = kept[["cached", "same_text"]].astype(bool)
+    counts = ["batch", "prompt_tokens", "new_tokens", "round"]  # of numbers beside those that are left out
+    return kept.astype(dict.fromkeys(counts, int))
+
+
+def names(rows: pd.DataFrame) -> dict[str, str]:
+    """Run → what it is called: its model, and its id where several runs have that model."""
+    runs = rows[["run_id", "model"]].drop_duplicates()
+    alone = runs["model"].value_counts() == 1
+    return {r.run_id: r.model if alone[r.model] else f"{r.model} ({r.run_id[-10:]})" for r in runs.itertuples()}
+
+
+def _texts(cell: pd.DataFrame) -> str:
+    if cell["same_text"].all():
+        return "equal"
+    return f"differ from position {int(cell['first_difference'].min())}"
+
+
+def _colours(prompts: list[int]) -> list[str]:
+    return [PALETTE[i % len(PALETTE)] for i in range(len(prompts))]
+
+
+def _look(colour: str, cached: bool) -> dict:
+    options = {"color": colour, "marker": "o" if cached else "s", "markeredgecolor": colour, "markersize": 4.5}
+    return options | {"markerfacecolor": colour if cached else "none"}
+
+
+def _line(axes, rows: pd.DataFrame, colour: str, cached: bool) -> None:
+    same = rows[rows["same_text"]]
+    axes.plot(same["new_tokens"], same["tokens_per_s"], **_look(colour, cached), linestyle="none")
+    middle = same.groupby("new_tokens")["tokens_per_s"].median()
+    axes.plot(middle.index, middle, color=colour, linestyle="-" if cached else "--", linewidth=1.2)
+    others = rows[~rows["same_text"]]
+    axes.plot(others["new_tokens"], others["tokens_per_s"], color=colour, marker="x", linestyle="none")
+
+
+def _gained(shown: pd.DataFrame) -> str:
+    compared = shown.dropna(subset=["speed_up"])
+    if compared.empty:
+        return ""
+    longest = (compared["prompt_tokens"] + compared["new_tokens"]).max()
+    at = compared[compared["prompt_tokens"] + compared["new_tokens"] == longest]
+    called = names(shown)
+    middle = at.groupby(["run_id", "batch"])["speed_up"].median()
+    parts = [f"{called[run]} with {batch} at once {number(value)} times" for (run, batch), value in middle.items()]
+    return f"At {longest} positions the cache makes writing faster: {captions.listing(parts)}. "
+
+
+def _differing(shown: pd.DataFrame) -> str:
+    out = shown[~shown["same_text"]].drop_duplicates(_CELL)
+    if out.empty:
+        return "With the cache and without it the texts are the same, token by token. "
+    called = names(shown)
+    parts = [f"{called[r.run_id]}, {r.batch} at once, {r.prompt_tokens} + {r.new_tokens}" for r in out.itertuples()]
+    return f"Texts differ with the cache, so that nothing is compared (crosses): {'; '.join(parts)}. "
+
+
+def _curve(axes, rows: pd.DataFrame, colour: str, dash: str) -> None:
+    for _, one in rows.groupby("round"):
+        axes.plot(one["position"], one["ms_per_token"], color=colour, linestyle=dash, linewidth=0.7, alpha=0.45)
+    middle = rows.groupby("position")["ms_per_token"].median()
+    axes.plot(middle.index, middle, color=colour, linestyle=dash, linewidth=1.8, marker="o", markersize=3)
+
+
+class InferenceTokensPerSecond(Figure):
+    """Tokens per second of a trained model, with a cache of keys and values and without, by length of the answer."""
+
+    title = "Writing with a cache of keys and values and without: tokens per second"
+    queries = ("inference",)
+
+    def prepare(self) -> None:
+        """Leave out rows without a measurement."""
+        self.rows = _timed(self.inference)
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per model, batch, length of prompt and answer, cache or none, and round."""
+        columns = [*_CELL, "cached", "round", "prefill_s", "prefill_tokens_per_s", "tokens_per_s", "ms_per_token"]
+        columns += ["speed_up", "same_text", "first_difference", "cache_bytes", "formula_bytes", "peak_bytes"]
+        return self.rows[columns].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a panel per model and batch: every round a dot over the new tokens, medians joined.
+
+        Filled and solid with the cache, open and dashed without; a colour per length of prompt. Cells whose texts
+        differ are crosses that no line joins.
+        """
+        called = names(self.rows)
+        cells = [
+            (run, batch) for run in called for batch in sorted({*self.rows.loc[self.rows["run_id"] == run, "batch"]})
+        ]
+        columns = min(2, max(1, len(cells)))
+        lines = -(-max(1, len(cells)) // columns)
+        with style():
+            made, every = figure(columns, rows=lines, height=1.2 + 2.5 * lines)
+            if not cells:
+                no_data(every[0], "no data: 0 of 0 rounds")
+                return made
+            prompts = sorted(int(n) for n in self.rows["prompt_tokens"].unique())
+            for axes, (run, batch) in zip(every, cells, strict=False):
+                here = self.rows[(self.rows["run_id"] == run) & (self.rows["batch"] == batch)]
+                for prompt, colour in zip(prompts, _colours(prompts), strict=True):
+                    for cached in (True, False):
+                        _line(
+                            axes, here[(here["prompt_tokens"] == prompt) & (here["cached"] == cached)], colour, cached
+                        )
+                panels.heading(axes, f"{called[run]}, {batch} prompt{'s' * (batch > 1)} at once")
+                axes.set_yscale("log")
+                plain(axes.yaxis, log=True)
+                panels.doublings(axes, sorted(int(n) for n in here["new_tokens"].unique()))
+                axes.set_xlabel("new tokens")
+                axes.set_ylabel("tokens / s\n(log scale)")
+            for axes in every[len(cells) :]:
+                axes.set_visible(False)
+            labels = []
+            for prompt, colour in zip(prompts, _colours(prompts), strict=True):
+                for cached in (True, False):
+                    labels.append(f"prompt of {prompt}, {'cache' if cached else 'no cache'}")
+                    every[0].plot([], [], **_look(colour, cached), linestyle="-" if cached else "--", label=labels[-1])
+            made.legend(
+                *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=legend_columns(labels, 4)
+            )
+            return made
+
+    def caption(self) -> str:
+        """Return what was written, what the cache gains at the longest text, whose texts differ, what was left out."""
+        if self.rows.empty:
+            return "No model has answered prompts in this experiment: no benchmark file was given."
+        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
+        threads = (
+            f" with {captions.listing([str(int(t)) for t in sorted(self.rows['threads'].dropna().unique())])} thread"
+        )
+        where = f"{first['cpu'] or 'a CPU'}{threads}" if first["device"] == "cpu" else str(first["device"])
+        text = (
+            f"Greedy text of final weights on {where}, each cell once in each of {n} interleaved "
+            f"round{'s' * (n != 1)}; no EOS ends a text. Tokens per second count those behind the first new token, of "
+            "all prompts at once; what comes before is in the table. Each point is a round, lines join medians. "
+        )
+        text += _gained(self.rows) + _differing(self.rows)
+        left_out = self.inference[self.inference["left_out"].notna()]
+        if len(left_out):
+            text += f"Left out: {'; '.join(f'{r.model} ({r.left_out})' for r in left_out.itertuples())}. "
+        groups = [g for _, g in self.rows.groupby([*_CELL, "cached"])["tokens_per_s"]]
+        return text + captions.kinds(groups).replace("runs a cell", "rounds a cell").replace("One run a", "One round a")
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        called = names(self.rows)
+        longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform("max")
+        middle = self.rows[self.rows["same_text"] & longest].groupby([*_CELL, "cached"])["tokens_per_s"].median()
+        parts = [
+            f"{called[run]}, {batch} at once, {prompt} + {new} tokens, {'cache' if cached else 'no cache'} "
+            f"{number(value)}"
+            for (_, run, batch, prompt, new, cached), value in middle.items()
+        ]
+        return f"Dot plots on logarithmic axes. Median tokens per second: {captions.listing(parts) or 'no data'}."
+
+    def table(self) -> Table:
+        """Return medians as people read them, a row per cell. Cells whose texts differ have no speed-up."""
+        columns = [
+            ("model", False),
+            ("prompts at once", True),
+            ("prompt", True),
+            ("new", True),
+            ("first token (ms)", True),
+        ]
+        columns += [("tokens/s, cache", True), ("tokens/s, none", True), ("speed-up", True), ("cache (KiB)", True)]
+        columns += [("by formula (KiB)", True), ("peak (MiB)", True), ("texts", False)]
+        rows = []
+        called = names(self.rows)
+        for (_, run_id, batch, prompt, new), cell in self.rows.groupby(_CELL):
+            kept, without = cell[cell["cached"]], cell[~cell["cached"]]
+            peak = kept["peak_bytes"].astype(float).max() / 2**20
+            rows.append(
+                [called[run_id], str(batch), str(prompt), str(new), captions.spread(1e3 * kept["prefill_s"])]
+                + [captions.spread(kept["tokens_per_s"]), captions.spread(without["tokens_per_s"])]
+                + [captions.spread(kept["speed_up"].astype(float).dropna()), number(kept["cache_bytes"].max() / 1024)]
+                + [number(kept["formula_bytes"].max() / 1024), number(peak), _texts(cell)]
+            )
+        caption = (
+            "Medians over rounds, their spread in brackets. Tokens per second are those behind the first new token, "
+            "of all prompts at once; the cache's bytes are those of its tensors, beside 2 × layers × key-value heads "
+            "× head width × positions × bytes of a number × prompts. Peak: allocated beside the weights, on devices "
+            "that count it."
+        )
+        return Table(columns, rows, caption)
+
+
+class InferenceStepTime(Figure):
+    """Time of a new token against its position: it grows without a cache of keys and values, and hardly with one."""
+
+    title = "Time of a new token against its position"
+    queries = ("inference_steps",)
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per model, batch, cache or none, round and stretch of positions."""
+        return self.inference_steps.drop(columns=["benchmark"]).copy()
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a panel per model: each round thin, the median bold; dashed without the cache, a colour per batch."""
+        called = names(self.inference_steps)
+        columns = min(2, max(1, len(called)))
+        lines = -(-max(1, len(called)) // columns)
+        with style():
+            made, every = figure(columns, rows=lines, height=1.2 + 2.7 * lines)
+            if not called:
+                no_data(every[0], "no data: 0 of 0 rounds")
+                return made
+            batches = sorted(int(n) for n in self.inference_steps["batch"].unique())
+            for axes, (run, name) in zip(every, called.items(), strict=False):
+                here = self.inference_steps[self.inference_steps["run_id"] == run]
+                for number_of, batch in enumerate(batches):
+                    for cached in (True, False):
+                        rows = here[(here["batch"] == batch) & (here["cached"].astype(bool) == cached)]
+                        _curve(axes, rows, PALETTE[number_of % len(PALETTE)], "-" if cached else "--")
+                panels.heading(axes, name)
+                axes.set_xlim(left=0)
+                axes.set_ylim(bottom=0)
+                panels.steps_of(axes.xaxis)
+                plain(axes.yaxis)
+                axes.set_xlabel("position")
+                axes.set_ylabel("ms / new token")
+            for axes in every[len(called) :]:
+                axes.set_visible(False)
+            labels = []
+            for number_of, batch in enumerate(batches):
+                for cached in (True, False):
+                    labels.append(f"{batch} prompt{'s' * (batch > 1)}, {'cache' if cached else 'no cache'}")
+                    look = {"color": PALETTE[number_of % len(PALETTE)], "linestyle": "-" if cached else "--"}
+                    every[0].plot([], [], **look, label=labels[-1])
+            made.legend(
+                *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=legend_columns(labels, 4)
+            )
+            return made
+
+    def caption(self) -> str:
+        """Return what a point is, and how much longer the last positions take than the first."""
+        if self.inference_steps.empty:
+            return "No model has answered prompts in this experiment: no benchmark file was given."
+        first, n = self.inference_steps.iloc[0], int(self.inference_steps["round"].nunique())
+        text = (
+            f"New tokens behind a prompt of {first['prompt_tokens']}, in stretches of positions: seconds of a stretch "
+            f"over its tokens, for all prompts at once; {n} round{'s' * (n != 1)}, each a thin line, their median "
+            "bold. "
+        )
+        called, parts = names(self.inference_steps), []
+        for (run, batch, cached), rows in self.inference_steps.groupby(["run_id", "batch", "cached"]):
+            middle = rows.groupby("position")["ms_per_token"].median()
+            if len(middle) > 1 and middle.iloc[0] > 0:
+                how = "with" if cached else "without"
+                parts.append(f"{called[run]}, {batch} at once, {how}: {number(middle.iloc[-1] / middle.iloc[0])}")
+        if parts:
+            text += f"The last stretch over the first, with the cache and without: {'; '.join(parts)}. "
+        if not self.inference_steps["same_text"].astype(bool).all():
+            text += "Some texts differ with the cache: see the figure of tokens per second. "
+        return text
+
+    def alt(self) -> str:
+        """Return first and last stretch, read aloud."""
+        called, parts = names(self.inference_steps), []
+        for (run, batch, cached), rows in self.inference_steps.groupby(["run_id", "batch", "cached"]):
+            middle = rows.groupby("position")["ms_per_token"].median()
+            how = "cache" if cached else "no cache"
+            parts.append(f"{called[run]}, {batch} at once, {how} {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
+        return f"Lines of milliseconds a new token over its position: {captions.listing(parts) or 'no data'}."
