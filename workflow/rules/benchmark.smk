@@ -7,7 +7,7 @@ rule benchmark_data:
             store_manifest(
                 data_benchmark(w).corpus, data_benchmark(w).tokenizer, store.directory
             )
-            for store in benchmark_stores(data_benchmark(w).settings)
+            for store in list_benchmark_stores(data_benchmark(w).settings)
         ],
         code=lambda w: code_of(
             "benchmark",
