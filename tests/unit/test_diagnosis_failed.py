@@ -166,7 +166,7 @@ def test_nothing_to_read_is_told(folder, capsys):
     assert cli.main(["status", "--failed"]) == 0
     assert capsys.readouterr().out == "no job has run here yet\n"
     assert cli.main(["status", "--failed", "none.log"]) == 2
-    assert "there is no such log" in capsys.readouterr().err
+    assert "this Snakemake log does not exist" in capsys.readouterr().err
     (folder / "named.log").write_text(START)  # what Snakemake's hook asks after Ctrl-C
     assert cli.main(["status", "--failed", "named.log"]) == 0
     assert capsys.readouterr().out == ""

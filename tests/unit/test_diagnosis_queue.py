@@ -163,7 +163,7 @@ def test_an_unknown_reason_is_shown_as_it_is(folder, capsys):
     [
         ("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", "contact"),
         ("exit 3", "squeue ended with 3"),
-        (f"exec {sys.executable} -c 'import time; time.sleep(60)'", "no answer within 0.5 s"),
+        (f"exec {sys.executable} -c 'import time; time.sleep(60)'", "no output within 0.5 s"),
     ],
 )
 def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(folder, capsys, monkeypatch, script, words):

@@ -24,7 +24,7 @@ def programs(monkeypatch, tmp_path):
 
 
 def test_a_cluster_whose_services_answer_is_ok(programs):
-    found = doctor_checks.slurm(asked())
+    found = doctor_checks.check_slurm(asked())
     assert (found.verdict, found.fact) == ("ok", "slurm 22.05.8, partitions normal*, debug")
 
 
@@ -36,7 +36,7 @@ def test_a_cluster_whose_services_answer_is_ok(programs):
         (
             lambda folder, env: program(folder, "sinfo", "echo 'Unable to contact slurm controller'; exit 1"),
             "no",
-            "controller does not answer: Unable to contact",
+            "controller does not respond: Unable to contact",
         ),
         (lambda folder, env: program(folder, "sacct", "exit 1"), "note", "--slurm-status-command squeue"),
         (lambda folder, env: (folder / "sacct").unlink(), "note", "--slurm-status-command squeue"),
@@ -46,26 +46,26 @@ def test_a_cluster_whose_services_answer_is_ok(programs):
 )
 def test_what_a_cluster_lacks_is_told(programs, monkeypatch, spoil, verdict, words):
     spoil(programs, monkeypatch)
-    found = doctor_checks.slurm(asked())
+    found = doctor_checks.check_slurm(asked())
     assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
 
 
 def test_a_program_that_hangs_is_given_up(tmp_path):
-    assert machine.output_of([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == (
+    assert machine.run_command([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == (
         None,
-        "no answer within 0.5 s",
+        "no output within 0.5 s",
     )
-    assert machine.output_of([str(tmp_path / "none")])[0] is None
+    assert machine.run_command([str(tmp_path / "none")])[0] is None
 
 
 def test_the_image_of_trainings_is_missed_where_it_should_be(programs, monkeypatch, tmp_path):
     """profiles/alps/train.toml says where; without SCRATCH this is another cluster."""
     monkeypatch.chdir(ROOT)
-    assert doctor_checks.slurm(asked()).verdict == "ok"
+    assert doctor_checks.check_slurm(asked()).verdict == "ok"
     monkeypatch.setenv("SCRATCH", str(tmp_path))
-    found = doctor_checks.slurm(asked())
+    found = doctor_checks.check_slurm(asked())
     assert found.verdict == "note" and f"{tmp_path}/ce-images/" in found.fact and "step 5" in found.next
-    image = doctor_checks.missing_image()
+    image = doctor_checks.find_missing_image()
     (tmp_path / "ce-images").mkdir()
     (tmp_path / image).touch()
-    assert doctor_checks.slurm(asked()).verdict == "ok"
+    assert doctor_checks.check_slurm(asked()).verdict == "ok"

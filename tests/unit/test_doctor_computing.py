@@ -7,7 +7,7 @@ from tokenscale.cli import doctor_checks
 from tokenscale.cli import doctor_machine as machine
 
 DRIVER = {"names": ["NVIDIA H200"], "version": "570.1", "text": ""}
-NO_DRIVER = {"names": [], "version": "", "text": "no driver of a GPU is found (nvidia-smi)"}
+NO_DRIVER = {"names": [], "version": "", "text": "no GPU driver found (nvidia-smi)"}
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ NO_DRIVER = {"names": [], "version": "", "text": "no driver of a GPU is found (n
     ],
 )
 def test_gpus_of_driver_and_torch_are_compared(monkeypatch, driver, torch, devices, hidden, verdict, words):
-    monkeypatch.setattr(doctor_checks, "driver_gpus", lambda: driver)
+    monkeypatch.setattr(doctor_checks, "query_driver", lambda: driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    found = doctor_checks.gpu(
+    found = doctor_checks.check_gpus(
         asked(stages=STAGES | {"torch": TORCH | torch, "devices": {"stage": "devices"} | devices})
     )
     assert found.verdict == verdict and words in found.fact, found
@@ -50,11 +50,11 @@ def test_gpus_of_driver_and_torch_are_compared(monkeypatch, driver, torch, devic
 
 def test_the_driver_is_asked_through_nvidia_smi(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor_checks.driver_gpus()["names"] == []
+    assert doctor_checks.query_driver()["names"] == []
     program(tmp_path, "nvidia-smi", "echo '570.86, NVIDIA H200'; echo '570.86, NVIDIA H200'")
-    assert doctor_checks.driver_gpus() == {"names": ["NVIDIA H200"] * 2, "version": "570.86", "text": ""}
+    assert doctor_checks.query_driver() == {"names": ["NVIDIA H200"] * 2, "version": "570.86", "text": ""}
     program(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9")
-    found = doctor_checks.driver_gpus()
+    found = doctor_checks.query_driver()
     assert found["names"] == [] and "could not talk to the driver" in found["text"]
 
 
@@ -68,8 +68,8 @@ def test_the_driver_is_asked_through_nvidia_smi(monkeypatch, tmp_path):
     ],
 )
 def test_bf16_is_native_or_slow(monkeypatch, devices, flags, verdict, native):
-    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
-    found = doctor_checks.bf16(asked(stages=STAGES | {"devices": {"stage": "devices", "devices": devices}}))
+    monkeypatch.setattr(machine, "read_cpu_flags", lambda: flags)
+    found = doctor_checks.check_bf16(asked(stages=STAGES | {"devices": {"stage": "devices", "devices": devices}}))
     assert (found.verdict, found.values["native"]) == (verdict, native)
 
 
@@ -78,19 +78,21 @@ def test_bf16_is_native_or_slow(monkeypatch, devices, flags, verdict, native):
     [
         ({"gloo": {"stage": "gloo", "error": "RuntimeError: Connection refused"}}, "Connection refused"),
         ({"gloo": None}, "ended early: signal 11"),
-        ({"torch": None}, "not known without torch"),
+        ({"torch": None}, "unknown without torch"),
     ],
 )
 def test_a_sum_that_fails_crashes_or_cannot_be_tried_is_told_apart(stages, words):
     said = {name: stage for name, stage in (STAGES | stages).items() if stage}
-    found = doctor_checks.gloo(asked(stages=said, ended=["signal 11"]))
+    found = doctor_checks.check_gloo(asked(stages=said, ended=["signal 11"]))
     assert found.verdict == "no" and words in found.fact
 
 
 def test_nccl_needs_a_build_with_it_and_a_gpu():
-    assert "not in this build" in doctor_checks.nccl(asked(stages=STAGES | {"torch": TORCH | {"nccl": False}})).fact
-    assert "sees no GPU" in doctor_checks.nccl(asked()).fact
+    assert (
+        "not in this build" in doctor_checks.check_nccl(asked(stages=STAGES | {"torch": TORCH | {"nccl": False}})).fact
+    )
+    assert "sees no GPU" in doctor_checks.check_nccl(asked()).fact
     two = STAGES | {"devices": {"stage": "devices", "devices": [GPU, GPU]}}
-    assert doctor_checks.nccl(asked(stages=two | {"nccl": {"ranks": 2, "seconds": 1.0}})).verdict == "ok"
-    failed = doctor_checks.nccl(asked(stages=two | {"nccl": {"error": "DistBackendError: no transport"}}))
+    assert doctor_checks.check_nccl(asked(stages=two | {"nccl": {"ranks": 2, "seconds": 1.0}})).verdict == "ok"
+    failed = doctor_checks.check_nccl(asked(stages=two | {"nccl": {"error": "DistBackendError: no transport"}}))
     assert failed.verdict == "no" and "no transport" in failed.fact and "NCCL_DEBUG" in failed.next

@@ -38,7 +38,9 @@ ALL = ["demo", "CPU", "GPUs", "bf16", "SLURM", "report", "tests"]
 
 
 def possible(findings):
-    return [name for name, capability in zip(ALL, doctor.capabilities(findings), strict=True) if capability.possible]
+    return [
+        name for name, capability in zip(ALL, doctor.derive_capabilities(findings), strict=True) if capability.possible
+    ]
 
 
 WITHOUT = ["demo", "CPU", "bf16", "report", "tests"]  # what a machine without GPU and SLURM can
@@ -92,16 +94,16 @@ def gpus(number, nccl="ok", verdict="ok"):
 def test_gpus_are_taken_where_there_are_some(change, left, ranks):
     findings = all_well() | change
     assert possible(findings) == left
-    assert doctor.capabilities(findings)[ALL.index("GPUs")].reason == ranks
-    assert "`device: cpu`" in doctor.capabilities(findings)[ALL.index("CPU")].reason
+    assert doctor.derive_capabilities(findings)[ALL.index("GPUs")].reason == ranks
+    assert "`device: cpu`" in doctor.derive_capabilities(findings)[ALL.index("CPU")].reason
 
 
 def test_one_gpu_cannot_hold_two_ranks_but_the_cpu_can():
     findings = all_well() | gpus(1)
-    demo = doctor.capabilities(findings)[0]
+    demo = doctor.derive_capabilities(findings)[0]
     assert not demo.possible and demo.next == "CUDA_VISIBLE_DEVICES= make run"
     findings["configuration"].values["gpu_ranks"] = 0  # every run says `device: cpu`
-    demo = doctor.capabilities(findings)[0]
+    demo = doctor.derive_capabilities(findings)[0]
     assert demo.possible and "on the CPU" in demo.reason
 
 
@@ -127,7 +129,7 @@ def test_the_exit_code_and_the_last_line_say_whether_the_demo_can_run():
         ({"results folder": Finding("no", "full", "free 100 MB")}, "make run cannot run here yet. First: free 100 MB"),
     ):
         findings = all_well() | change
-        text = doctor.Examination(findings, doctor.capabilities(findings), 1.0).render()
+        text = doctor.Examination(findings, doctor.derive_capabilities(findings), 1.0).render()
         if last:
             assert text.splitlines()[-1] == last
         else:

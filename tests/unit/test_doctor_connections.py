@@ -17,11 +17,11 @@ def test_ranks_need_a_port_at_127_0_0_1(monkeypatch, blocked, verdict):
         if address in blocked:
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
-    monkeypatch.setattr(machine, "talk", talk)
-    found = doctor_checks.loopback(asked())
+    monkeypatch.setattr(machine, "check_port", talk)
+    found = doctor_checks.check_loopback(asked())
     assert found.verdict == verdict
     if verdict == "no":
-        assert "IPv6 works, but ranks meet at 127.0.0.1" in found.fact and found.next
+        assert "IPv6 works, but ranks rendezvous at 127.0.0.1" in found.fact and found.next
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -47,14 +47,14 @@ def hub(monkeypatch):
 
 
 def test_the_network_is_touched_only_when_asked(hub, monkeypatch):
-    assert doctor_checks.hub(asked()).fact.startswith("not tried") and hub.asked == []
-    assert doctor_checks.hub(asked(network=True)).verdict == "ok" and hub.asked == ["/hub"]
+    assert doctor_checks.check_hub(asked()).fact.startswith("not tried") and hub.asked == []
+    assert doctor_checks.check_hub(asked(network=True)).verdict == "ok" and hub.asked == ["/hub"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert doctor_checks.hub(asked(network=True)).verdict == "note"
+    assert doctor_checks.check_hub(asked(network=True)).verdict == "note"
 
 
 def test_a_hub_that_does_not_answer_is_no(hub, monkeypatch):
     hub.shutdown()
     hub.server_close()
-    found = doctor_checks.hub(asked(network=True))
+    found = doctor_checks.check_hub(asked(network=True))
     assert found.verdict == "no" and "refused" in found.fact

@@ -20,21 +20,21 @@ def test_a_good_folder_passes_every_trial_and_is_left_empty(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_no(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    found = doctor_checks.results_folder(asked(tmp_path / "file"))
+    found = doctor_checks.check_results_folder(asked(tmp_path / "file"))
     assert found.verdict == "no" and "create fails: Not a directory" in found.fact
 
     def read_only(*args, **kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(machine.tempfile, "TemporaryDirectory", read_only)
-    found = doctor_checks.results_folder(asked(tmp_path))
+    found = doctor_checks.check_results_folder(asked(tmp_path))
     assert found.verdict == "no" and "create fails: Read-only file system" in found.fact and "writable" in found.next
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_no(tmp_path):
     tmp_path.chmod(0o500)
-    assert "Permission denied" in doctor_checks.results_folder(asked(tmp_path)).fact
+    assert "Permission denied" in doctor_checks.check_results_folder(asked(tmp_path)).fact
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_folder_without_permission_is_no(tmp_path):
         ("fsync", "os.fsync", OSError(errno.EINVAL, "Invalid argument")),
         ("rename", "os.replace", OSError(errno.EXDEV, "Invalid cross-device link")),
         ("rename", "os.replace", lambda new, old: None),  # says it did, and did not
-        ("flock", "output_of", lambda *args, **kwargs: (0, "")),  # two processes hold it
+        ("flock", "run_command", lambda *args, **kwargs: (0, "")),  # two processes hold it
         ("flock", "fcntl.flock", OSError(errno.ENOSYS, "Function not implemented")),  # Lustre without the option flock
         ("memory map", "mmap.mmap", OSError(errno.ENODEV, "No such device")),
     ],
@@ -56,20 +56,20 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, name
 
     import fcntl
 
-    owners = {"os": machine.os, "mmap": machine.mmap, "fcntl": fcntl, "output_of": machine}
+    owners = {"os": machine.os, "mmap": machine.mmap, "fcntl": fcntl, "run_command": machine}
     monkeypatch.setattr(owners[name.split(".")[0]], name.split(".")[-1], replaced)
-    found = doctor_checks.results_folder(asked(tmp_path))
+    found = doctor_checks.check_results_folder(asked(tmp_path))
     assert found.verdict == "no" and f"{step} fails: " in found.fact, found
     assert list(found.values["failed"]) == [step]
-    if name == "output_of":
-        assert "two processes got the same lock" in found.fact
+    if name == "run_command":
+        assert "two processes acquired the same lock" in found.fact
 
 
 @pytest.mark.parametrize("free, verdict", [(10**6, "no"), (10**9, "note"), (10**11, "ok")])
 def test_a_full_disk_is_no(monkeypatch, tmp_path, free, verdict):
     monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**12, 0, free))
-    monkeypatch.setattr(machine, "file_system_of", lambda folder: ("ext4", "/"))
-    assert doctor_checks.results_folder(asked(tmp_path)).verdict == verdict
+    monkeypatch.setattr(machine, "find_file_system", lambda folder: ("ext4", "/"))
+    assert doctor_checks.check_results_folder(asked(tmp_path)).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_a_full_disk_is_no(monkeypatch, tmp_path, free, verdict):
     ],
 )
 def test_what_a_kind_of_file_system_means_is_told(monkeypatch, tmp_path, kind, words):
-    monkeypatch.setattr(machine, "file_system_of", lambda folder: (kind, "/mnt"))
-    found = doctor_checks.results_folder(asked(tmp_path))
+    monkeypatch.setattr(machine, "find_file_system", lambda folder: (kind, "/mnt"))
+    found = doctor_checks.check_results_folder(asked(tmp_path))
     assert found.verdict == "note" and words in f"{found.fact} {found.next}" and f"file system {kind}" in found.fact
 
 
 def test_a_clock_that_differs_between_disk_and_machine_is_a_note(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "file_system_of", lambda folder: ("ext4", "/"))
+    monkeypatch.setattr(machine, "find_file_system", lambda folder: ("ext4", "/"))
     monkeypatch.setattr(machine, "_clock_skew", lambda path: -90.0)
-    found = doctor_checks.results_folder(asked(tmp_path))
+    found = doctor_checks.check_results_folder(asked(tmp_path))
     assert found.verdict == "note" and "-90 s off" in found.fact
 
 
@@ -103,6 +103,6 @@ def test_the_mount_of_a_path_is_the_innermost_and_the_last(tmp_path):
     mountinfo = tmp_path / "mountinfo"
     lines = (f"1 2 0:1 / {point.replace(' ', chr(92) + '040')} rw shared:1 - {kind} dev rw" for point, kind in mounts)
     mountinfo.write_text("\n".join(lines))
-    assert machine.file_system_of(folder, mountinfo) == ("lustre", str(tmp_path / "a b"))
-    assert machine.file_system_of(Path("/"), mountinfo) == ("ext4", "/")
-    assert machine.file_system_of(folder, tmp_path / "none") is None
+    assert machine.find_file_system(folder, mountinfo) == ("lustre", str(tmp_path / "a b"))
+    assert machine.find_file_system(Path("/"), mountinfo) == ("ext4", "/")
+    assert machine.find_file_system(folder, tmp_path / "none") is None

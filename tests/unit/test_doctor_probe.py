@@ -21,35 +21,35 @@ def test_children_tell_broken_crashing_and_chatty_packages_apart(monkeypatch, tm
     assert probe.try_imports() == {
         "broken": "ImportError: libcuda.so.1: cannot open shared object file",
         "leaving": "SystemExit: 3",
-        "crashing": "importing it ends Python: signal 9",
+        "crashing": "importing it kills Python: signal 9",
     }
 
 
 def test_torch_is_imported_by_the_ranks_alone(monkeypatch):
     """It takes 2 s of a core: the child that imports the other packages does not need it."""
     names = [p.module for p in packages.PACKAGES if p.module not in ("torch", *probe.WITH_TORCH)]
-    code = f"import sys\nfrom tokenscale.cli import doctor_probe\ndoctor_probe.imports({names!r})\n"
+    code = f"import sys\nfrom tokenscale.cli import doctor_probe\ndoctor_probe.probe_imports({names!r})\n"
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
     started = []
-    monkeypatch.setattr(probe, "_child", lambda kind, *names: started.append(names))
-    monkeypatch.setattr(probe, "_answers", lambda child, timeout_s: ([], 0))
+    monkeypatch.setattr(probe, "_start_child", lambda kind, *names: started.append(names))
+    monkeypatch.setattr(probe, "_collect_lines", lambda child, timeout_s: ([], 0))
     probe.try_imports()
     assert started and not {"torch", "accelerate"} & set(started[0])
 
 
 def test_a_torch_that_hangs_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
-    start_child = probe._child
+    start_child = probe._start_child
 
     def child(kind, **environment):
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)  # the folder that `python -m` looks in first
             return start_child(kind, **environment)
 
-    monkeypatch.setattr(probe, "_child", child)
+    monkeypatch.setattr(probe, "_start_child", child)
     monkeypatch.setattr(probe, "LIMIT_S", 1.0)
     start = time.monotonic()
-    assert probe.try_ranks() == {"stages": {}, "ended": ["no end within 1 s"] * 2}
+    assert probe.try_ranks() == {"stages": {}, "ended": ["no exit within 1 s"] * 2}
     assert time.monotonic() - start < 20

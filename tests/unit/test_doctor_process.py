@@ -16,8 +16,8 @@ from tokenscale.runs.launch.ranks import run_ranks
     [
         ({}, "ok", "nothing that changes training"),
         ({"NCCL_P2P_DISABLE": "1"}, "ok", "NCCL_P2P_DISABLE=1"),
-        ({"WORLD_SIZE": "4", "RANK": "1"}, "note", "unset RANK WORLD_SIZE: `train`"),
-        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "note", "unset RANK WORLD_SIZE: `train`"),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, "note", "unset RANK WORLD_SIZE: with them, `train`"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "note", "unset RANK WORLD_SIZE: with them, `train`"),
         ({"RANK": "0"}, "ok", "RANK=0"),  # nobody takes that for torchrun
         ({"WORLD_SIZE": "4"}, "ok", "WORLD_SIZE=4"),
         ({"PYTHONOPTIMIZE": "1"}, "note", "unset PYTHONOPTIMIZE"),
@@ -25,7 +25,7 @@ from tokenscale.runs.launch.ranks import run_ranks
 )
 def test_variables_that_change_training_are_told(monkeypatch, variables, verdict, words):
     monkeypatch.setattr(os, "environ", {"PATH": "/bin", "HF_TOKEN": "hf_secret"} | variables)
-    found = doctor_checks.environment(asked())
+    found = doctor_checks.check_environment(asked())
     assert found.verdict == verdict and words in f"{found.fact} {found.next}"
     assert "hf_secret" not in json.dumps(found.values) + found.fact
 

@@ -5,11 +5,11 @@ from tokenscale.cli import doctor_checks
 
 
 def test_outside_of_the_project_there_is_no_demo(monkeypatch, tmp_path):
-    assert doctor_checks.folder(asked()).verdict in ("ok", "note")
+    assert doctor_checks.check_project_folder(asked()).verdict in ("ok", "note")
     monkeypatch.chdir(tmp_path)
-    found = doctor_checks.folder(asked())
+    found = doctor_checks.check_project_folder(asked())
     assert found.verdict == "no" and "workflow/Snakefile" in found.fact
-    assert doctor_checks.configuration(asked()).values == {"without": "project"}
+    assert doctor_checks.check_configuration(asked()).values == {"without": "project"}
 
 
 def test_a_download_without_links_is_told(monkeypatch, tmp_path):
@@ -18,12 +18,12 @@ def test_a_download_without_links_is_told(monkeypatch, tmp_path):
         (tmp_path / name).write_text("")
     (tmp_path / "alps").write_text("profiles/alps")  # what Git makes of a link where links are not supported
     monkeypatch.chdir(tmp_path)
-    assert doctor_checks.folder(asked()).verdict == "note"
+    assert doctor_checks.check_project_folder(asked()).verdict == "note"
 
 
 def test_a_mistake_in_the_configuration_is_told_as_the_workflow_tells_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     (tmp_path / "config/config.yaml").write_text("scale: dmeo\n")
-    found = doctor_checks.configuration(asked())
+    found = doctor_checks.check_configuration(asked())
     assert found.verdict == "no" and "unknown scale 'dmeo'" in found.fact and "demo" in found.next

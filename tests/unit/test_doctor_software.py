@@ -12,7 +12,7 @@ from tokenscale.cli import doctor_checks, packages
 @pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.1", "ok"), ("3.15.0", "no")])
 def test_python_3_11_to_3_14_are_right(monkeypatch, version, verdict):
     monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: version)
-    found = doctor_checks.python(asked())
+    found = doctor_checks.check_python(asked())
     assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
 
 
@@ -27,15 +27,15 @@ def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: "3.10.14")
     program(tmp_path, "python3.13", "exit 127")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor_checks.python(asked())
-    assert found.verdict == "no" and found.fact == "3.10.14; >=3.11,<3.15 is needed"
+    found = doctor_checks.check_python(asked())
+    assert found.verdict == "no" and found.fact == "3.10.14; >=3.11,<3.15 is required"
     assert found.next.startswith("make setup PYTHON=python3.13, once it is installed")
     program(tmp_path, "python3.12", "echo 3.12.4")
-    assert doctor_checks.python(asked()).next == "make setup PYTHON=python3.12"
+    assert doctor_checks.check_python(asked()).next == "make setup PYTHON=python3.12"
 
 
 def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
-    ours = packages.requirements()
+    ours = packages.read_requirements()
     trackers = {"mlflow", "wandb"}  # nobody misses them
     assert set(ours) - {"python"} - trackers == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
     assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
@@ -43,7 +43,7 @@ def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
     monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/cli/packages.py")
     stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
     monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: stated)
-    installed = packages.requirements()
+    installed = packages.read_requirements()
     assert installed.pop("python") == ">=3.11,<3.15"
     assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
 
@@ -54,8 +54,11 @@ def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
 
     monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
     monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/cli/packages.py")
-    assert packages.requirements() == {}
-    assert doctor_checks.python(asked()).verdict == "note" and doctor_checks.packages("host", asked()).verdict == "ok"
+    assert packages.read_requirements() == {}
+    assert (
+        doctor_checks.check_python(asked()).verdict == "note"
+        and doctor_checks.check_packages("host", asked()).verdict == "ok"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_versions_are_compared_as_numbers(version, bounds, holds):
 @pytest.mark.parametrize("package", packages.PACKAGES, ids=lambda p: p.distribution)
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package.module, None)  # what makes a module unimportable
-    found = doctor_checks.packages(package.group, asked(stages={} if package.module == "torch" else None))
+    found = doctor_checks.check_packages(package.group, asked(stages={} if package.module == "torch" else None))
     assert f"missing: {package.distribution}" in found.fact and f"for {packages.GROUPS[package.group]}" in found.fact
     assert f"pip install '{package.distribution}" in found.next
     assert found.verdict == ("note" if package.only else "no")
@@ -90,46 +93,46 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
     for module in ("yaml", "snakemake_executor_plugin_slurm"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = doctor_checks.packages("host", asked())
+    found = doctor_checks.check_packages("host", asked())
     assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
 def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
-    real = packages.version_of
-    monkeypatch.setattr(doctor_checks, "version_of", lambda name: version if name == "torch" else real(name))
-    found = doctor_checks.packages("trainer", asked())
+    real = packages.installed_version
+    monkeypatch.setattr(doctor_checks, "installed_version", lambda name: version if name == "torch" else real(name))
+    found = doctor_checks.check_packages("trainer", asked())
     assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
     assert "'torch>=2.9,<2.16'" in found.next
 
 
 def test_a_package_that_is_there_and_does_not_import_is_broken():
-    found = doctor_checks.packages(
+    found = doctor_checks.check_packages(
         "report", asked(imports={"duckdb": "ImportError: libstdc++.so.6: version not found"})
     )
     assert found.verdict == "no" and "does not import: ImportError: libstdc++" in found.fact
     assert "--force-reinstall 'duckdb" in found.next
-    crashed = doctor_checks.packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
-    assert "importing it ends Python: signal 9" in crashed.fact
+    crashed = doctor_checks.check_packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
+    assert "importing it kills Python: signal 9" in crashed.fact
 
 
 @pytest.mark.parametrize(
     "stages, ended, found",
     [
         ({"torch": TORCH, "accelerate": {"error": "ImportError: no such symbol"}}, [], "ImportError: no such symbol"),
-        ({"torch": TORCH}, ["signal 11"], "importing it ends Python: signal 11"),
+        ({"torch": TORCH}, ["signal 11"], "importing it kills Python: signal 11"),
         ({"torch": TORCH, "accelerate": {"stage": "accelerate"}}, [], None),
         ({}, ["signal 9"], None),  # torch itself ends Python
     ],
 )
 def test_a_package_that_needs_torch_is_tried_by_a_rank(monkeypatch, stages, ended, found):
-    monkeypatch.setattr(doctor_checks, "importable", lambda module: True)
-    said = doctor_checks.packages("test", asked(stages=stages, ended=ended)).fact
+    monkeypatch.setattr(doctor_checks, "is_importable", lambda module: True)
+    said = doctor_checks.check_packages("test", asked(stages=stages, ended=ended)).fact
     assert (f"does not import: {found}" in said) if found else ("does not import" not in said)
 
 
 def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor_checks.tools(asked())
+    found = doctor_checks.check_tools(asked())
     assert found.verdict == "note" and found.values == {"make": False, "git": False}
     assert "snakemake --profile profiles/local" in found.next and "git" in found.next

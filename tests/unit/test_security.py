@@ -206,7 +206,7 @@ def test_no_secret_of_the_environment_is_in_what_doctor_says(planted, monkeypatc
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     asked = DoctorContext(results=Path(), network=True, imports=None, ranks=None)
-    said = [repr(check(asked)) for check in (doctor_checks.environment, doctor_checks.hub)]
+    said = [repr(check(asked)) for check in (doctor_checks.check_environment, doctor_checks.check_hub)]
     assert planted not in "".join(said) and "NCCL_DEBUG" in said[0] and "@host:3128" in said[1]
 
 

@@ -1,6 +1,6 @@
-"""What the operating system says of this machine: limits, mounts, and what a folder can really do.
+"""Facts of this machine from the operating system: limits, mounts, and the operations that a folder supports.
 
-The standard library alone: `doctor` uses it on machines where nothing else is installed.
+Only the standard library is used: `doctor` also runs on machines where nothing else is installed.
 """
 
 import errno
@@ -18,11 +18,11 @@ from typing import Any
 
 from tokenscale.runs.records.hardware import lines_of
 
-#: what a file system means for results, by its type as the kernel names it
+#: types of file systems, as the kernel names them, by what they mean for results
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "virtiofs")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
-#: tries the lock from outside: within one process some file systems would grant it twice
+#: tries the lock from another process: within one process some file systems grant it twice
 TRY_LOCK = """
 import fcntl, sys
 with open(sys.argv[1]) as file:
@@ -33,8 +33,11 @@ with open(sys.argv[1]) as file:
 """
 
 
-def output_of(argv: list[str], timeout_s: float = 5.0) -> tuple[int | None, str]:
-    """Exit code and output (both streams) of a command; the code is None when it is not there or does not end."""
+def run_command(argv: list[str], timeout_s: float = 5.0) -> tuple[int | None, str]:
+    """Run a command and return its exit code and its output (both streams).
+
+    The code is None if the command is missing or does not end in time.
+    """
     try:
         done = subprocess.run(
             argv,
@@ -46,14 +49,14 @@ def output_of(argv: list[str], timeout_s: float = 5.0) -> tuple[int | None, str]
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {timeout_s:g} s"
+        return None, f"no output within {timeout_s:g} s"
     except OSError as error:
         return None, error.strerror or str(error)
     return done.returncode, done.stdout.strip()
 
 
-def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Bytes of main memory, and of it available now; None where the system does not say."""
+def read_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
+    """Return (total, available) bytes of main memory; None where the system does not report it."""
     found = dict(re.findall(r"^(\w+):\s+(\d+) kB", "\n".join(lines_of(root / "proc/meminfo")), re.M))
     total, available = found.get("MemTotal"), found.get("MemAvailable")
     if total is None:
@@ -64,8 +67,8 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
     return int(total) * 1024, int(available) * 1024 if available else None
 
 
-def cpu_flags(root: Path = Path("/")) -> set[str]:
-    """Instruction sets of the CPU, as the kernel names them (x86 `flags`, ARM `Features`)."""
+def read_cpu_flags(root: Path = Path("/")) -> set[str]:
+    """Return the CPU's instruction sets as the kernel names them (x86 `flags`, ARM `Features`)."""
     for line in lines_of(root / "proc/cpuinfo"):
         name, _, values = line.partition(":")
         if name.strip().lower() in ("flags", "features"):
@@ -73,22 +76,22 @@ def cpu_flags(root: Path = Path("/")) -> set[str]:
     return set()
 
 
-def file_system_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> tuple[str, str] | None:
-    """Type of the file system that holds a path, and where it is mounted; None where the system does not say."""
+def find_file_system(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> tuple[str, str] | None:
+    """Return (type, mount point) of the file system that holds a path; None if unknown."""
     resolved = path.resolve()
     best = None
     for line in lines_of(mountinfo):
         left, _, right = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), left.split()[4])
         inside = resolved == Path(point) or Path(point) in resolved.parents
-        # of two mounts on one place, the later one hides the earlier
+        # a later mount on the same point hides the earlier one
         if inside and (best is None or len(point) >= len(best[1])):
             best = right.split()[0], point
     return best
 
 
-def existing(path: Path) -> Path:
-    """The path, or its nearest parent that is there already: a check makes no folders."""
+def find_existing_parent(path: Path) -> Path:
+    """Return the path or its nearest existing parent: a check creates no folders."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -96,7 +99,7 @@ def existing(path: Path) -> Path:
 
 
 def try_folder(folder: Path) -> dict[str, Any]:
-    """Do in a temporary folder what writing results does. `failed` names each step that does not work, and why.
+    """Try the operations of writing results in a temporary folder. `failed`: step → why it does not work.
 
     Steps: create, fsync, rename over a file, flock against another process, memory map. `clock_skew_s` is how far the
     file system's clock is ahead of this machine's (Snakemake compares times of files).
@@ -130,18 +133,18 @@ def try_folder(folder: Path) -> dict[str, Any]:
         def rename() -> None:
             os.replace(new, old)
             if old.read_bytes()[:3] != b"new" or new.exists():
-                raise OSError(errno.EIO, "a renamed file still shows its old content")
+                raise OSError(errno.EIO, "a renamed file still has its old content")
 
         def flock() -> None:
             import fcntl
 
             with open(old, "rb+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                code, text = output_of([sys.executable, "-S", "-c", TRY_LOCK, str(old)], timeout_s=10)
+                code, text = run_command([sys.executable, "-S", "-c", TRY_LOCK, str(old)], timeout_s=10)
                 if code == 0:
-                    raise OSError(errno.ENOLCK, "two processes got the same lock")
+                    raise OSError(errno.ENOLCK, "two processes acquired the same lock")
                 if code != 9:
-                    raise OSError(errno.ENOLCK, text.splitlines()[-1] if text else "the lock cannot be tried")
+                    raise OSError(errno.ENOLCK, text.splitlines()[-1] if text else "the lock test did not run")
 
         def memory_map() -> None:
             with open(old, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -162,8 +165,8 @@ def try_folder(folder: Path) -> dict[str, Any]:
         return {"failed": failed, "clock_skew_s": seconds.get("clock_skew_s"), "fsync_s": seconds.get("fsync_s")}
 
 
-def talk(family: socket.AddressFamily, address: str) -> None:
-    """Send a byte to oneself through a free port of an address. Raises OSError where that does not work."""
+def check_port(family: socket.AddressFamily, address: str) -> None:
+    """Send a byte to this process through a free port of an address. Raise OSError if that fails."""
     with socket.socket(family, socket.SOCK_STREAM) as server, socket.socket(family, socket.SOCK_STREAM) as client:
         server.settimeout(2)
         client.settimeout(2)
@@ -175,7 +178,7 @@ def talk(family: socket.AddressFamily, address: str) -> None:
             peer.settimeout(2)
             client.sendall(b"x")
             if peer.recv(1) != b"x":
-                raise OSError(errno.EIO, "what is sent does not arrive")
+                raise OSError(errno.EIO, "the byte sent did not arrive")
 
 
 def _clock_skew(path: Path) -> float:

@@ -1,7 +1,7 @@
-"""Imports of packages and collectives of torch, tried in children, where a crash or a hang harms nothing else.
+"""Imports of packages and collectives of torch, tried in child processes, where a crash or a hang does no harm.
 
-A child is this file with `imports NAME …` or `rank`. It prints one line of JSON for each thing it tried, at once, so
-that what was reached before a crash is known.
+A child runs this file with `imports NAME …` or `rank`. It prints one line of JSON for each attempt at once, so that the
+attempts before a crash are known.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tokenscale.cli import doctor_machine as machine
-from tokenscale.cli.packages import PACKAGES, importable
+from tokenscale.cli import doctor_machine
+from tokenscale.cli.packages import PACKAGES, is_importable
 
-#: a first import from a busy network disk takes its time
+#: a first import from a busy network disk is slow
 LIMIT_S = 60.0
 
-#: packages that import torch themselves: rank 1 tries them, which has imported it already (2 s of a core)
+#: packages that import torch: rank 1 tries them, because it has already imported torch (2 s of a core)
 WITH_TORCH = ("accelerate",)
 
 #: a collective that takes longer than this on one machine hangs
@@ -30,28 +30,30 @@ COLLECTIVE_LIMIT_S = 20.0
 
 
 def try_imports() -> dict[str, str]:
-    """Import the packages that need no torch in a child. Module → error text, for installed modules that fail."""
-    names = [p.module for p in PACKAGES if p.module not in ("torch", *WITH_TORCH) and importable(p.module)]
-    lines, code = _answers(_child("imports", *names), LIMIT_S)
+    """Import the packages that need no torch in a child process. Return module → error, for installed modules that
+    fail.
+    """
+    names = [p.module for p in PACKAGES if p.module not in ("torch", *WITH_TORCH) and is_importable(p.module)]
+    lines, code = _collect_lines(_start_child("imports", *names), LIMIT_S)
     errors = {line["module"]: line["error"] for line in lines if "error" in line}
     unanswered = names[len(lines) :]
     if unanswered:
-        errors[unanswered[0]] = f"importing it ends Python: {_ending(code)}"
+        errors[unanswered[0]] = f"importing it kills Python: {_describe_exit(code)}"
     return errors
 
 
 def try_ranks() -> dict[str, Any]:
-    """Run torch in two children that meet at 127.0.0.1. `stages`: stage → what was said of it.
+    """Run torch in two child processes that rendezvous at 127.0.0.1. `stages`: stage → its report.
 
-    `ended` says how a child ended, when not well. Without torch nothing is started, and both are empty.
+    `ended`: exits of the children that failed. Without torch no child is started, and both are empty.
     """
-    if not importable("torch"):
+    if not is_importable("torch"):
         return {"stages": {}, "ended": []}
     try:
-        machine.talk(socket.AF_INET, "127.0.0.1")
+        doctor_machine.check_port(socket.AF_INET, "127.0.0.1")
         first, second = _free_ports()
         meet = "1"
-    except OSError:  # the ranks could not meet, and would wait for each other; the rest of torch is still of interest
+    except OSError:  # the ranks could not rendezvous and would wait; the other stages are still useful
         first, second, meet = 0, 0, "0"
     world = {
         "PROBE_MEET": meet,
@@ -64,14 +66,14 @@ def try_ranks() -> dict[str, Any]:
     if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
         world["GLOO_SOCKET_IFNAME"] = "lo"  # as our launcher sets it
     start = time.monotonic()
-    children = [_child("rank", RANK=str(r), LOCAL_RANK=str(r), **world) for r in range(2)]
-    answers = [_answers(child, start + LIMIT_S - time.monotonic()) for child in children]
+    children = [_start_child("rank", RANK=str(r), LOCAL_RANK=str(r), **world) for r in range(2)]
+    answers = [_collect_lines(child, start + LIMIT_S - time.monotonic()) for child in children]
     stages: dict[str, Any] = {}
-    for lines, _ in reversed(answers):  # rank 0's word counts, unless only rank 1 says what went wrong
+    for lines, _ in reversed(answers):  # rank 0's report counts, unless only rank 1 reports an error
         for line in lines:
             before = stages.get(line["stage"], {})
             stages[line["stage"]] = line if "error" in line or "error" not in before else before
-    return {"stages": stages, "ended": [_ending(code) for _, code in answers if code != 0]}
+    return {"stages": stages, "ended": [_describe_exit(code) for _, code in answers if code != 0]}
 
 
 def _free_ports() -> tuple[int, int]:
@@ -81,8 +83,8 @@ def _free_ports() -> tuple[int, int]:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def _child(kind: str, *names: str, **environment: str) -> subprocess.Popen:
-    """A child that finds this very package, whatever the folder it is started in holds."""
+def _start_child(kind: str, *names: str, **environment: str) -> subprocess.Popen:
+    """Start a child process that imports this very package, whatever its working folder holds."""
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
@@ -96,8 +98,8 @@ def _child(kind: str, *names: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def _answers(child: subprocess.Popen, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:
-    """Lines of JSON that the child said, and its exit code; None when it had to be killed."""
+def _collect_lines(child: subprocess.Popen, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:
+    """Return the JSON lines that the child printed, and its exit code; None if it had to be killed."""
     try:
         text, code = child.communicate(timeout=max(0.0, timeout_s))[0], child.returncode
     except subprocess.TimeoutExpired:
@@ -112,42 +114,44 @@ def _answers(child: subprocess.Popen, timeout_s: float) -> tuple[list[dict[str, 
     return [line for line in lines if isinstance(line, dict) and {"module", "stage"} & set(line)], code
 
 
-def _ending(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
-        return f"no end within {LIMIT_S:g} s"
+        return f"no exit within {LIMIT_S:g} s"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 # -- in the child
 
 
-def send(**facts: Any) -> None:
-    """One line of JSON on the real standard output."""
+def print_facts(**facts: Any) -> None:
+    """Print one line of JSON."""
     print(json.dumps(facts), flush=True)
 
 
-def imports(names: list[str]) -> None:
-    """Import each module; say what came of it."""
+def probe_imports(names: list[str]) -> None:
+    """Import each module and report its outcome."""
     for name in names:
         try:
             importlib.import_module(name)
-            send(module=name)
+            print_facts(module=name)
         except BaseException as error:  # a package may even call exit
-            send(module=name, error=_text(error))
+            print_facts(module=name, error=_describe_error(error))
 
 
-def rank() -> None:
-    """As one of two ranks (environment as a launcher sets it): torch and gloo; on rank 0 the devices, on rank 1 the
-    packages that need torch; then NCCL."""
+def probe_rank() -> None:
+    """Run as one of two ranks, with a launcher's environment.
+
+    Both ranks try torch and gloo, then NCCL. Rank 0 tries the devices, rank 1 the packages that need torch.
+    """
     me = int(os.environ["RANK"])
     try:
         import torch
         import torch.distributed as dist
     except BaseException as error:
-        send(stage="torch", error=_text(error))
+        print_facts(stage="torch", error=_describe_error(error))
         return
     available = dist.is_available()
-    send(
+    print_facts(
         stage="torch",
         version=torch.__version__,
         cuda=torch.version.cuda,
@@ -156,24 +160,26 @@ def rank() -> None:
         nccl=available and dist.is_nccl_available(),
     )
     torch.set_num_threads(1)
-    _stage("gloo", lambda: _sum_over_ranks("gloo", 2, "env://", torch.device("cpu")))
+    _run_stage("gloo", lambda: _sum_over_ranks("gloo", 2, "env://", torch.device("cpu")))
     if me == 0:
-        _stage("bf16 on the CPU", lambda: _multiply(torch.device("cpu")))
-        _stage("devices", _devices)
+        _run_stage("bf16 on the CPU", lambda: _multiply(torch.device("cpu")))
+        _run_stage("devices", _list_devices)
     else:
-        for name in filter(importable, WITH_TORCH):
-            _stage(name, lambda name=name: importlib.import_module(name) and {})
+        for name in filter(is_importable, WITH_TORCH):
+            _run_stage(name, lambda name=name: importlib.import_module(name) and {})
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     together = min(2, devices)
     if me < together and available and dist.is_nccl_available():
-        _stage("nccl", lambda: _sum_over_ranks("nccl", together, os.environ["PROBE_NCCL"], torch.device("cuda", me)))
+        _run_stage(
+            "nccl", lambda: _sum_over_ranks("nccl", together, os.environ["PROBE_NCCL"], torch.device("cuda", me))
+        )
 
 
-def _stage(name: str, action: Callable[[], dict[str, Any]]) -> None:
+def _run_stage(name: str, action: Callable[[], dict[str, Any]]) -> None:
     try:
-        send(stage=name, **action())
+        print_facts(stage=name, **action())
     except BaseException as error:
-        send(stage=name, error=_text(error))
+        print_facts(stage=name, error=_describe_error(error))
 
 
 def _sum_over_ranks(backend: str, ranks: int, store: str, device: Any) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def _sum_over_ranks(backend: str, ranks: int, store: str, device: Any) -> dict[s
     import torch.distributed as dist
 
     if os.environ["PROBE_MEET"] == "0":
-        raise ConnectionError("nothing connects to 127.0.0.1")
+        raise ConnectionError("no connection to 127.0.0.1")
     me, cuda = int(os.environ["RANK"]), device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
@@ -217,16 +223,16 @@ def _multiply(device: Any) -> dict[str, Any]:
     return {}
 
 
-def _devices() -> dict[str, Any]:
+def _list_devices() -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
         reason = None
         if torch.version.cuda or torch.version.hip:
             try:
-                torch.cuda.init()  # is_available only says no: this says why
+                torch.cuda.init()  # is_available gives no reason; this does
             except Exception as error:
-                reason = _text(error)
+                reason = _describe_error(error)
         return {"devices": [], "reason": reason}
     found = []
     for number in range(torch.cuda.device_count()):
@@ -241,18 +247,18 @@ def _devices() -> dict[str, Any]:
                 device["bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
                 _multiply(torch.device("cuda", number))
         except Exception as error:
-            device["error"] = _text(error)
+            device["error"] = _describe_error(error)
         found.append(device)
     return {"devices": found, "reason": None}
 
 
-def _text(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
-        rank()
+        probe_rank()
     else:
-        imports(sys.argv[2:])
+        probe_imports(sys.argv[2:])

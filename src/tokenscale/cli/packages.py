@@ -1,4 +1,4 @@
-"""The packages of each import group: which ones there are, what is asked of them, and whether Python finds them."""
+"""Packages of each import group: their names, their required versions, and whether Python finds them."""
 
 import importlib.metadata
 import importlib.util
@@ -13,7 +13,7 @@ GROUPS = {"host": "the workflow", "trainer": "training", "report": "the report",
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution, the module it is imported as, its import group, and what alone needs it ("": everything)."""
+    """A distribution, its module, its import group, and the only feature that needs it ("": the whole group)."""
 
     distribution: str
     module: str
@@ -62,34 +62,34 @@ PACKAGES = (
 )
 
 
-def importable(module: str) -> bool:
-    """Whether Python would find the module; nothing is imported."""
+def is_importable(module: str) -> bool:
+    """Return whether Python finds the module, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
-def version_of(distribution: str) -> str | None:
-    """The installed version, or None."""
+def installed_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def requirements() -> dict[str, str]:
-    """Distribution → bounds ("": none), and `python`. Empty when nobody says them.
+def read_requirements() -> dict[str, str]:
+    """Return distribution → version bounds ("": none), and those of `python`. Empty if they are unknown.
 
-    From the pyproject.toml of the clone that this file lies in (what an editable install wrote down when it was made
-    may be older); elsewhere from the installed metadata.
+    Read from the pyproject.toml of the clone that this file lies in, because metadata of an editable install may be
+    older; elsewhere from the installed metadata.
     """
     try:
         text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8")
         try:
             import tomllib
         except ImportError:  # before Python 3.11: which Python is needed is all that can be of interest
-            return {"python": _in_order(re.search(r'^requires-python = "(.+)"$', text, re.MULTILINE)[1])}
+            return {"python": _sort_bounds(re.search(r'^requires-python = "(.+)"$', text, re.MULTILINE)[1])}
         project = tomllib.loads(text)["project"]
         python, extras = project["requires-python"], project["optional-dependencies"].values()
         stated = [*project["dependencies"], *(r for extra in extras for r in extra)]
@@ -99,19 +99,19 @@ def requirements() -> dict[str, str]:
             python = importlib.metadata.metadata("tokenscale")["Requires-Python"] or ""
         except importlib.metadata.PackageNotFoundError:
             return {}
-    found = {"python": _in_order(python)}
+    found = {"python": _sort_bounds(python)}
     for requirement in stated:
         name, bounds = re.match(r"([\w.-]+)(?:\[.*?\])?\s*\(?([^;)]*)", requirement).groups()
-        found[name.lower().replace("_", "-")] = _in_order(bounds)
+        found[name.lower().replace("_", "-")] = _sort_bounds(bounds)
     return found
 
 
-def _in_order(bounds: str) -> str:
+def _sort_bounds(bounds: str) -> str:
     return ",".join(sorted(bounds.replace(" ", "").split(","), reverse=True))  # the lower bound first
 
 
 def satisfies(version: str, bounds: str) -> bool:
-    """Whether a version lies within bounds such as `>=2.9,<2.14`.
+    """Return whether a version lies within bounds such as `>=2.9,<2.14`.
 
     Only the numbers count: a container's `2.9.0a0+5228986` is taken for 2.9.0, which pip would not do.
 
@@ -120,7 +120,7 @@ def satisfies(version: str, bounds: str) -> bool:
     """
     for bound in filter(None, bounds.replace(" ", "").split(",")):
         operator, limit = re.fullmatch(r"(>=|<=|==|!=|~=|>|<)(.+)", bound).groups()
-        have, want = _numbers(version), _numbers(limit)
+        have, want = _parse_version(version), _parse_version(limit)
         length = max(len(have), len(want))
         a, b = have + (0,) * (length - len(have)), want + (0,) * (length - len(want))
         holds = {
@@ -137,13 +137,13 @@ def satisfies(version: str, bounds: str) -> bool:
     return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version.strip())
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def describe_problems(states: dict[str, dict[str, Any]]) -> str:
-    """What is wrong with packages, in words: the missing ones together, each other one by its own text.
+    """Describe what is wrong with packages: missing ones together, each other one by its own text.
 
     >>> old = {"state": "outside", "only": "", "text": "b 1 is outside >2"}
     >>> describe_problems({"a": {"state": "missing", "only": "SLURM"}, "b": old})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tokenscale.cli.doctor_machine import output_of
+from tokenscale.cli.doctor_machine import run_command
 
 #: `slurm-jobname-prefix` of our profiles
 PREFIX = "tokenscale"
@@ -152,7 +152,7 @@ def query_queue(folder: Path = Path()) -> Queue:
     """Query squeue for the caller's jobs that belong to `folder`. Never waits longer than `LIMIT_S`."""
     if shutil.which("squeue") is None:
         return Queue(here=False)
-    code, text = output_of(["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S)
+    code, text = run_command(["squeue", "--me", "--noheader", "--sort=i", f"--format={FORMAT}"], LIMIT_S)
     if code != 0:
         first = next(iter(text.splitlines()), "") or f"squeue ended with {code}"
         return Queue(here=True, problem=re.sub(r"^squeue: error: |^slurm_load_jobs error: ", "", first))
