@@ -192,7 +192,7 @@ def test_what_cannot_be_evaluated_is_said(lab, trained, tmp_path):
     with pytest.raises(UserError, match="unknown corpus or file 'nothing'"):
         evaluate_text(checkpoint, "nothing")
     (tmp_path / "none.jsonl").write_text('{"text": null}')
-    with pytest.raises(UserError, match="nothing to predict"):
+    with pytest.raises(UserError, match="no tokens to predict"):
         evaluate_text(checkpoint, str(tmp_path / "none.jsonl"))
     (checkpoint / "tokenizer").rename(checkpoint / "moved")
     try:

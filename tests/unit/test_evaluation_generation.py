@@ -13,7 +13,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_export import checkpoint_of
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
-from tokenscale.cli.generate import texts_of
+from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.presets import PRESETS
@@ -201,7 +201,7 @@ def test_the_verb_streams_what_it_generates(checkpoint, capsys):
     assert main(argv) == 0
     greedy = capsys.readouterr().out
     pieces = []
-    texts = texts_of(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
+    texts = generate_texts(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
     assert greedy == "".join(pieces) == "Once upon a time," + texts[0] + "\n"
     assert len(pieces) > 5
     drawn = []
@@ -229,7 +229,7 @@ def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
     [
         (["--prompt", "a", "--temperature", "-1"], "--temperature is out of range"),
         (["--prompt", "a", "--top-p", "0"], "--top-p is out of range"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "nothing to generate"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["--prompt", "word " * 60], "leaves no room"),
         (["--prompts-file", "nowhere.txt"], "cannot be read"),
     ],
@@ -241,9 +241,9 @@ def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
 
 def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
     stored(tmp_path / "final", SHAPES["llama"], checkpoint / "tokenizer", objective="masked")
-    with pytest.raises(UserError, match="writes no text"):
-        texts_of(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
+    with pytest.raises(UserError, match="cannot generate text"):
+        generate_texts(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
     assert main(["generate", "--checkpoint", str(tmp_path / "final"), "--prompt", "a"]) == 2
     assert main(["generate", "--checkpoint", str(tmp_path / "none"), "--prompt", "a"]) == 2
     said = capsys.readouterr().err
-    assert "writes no text" in said and "this is no checkpoint" in said and "Traceback" not in said
+    assert "cannot generate text" in said and "this is no checkpoint" in said and "Traceback" not in said

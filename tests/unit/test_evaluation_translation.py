@@ -142,7 +142,7 @@ def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
     text = evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5)
     score = bleu([event["hypothesis"] for event in told], [event["reference"] for event in told])
     assert str(score) in text and score.signature in text and f"{lab.corpus}, split validation: the first 5" in text
-    with pytest.raises(UserError, match="BLEU is of whole pairs"):
+    with pytest.raises(UserError, match="--bleu cannot be combined"):
         evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5, rows=3)
 
 

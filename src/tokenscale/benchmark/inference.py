@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
-from tokenscale.cli.generate import behind, open_causal
+from tokenscale.cli.generate import continue_prompt, open_causal
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -157,7 +157,7 @@ def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[d
         for number, prompt in enumerate(settings.prompts):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
             arguments = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
-            text, tokens = behind(*arguments)
+            text, tokens = continue_prompt(*arguments)
             yield {
                 "of_run": writer.run_id,
                 "number": number,
@@ -166,7 +166,9 @@ def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[d
                 **asdict(sampling),
                 "text": text,
                 "tokens": len(tokens),
-                "same_uncached": behind(*arguments, cached=False)[1] == tokens if writer.offers_cache else None,
+                "same_uncached": continue_prompt(*arguments, cached=False)[1] == tokens
+                if writer.offers_cache
+                else None,
             }
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's perplexity, bits per byte and next-token accuracy, over any text; or its BLEU, of pairs."""
+"""Measure a checkpoint's perplexity, bits per byte and next-token accuracy on any text, or its BLEU on pairs."""
 
 import argparse
 import itertools
@@ -34,29 +34,31 @@ from tokenscale.train.precision import autocast_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to evaluate, and on what: by default on the held-out documents of the corpus it was trained on."""
+    """Add the options that name the checkpoint and the data; by default the held-out documents of its corpus."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="…/checkpoints/final, say")
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--corpus",
         metavar="NAME",
-        help="a corpus by its name or folder, or a file (Parquet, JSON lines, text): each document for itself",
+        help="corpus by its name or folder, or a file (Parquet, JSON lines, text); documents are scored separately",
     )
     data.add_argument(
-        "--store", type=Path, metavar="MANIFEST", help="a packed store: its rows, as a training validates on them"
+        "--store", type=Path, metavar="MANIFEST", help="packed store, scored by rows as in a training's validation"
     )
-    parser.add_argument("--split", choices=("train", "validation"), default="validation", help="of a corpus")
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="of a file of Parquet or JSON lines")
-    parser.add_argument("--rows", type=int, metavar="N", help="stop after so many rows; by default all are read")
-    parser.add_argument("--bleu", type=int, metavar="N", help="translate so many held-out pairs instead: BLEU")
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU where there is one")
+    parser.add_argument("--split", choices=("train", "validation"), default="validation", help="split of the corpus")
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="that of the training, for a checkpoint that holds none"
+        "--text-column", default="text", metavar="NAME", help="text column of a Parquet or JSON lines file"
+    )
+    parser.add_argument("--rows", type=int, metavar="N", help="stop after N rows (default: read all)")
+    parser.add_argument("--bleu", type=int, metavar="N", help="translate N held-out pairs instead, and report BLEU")
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="the training's tokenizer, for a checkpoint without one"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Score, and print."""
+    """Evaluate the checkpoint and print the result."""
 
     def report(rows: int) -> None:
         if sys.stderr.isatty():
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(("\r\033[K" if sys.stderr.isatty() else "") + text)
 
 
-#: documents that are tokenized together
+#: documents per call of the tokenizer
 BATCH_DOCUMENTS = 64
 CORPORA = Path("results/corpus")
 
@@ -81,44 +83,46 @@ def evaluate(
     bleu: int | None = None,
     **options: Any,
 ) -> str:
-    """Score on a store, a corpus or a file; by default on the corpus of the training. With `bleu` so many pairs of
-    a corpus are translated instead. Returns what the verb prints."""
+    """Evaluate on a store, a corpus or a file; by default on the corpus of the training. Return the report as text.
+
+    With `bleu`, translate that many pairs of a corpus instead.
+    """
     rows = options.get("rows")
     if rows is not None and rows < 1:
-        raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out: all are read then")
+        raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out to read all rows")
     if bleu is not None:
         if store is not None or options.get("rows") is not None:
             raise UserError(
-                "BLEU is of whole pairs: of a corpus, so many as are asked for.",
+                "--bleu cannot be combined with --store or --rows.",
                 found="--store" if store is not None else "--rows",
-                next="--bleu N, and --corpus NAME where it is not the training's",
+                next="--bleu N, with --corpus NAME for another corpus than the training's",
             )
         opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
-        return report_of_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
+        return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
         opened, found = evaluate_store(checkpoint, store, **options)
-        return report_of(opened, found, str(resolve_store(store)[0]))
-    corpus = corpus or _trained_on(checkpoint)
+        return format_scores(opened, found, str(resolve_store(store)[0]))
+    corpus = corpus or _read_training_corpus(checkpoint)
     try:
         opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
     except UserError as error:
         raise (in_flags(error) if "source." in error.facts.get("key", "") else error) from None
-    return report_of(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
+    return format_scores(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
 
 
-def report_of(opened: CheckpointModel, found: Scores, data: str) -> str:
-    """What the verb prints."""
+def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
+    """Format the scores of an evaluation."""
     causal = opened.run.objective == "causal"
     per_byte = found.bits_per_byte
     if per_byte is not None:
         bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
     elif causal:
-        bits = "not measured: a store holds ids, and pairs count in parts; --corpus NAME reads text"
+        bits = "not measured for stores and pairs; --corpus NAME reads text"
     else:
-        bits = "not defined: a masked model gives a text no probability"
+        bits = "not defined for a masked model"
     lines = {
         "checkpoint": opened.name,
-        "data": f"{data}: {found.rows:,} rows, {found.useful_tokens:,} tokens to be predicted",
+        "data": f"{data}: {found.rows:,} rows, {found.useful_tokens:,} predicted tokens",
         "loss": f"{found.loss:.4f} nats a token",
         "perplexity": f"{found.perplexity:,.2f}",
         "bits per byte": bits,
@@ -128,8 +132,8 @@ def report_of(opened: CheckpointModel, found: Scores, data: str) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
 
 
-def report_of_bleu(opened: CheckpointModel, found: list[Translation], data: str) -> str:
-    """The same of translations: their BLEU, and the first of them."""
+def format_bleu(opened: CheckpointModel, found: list[Translation], data: str) -> str:
+    """Format the BLEU score of translations, and the first of them."""
     score = bleu_of([t.hypothesis for t in found], [t.pair.reference for t in found])
     lines = {
         "checkpoint": opened.name,
@@ -157,16 +161,17 @@ def evaluate_bleu(
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
 ) -> tuple[CheckpointModel, list[Translation]]:
-    """Translate the first pairs of a corpus, by its name or folder; by default that of the training.
+    """Translate the first pairs of a corpus, given by name or folder; by default of the training's corpus.
 
-    Raises UserError for a corpus that holds no pairs, a model that was not trained on any, and as `open_checkpoint`.
+    Raise UserError for a corpus without pairs, for a model that was not trained on pairs, and as `open_checkpoint`
+    does.
     """
     if pairs < 1:
-        raise UserError("there is nothing to translate.", bleu=pairs, next="ask for a pair or more")
+        raise UserError("--bleu must be at least 1.", bleu=pairs, next="--bleu 100, for example")
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
         raise UserError(
-            "the model does not translate: it was not trained on pairs.",
+            "the model cannot translate: it was not trained on pairs.",
             checkpoint=opened.name,
             next="name the checkpoint of a causal run with eos, on a corpus of pairs",
         )
@@ -186,7 +191,7 @@ def evaluate_bleu(
     return opened, found
 
 
-def _trained_on(checkpoint: Path) -> str:
+def _read_training_corpus(checkpoint: Path) -> str:
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with understood(path, "checkpoint's record", next=hint):
@@ -202,14 +207,14 @@ def evaluate_store(
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
 ) -> tuple[CheckpointModel, Scores]:
-    """Score the first `rows` rows of a packed store (None: all), as the validation of a training does it.
+    """Score the first `rows` rows of a packed store (None: all), as a training's validation does.
 
     Raises UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
         raise UserError(
-            "only packed stores are evaluated: their rows leave nothing out.",
+            "only packed stores can be evaluated: they contain every token.",
             store=f"{resolve_store(store)[0]} has the format {manifest['format']}",
             next="name a packed store with --store, or the text itself with --corpus",
         )
@@ -230,10 +235,10 @@ def evaluate_store(
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
-            yield _requested(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
+            yield _apply_objective(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
 
     found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
-    return opened, _counted(found, store)
+    return opened, _check_counted(found, store)
 
 
 def evaluate_text(
@@ -247,28 +252,30 @@ def evaluate_text(
     tokenizer: Path | None = None,
     report: Callable[[int], None] | None = None,
 ) -> tuple[CheckpointModel, Scores]:
-    """Score whole documents, each for itself, tokenized now with the checkpoint's tokenizer: of a corpus by its name or
-    folder, or of files (Parquet, JSON lines, text). Longer ones are cut into windows as packed rows cut them.
+    """Score whole documents separately, tokenized with the checkpoint's tokenizer.
+
+    `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer than a row are cut
+    into windows, as in packed rows.
 
     `rows`: stop behind the document that completes so many. Raises UserError for text that cannot be read, and as
     `open_checkpoint` does.
     """
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     run, causal = opened.run, opened.run.objective == "causal"
-    batches, pairs = _texts(where, split, text_column)
+    batches, pairs = _open_texts(where, split, text_column)
     documents = _Documents(batches, load_tokenizer(opened.tokenizer), run, pairs, rows)
     facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
-    # padding is behind what causal attention sees; attention both ways would see it
+    # causal attention does not see padding, which comes last; bidirectional attention would
     made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
-    requested = (_requested(batch, opened, facts) for batch in made)
+    requested = (_apply_objective(batch, opened, facts) for batch in made)
     found = scores(opened.model, requested, opened.device, autocast_of(run.precision, opened.device), report)
     if causal and not pairs:
         found.text_bytes = documents.text_bytes
-    return opened, _counted(found, where)
+    return opened, _check_counted(found, where)
 
 
 class _Documents:
-    """Token ids of texts, one document after another, until they fill so many rows; counts what it has given."""
+    """Token ids of texts, document by document, until they fill the requested rows. Counts the bytes of the text."""
 
     def __init__(
         self, batches: Iterator[list[str]], tokenizer: Tokenizer, run: RunSettings, pairs: bool, rows: int | None
@@ -289,8 +296,8 @@ class _Documents:
                 yield ids
 
 
-def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
-    """(texts, some at a time; whether they are pairs) of a corpus by its name or folder, or of files."""
+def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
+    """Return (batches of texts, whether they are pairs) of a corpus by name or folder, or of a file."""
     folders = [CORPORA / where, Path(where), Path(where).parent]
     folder = next((f for f in folders if f.name and (f / "manifest.json").is_file()), None)
     if folder is not None and not (folder == folders[2] and Path(where).name != "manifest.json"):
@@ -304,15 +311,15 @@ def _texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
-def _requested(rows: Rows, opened: CheckpointModel, manifest: dict[str, Any]) -> Rows:
-    """The rows with the labels, and the masks, that the run was trained for."""
+def _apply_objective(rows: Rows, opened: CheckpointModel, manifest: dict[str, Any]) -> Rows:
+    """Return the rows with the labels and the masks that the run was trained with."""
     tokens, labels = apply_objective(
         rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer
     )
     return replace(rows, tokens_bt=tokens, labels_bt=labels)
 
 
-def _counted(found: Scores, where: object) -> Scores:
+def _check_counted(found: Scores, where: object) -> Scores:
     if found.useful_tokens == 0:
-        raise UserError("there is nothing to predict in this text.", data=where, next="name other text")
+        raise UserError("this text holds no tokens to predict.", data=where, next="name another text")
     return found

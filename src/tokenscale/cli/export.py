@@ -1,4 +1,4 @@
-"""A checkpoint → a folder that from_pretrained of the library transformers loads, its tokenizer included."""
+"""Export a checkpoint, with its tokenizer, to a folder that transformers' `from_pretrained` loads."""
 
 import argparse
 import importlib
@@ -22,19 +22,19 @@ from tokenscale.train.models.convert_hf import to_hf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to export, and where to."""
+    """Add the options that name the checkpoint, the tokenizer and the output folder."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="…/checkpoints/final, say")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FOLDER",
-        help="that the model was trained with, such as results/tokenizers/NAME; for a checkpoint that holds none",
+        help="the training's tokenizer, such as results/tokenizers/NAME, for a checkpoint without one",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the folder."""
+    """Export the checkpoint."""
 
     export(arguments.checkpoint, arguments.output, arguments.tokenizer)
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
 def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: Callable[[str], None] = print) -> None:
     """Write config.json, model.safetensors, generation_config.json and the tokenizer's files to a new folder.
 
-    `tokenizer` is the folder of the one that the model was trained with, for a checkpoint that holds none; a model
-    whose ids are no text has none. Weights keep their number format. Raises UserError for a folder that holds anything,
-    for shapes that the library has not, masked decoders among them, and for a tokenizer with other ids than the model.
+    `tokenizer` is the folder of the training's tokenizer, for a checkpoint without a copy of it; a model of ids that
+    are not text has none. Weights keep their number format. Raise UserError for a folder that is not empty, for
+    architectures that transformers lacks (such as masked decoders), and for a tokenizer with more ids than the model.
     """
     _check_output(output)
     shape, weights = read_model(checkpoint)
@@ -53,10 +53,10 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
         raise UserError(
             f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
             checkpoint=checkpoint,
-            next="`model.transformers: distilbert` or `bert` train one that is the library's own",
+            next="train with `model.transformers: distilbert` or `bert` to export a masked model",
         )
     run = RunSettings.from_json(json.dumps(record["run"]))
-    folder = _tokenizer_of(checkpoint, tokenizer, shape.vocabulary_size)
+    folder = _find_tokenizer(checkpoint, tokenizer, shape.vocabulary_size)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -75,7 +75,7 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
         if OBJECTIVES[run.objective].causal:
             write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
         if output.exists():
-            output.rmdir()  # empty: it has been looked at
+            output.rmdir()  # empty: _check_output made sure
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -88,7 +88,7 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
 def _write_decoder(
     shape: ModelSettings, weights: dict[str, Tensor], sequence_length: int, ids: dict[str, int | None], folder: Path
 ) -> str:
-    """config.json and model.safetensors of a decoder; the library is not needed. Returns the name of its class."""
+    """Write config.json and model.safetensors of a decoder, without transformers. Return the name of its class."""
     config, renamed = to_hf(shape, weights, sequence_length)
     config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
     write_json(folder / "config.json", config | ids)
@@ -113,8 +113,8 @@ def _check_output(output: Path) -> None:
         )
 
 
-def _tokenizer_of(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
-    """The tokenizer's folder: the one that is stated, or the checkpoint's copy; None where there is none of text."""
+def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
+    """Return the given tokenizer folder or the checkpoint's copy; None if there is none or its ids are not text."""
     held = checkpoint / "tokenizer"
     folder = stated if stated is not None else held if held.is_dir() else None
     if folder is None:

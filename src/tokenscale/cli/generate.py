@@ -1,4 +1,4 @@
-"""Text from a checkpoint: what a causal model writes behind a prompt."""
+"""Generate text that continues a prompt, with a causal checkpoint."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,31 +13,44 @@ from tokenscale.train.evaluation.generation import Sampling, generate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The prompt, and how tokens are chosen."""
+    """Add the options for prompts and sampling."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="…/checkpoints/final, say")
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help='for example "Once upon a time,"; "" begins a document')
-    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="a prompt a line")
-    parser.add_argument("--max-new-tokens", type=int, default=50, metavar="N", help="it ends sooner with EOS")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (greedy); 1 draws")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest only; 0: from all")
+    prompts.add_argument("--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document')
+    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file with one prompt per line")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the fewest that hold this probability"
+        "--max-new-tokens", type=int, default=50, metavar="N", help="maximum number of new tokens; EOS ends earlier"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws; the next prompt has the next seed")
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU where there is one")
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="that of the training, for a checkpoint that holds none"
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0: greedy, the likeliest token; 1: draw from the model's distribution",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the smallest set of tokens with this probability",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws; each further prompt adds 1")
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="the training's tokenizer, for a checkpoint without one"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Generate, and show each piece of text as it comes."""
+    """Generate text and print it as it comes."""
     from tokenscale.train.evaluation.generation import Sampling
 
-    texts_of(
+    generate_texts(
         arguments.checkpoint,
-        prompts_of(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt],
+        read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt],
         max_new_tokens=arguments.max_new_tokens,
         sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed),
         device=arguments.device,
@@ -46,22 +59,22 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
-#: what the decoder of broken UTF-8 gives: at the end of a text, a character that is not complete yet
+#: replacement character for invalid UTF-8: at the end of a text, an incomplete character
 BROKEN = "\ufffd"
 
 
-def prompts_of(path: Path) -> list[str]:
-    """The lines of a file. UserError where there are none to read."""
+def read_prompts(path: Path) -> list[str]:
+    """Return the lines of a file. Raise UserError if it is unreadable or empty."""
     try:
         prompts = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("the prompts cannot be read.", file=path, reason=error, next="name a file of text") from None
     if not prompts:
-        raise UserError("the file holds no prompt.", file=path, expected="a prompt a line", next="write one")
+        raise UserError("the file holds no prompt.", file=path, expected="one prompt per line", next="write one")
     return prompts
 
 
-def texts_of(
+def generate_texts(
     checkpoint: Path,
     prompts: Sequence[str],
     *,
@@ -79,30 +92,34 @@ def texts_of(
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
-        raise UserError("there is nothing to generate.", max_new_tokens=max_new_tokens, next="ask for a token or more")
+        raise UserError(
+            "--max-new-tokens must be at least 1.",
+            max_new_tokens=max_new_tokens,
+            next="--max-new-tokens 50, for example",
+        )
     engine = load_tokenizer(opened.tokenizer)
     on_text = on_text or (lambda text: None)
     return [
-        behind(prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), on_text=on_text)[
-            0
-        ]
+        continue_prompt(
+            prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), on_text=on_text
+        )[0]
         for number, prompt in enumerate(prompts)
     ]
 
 
 def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> CheckpointModel:
-    """A checkpoint that writes text. Raises UserError as `open_checkpoint` does, and for a masked model."""
+    """Open a checkpoint that generates text. Raise UserError as `open_checkpoint` does, and for a masked model."""
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
         raise UserError(
-            "a masked model fills gaps; it writes no text.",
+            "a masked model cannot generate text.",
             checkpoint=opened.name,
             next="name the checkpoint of a causal run",
         )
     return opened
 
 
-def behind(
+def continue_prompt(
     prompt: str,
     opened: CheckpointModel,
     engine: Tokenizer,
@@ -112,7 +129,7 @@ def behind(
     cached: bool = True,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[str, list[int]]:
-    """(text, tokens) that a model writes behind one prompt. Raises UserError where the prompt fills all positions."""
+    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all positions."""
     ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
     if len(ids) >= opened.positions:
         raise UserError(
@@ -124,7 +141,7 @@ def behind(
     new: list[int] = []
     before, shown = len(engine.decode(ids)), 0
 
-    def text_behind() -> str:  # decoded with the prompt: some tokenizers drop the space that a text begins with
+    def text_behind() -> str:  # decoded with the prompt: some tokenizers drop a leading space
         ended = new[-1:] == [engine.eos_id]
         return engine.decode(ids + (new[:-1] if ended else new))[before:]
 

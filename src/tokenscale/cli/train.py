@@ -1,16 +1,16 @@
-"""Train a model: on a file, a corpus by name, or random numbers; ranks started here or by torchrun."""
+"""Train a model on a file, a named corpus or random numbers, with ranks started here or by torchrun."""
 
 import argparse
 import importlib
 import os
 
 from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import request
+from tokenscale.cli.train_request import parse_request
 from tokenscale.runs.launch.start import start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags in the studies' words, and one for each setting of a run."""
+    """Add the flags with the source studies' names, and one flag for each setting of a run."""
     from tokenscale.settings import flags, source_studies
 
     parser.usage = (
@@ -28,11 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Prepare and train the run that the flags ask for; returns the exit code. No torch is imported in a process that
-    only starts ranks."""
+    """Prepare and train the run that the flags describe; return the exit code.
+
+    A process that only starts ranks does not import torch.
+    """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
-    job = prepare(request(arguments), lambda line: print(line, flush=True))
+    job = prepare(parse_request(arguments), lambda line: print(line, flush=True))
     exit_code = start(job.run, job.output, job.manifests)
     if exit_code == 0:
         print_summary(job.output.parent)

@@ -1,4 +1,4 @@
-"""The command line of `train` → a run, and where its data come from. Nothing is built here and nothing written."""
+"""Translate the command line of `train` into a run and the source of its data. Nothing is built or written here."""
 
 import argparse
 import dataclasses
@@ -26,9 +26,9 @@ from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_fla
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
-#: entries of GPT-2's tokenizer: what `dummy` draws from where the model does not say
+#: entries of GPT-2's tokenizer: vocabulary of `dummy` for a model without a vocabulary size
 DUMMY_VOCABULARY = 50_257
-#: ids below the numbers of the tokenizer `numbers`
+#: control ids, which precede the numbers of the tokenizer `numbers`
 CONTROL = 3
 TEKKEN_VOCABULARY = 131_072
 FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *COMPRESSION)
@@ -36,35 +36,35 @@ FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *CO
 
 @dataclass(frozen=True)
 class Request:
-    """A run as asked for. Where there are `epochs`, its steps are still the default's. `stated` are the keys said."""
+    """A requested run. With `epochs`, its steps are still the default. `stated` are the keys that were given."""
 
     run: RunSettings
     output_dir: Path
     stated: frozenset[str]
     epochs: float | None = None
     store: Path | None = None  # manifest of the pretokenized file
-    tokenizer: Path | None = None  # folder of a tokenizer that is built already
+    tokenizer: Path | None = None  # folder of an existing tokenizer
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Data:
-    """Where tokens come from: a corpus and a tokenizer, or a pretokenized file."""
+    """Source of the tokens: a corpus and a tokenizer, or a pretokenized file."""
 
     corpus: CorpusSettings
     tokenizer: TokenizerSettings
     approach: str
     store: Path | None = None
     tokenizer_directory: Path | None = None
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data decide
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data determine
     notes: tuple[str, ...] = ()
 
 
-def request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
-    """What the flags, and the preset file that they name, ask for; flags go before the file.
+def parse_request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
+    """Return the run that the flags and their preset file request; flags override the file.
 
-    `world_size` is that of torchrun, where it started this process. Raises UserError, naming the flag, for values that
-    are not allowed, that contradict each other, or that no run can have.
+    `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for values that are not
+    allowed, that contradict each other, or that no run can have.
     """
     words = TrainOptions(**flags.parse_flags(arguments, source_studies.TRAIN_FLAGS))
     stated = flags.parse_flags(arguments, source_studies.RUN_FLAGS)
@@ -73,30 +73,30 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
     words, stated, notes = source_studies.translate_study_flags(words, stated, world_size or words.world_size)
-    _check_words(words, stated, world_size)
+    _check_flags(words, stated, world_size)
     file = source_studies.load_preset_file(words.config) if words.config else StudyFile()
-    model = _model(words, file)
+    model = _choose_model(words, file)
     values = file.values() | stated
     if words.epochs is not None:
         values.pop("budget.steps", None)
-    ranks, others = world_size or words.world_size, _others(values)
+    ranks, others = world_size or words.world_size, _count_model_ranks(values)
     if ranks is not None:
         values["layout.data"] = ranks // others
-    values.setdefault("checkpoints.final", True)  # who trains by hand wants the weights
+    values.setdefault("checkpoints.final", True)  # users of this command want the weights
     readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
-    values = _batch(words, file, stated, readers) | values
+    values = _derive_batch(words, file, stated, readers) | values
     if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
-        counts = f"counts the rows of all ranks, as in the study that has {words.flag_of_study_003}"
+        counts = f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
         notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
-    data = _data(words, model)
+    data = _choose_data(words, model)
     given, values = frozenset(values), data.values | values
     run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
     run = (
-        shortened(flags.replace_values(run, values), values)
+        shorten_warmup(flags.replace_values(run, values), values)
         if words.epochs is None
         else flags.replace_values(run, values)
     )
-    check(run, steps_known=words.epochs is None)
+    check_run(run, steps_known=words.epochs is None)
     return Request(
         run=run,
         output_dir=output,
@@ -104,11 +104,11 @@ def request(arguments: argparse.Namespace, world_size: int | None = None) -> Req
         epochs=words.epochs,
         store=data.store,
         tokenizer=data.tokenizer_directory,
-        notes=(*_notes(file, run), *notes, *data.notes),
+        notes=(*_note_backend(file, run), *notes, *data.notes),
     )
 
 
-def check(run: RunSettings, *, steps_known: bool = True) -> None:
+def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
     """Raise the first of a run's problems as a UserError that names the flag."""
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
@@ -121,47 +121,49 @@ def check(run: RunSettings, *, steps_known: bool = True) -> None:
             )
 
 
-def shortened(run: RunSettings, stated: Any) -> RunSettings:
-    """The run with a warm-up that fits its steps, where nobody stated one: the default is longer than a short run."""
+def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
+    """Return the run with a warm-up that fits its steps, if none was given: the default is longer than a short run."""
     if "schedule.warmup_steps" in stated or run.schedule.warmup_steps <= run.budget.steps:
         return run
     return flags.replace_values(run, {"schedule.warmup_steps": run.budget.steps})
 
 
-def _check_words(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
+def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
     if words.epochs is not None and "budget.steps" in stated:
-        raise UserError("--epochs and --training-steps both say how long to train.", next="leave one of them out")
+        raise UserError(
+            "--epochs and --training-steps both set the length of the training.", next="leave one of them out"
+        )
     if words.model and words.model_size:
         raise UserError("--model and --model-size both name the model.", next="leave one of them out")
     if world_size is not None and words.world_size not in (None, world_size):
         raise UserError(
-            "torchrun has started another number of ranks.",
+            "--world-size differs from torchrun's number of ranks.",
             flag=f"--world-size {words.world_size}",
             found=f"WORLD_SIZE={world_size}",
-            next="leave --world-size out: under torchrun it is known",
+            next="leave --world-size out: torchrun sets it",
         )
-    ranks, others, copies = world_size or words.world_size, _others(stated), stated.get("layout.data")
+    ranks, others, copies = world_size or words.world_size, _count_model_ranks(stated), stated.get("layout.data")
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
         degrees = [f"--layout.{name} {stated[f'layout.{name}']}" for name in DEGREES if f"layout.{name}" in stated]
         raise UserError(
-            "the degrees of the layout do not make the number of ranks.",
+            "the degrees of the layout do not fit the number of ranks.",
             flags=" ".join(degrees),
             found=f"WORLD_SIZE={ranks}" if world_size is not None else f"--world-size {ranks}",
             next=f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else ""),
         )
     if words.distributed and world_size is None:
         raise UserError(
-            "--distributed says that torchrun starts the ranks, and it did not.",
-            next="start it with torchrun, or say --world-size N instead: the ranks are then started here",
+            "--distributed needs torchrun, which did not start this process.",
+            next="start it with torchrun, or use --world-size N, which starts the ranks here",
         )
 
 
-def _others(values: dict[str, Any]) -> int:
-    """Ranks that read the same rows or hold one copy of the model together."""
+def _count_model_ranks(values: dict[str, Any]) -> int:
+    """Return the number of ranks that read the same rows or hold one replica of the model together."""
     return math.prod(values.get(f"layout.{degree}", 1) for degree in DEGREES if degree != "data")
 
 
-def _model(words: TrainOptions, file: StudyFile) -> ModelSettings:
+def _choose_model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     if words.model:
         return source_studies.find_preset(words.model, "--model")
     if words.model_size:
@@ -169,9 +171,10 @@ def _model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     return file.model_settings(Path(words.config or "").stem) or source_studies.find_preset("llama-tiny", "--model")
 
 
-def _batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
-    """micro_batch and global_batch from rows a rank and passes a step, where these are given. `readers`: ranks, or
-    groups of ranks, that read different rows.
+def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
+    """Return micro_batch and global_batch from the given rows per rank and passes per step.
+
+    `readers`: number of ranks, or groups of ranks, that read different rows.
 
     With a flag of study 003, --batch-size counts the rows of all ranks, and a pipeline cuts them into micro-batches.
     """
@@ -179,7 +182,7 @@ def _batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers
         for other in ("micro_batch", "global_batch") if name == "batch_size" else ("global_batch",):
             if getattr(words, name) is not None and other in stated:
                 raise UserError(
-                    f"--{name.replace('_', '-')} and {find_flag(other)} both say how many rows a step has.",
+                    f"--{name.replace('_', '-')} and {find_flag(other)} both set the rows of a step.",
                     next="leave one of them out",
                 )
     rows = words.batch_size or file.training.batch_size
@@ -195,26 +198,26 @@ def _batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers
     return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
 
 
-def _data(words: TrainOptions, model: ModelSettings) -> _Data:
-    """The dataset, in the way that --dataset-type and --pretokenized ask for."""
-    words = _by_repository(words)
+def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
+    """Return the dataset that the flags request, as --dataset-type and --pretokenized determine it."""
+    words = _resolve_repository(words)
     path = Path(words.dataset)
     of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
     if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
-        _only_for_text(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
-        return _pretokenized(words, path)
+        _refuse_flags(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
+        return _read_pretokenized(words, path)
     approach = resolve_approach(words.dataset_type or "packed", words.pretokenized)
     config = None
     if of_file:
-        _only_for_text(words, "a file", "data_path")
-        corpus = _own_corpus(words, path, CorpusSettings(), "--dataset")
+        _refuse_flags(words, "a file", "data_path")
+        corpus = _define_corpus(words, path, CorpusSettings(), "--dataset")
     elif words.dataset == "dummy":
-        _only_for_text(words, "dummy", "text_column", "target_column", "separator", "data_path")
-        corpus = _dummy(model)
+        _refuse_flags(words, "dummy", "text_column", "target_column", "separator", "data_path")
+        corpus = _define_dummy_corpus(model)
     else:
         if not Path(CONFIG).is_file():
             raise UserError(
-                f"there is no dataset {words.dataset!r}: no file, not `dummy`, and no configuration to name it.",
+                f"there is no dataset {words.dataset!r}: neither a file nor `dummy`, and no configuration is here.",
                 flag="--dataset",
                 expected=f"{CONFIG}, with {words.dataset} under `corpora`",
                 next="work in the project's folder, or name a file",
@@ -224,33 +227,36 @@ def _data(words: TrainOptions, model: ModelSettings) -> _Data:
             known = sorted({"dummy", *config.corpora})
             near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
             raise UserError(
-                f"there is no dataset {words.dataset!r}: no file, and no corpus of {CONFIG}.",
+                f"there is no dataset {words.dataset!r}: neither a file nor a corpus of {CONFIG}.",
                 flag="--dataset",
                 allowed=f"a file; {', '.join(known)}",
-                next=f"did you mean {near!r}?" if near else "mend the path, or choose a corpus",
+                next=f"did you mean {near!r}?" if near else "correct the path, or choose a corpus",
             )
         corpus = config.corpora[words.dataset]
         if words.data_path is not None:
-            corpus = _own_corpus(words, Path(words.data_path), corpus, "--data-path")
+            corpus = _define_corpus(words, Path(words.data_path), corpus, "--data-path")
         else:
-            _only_for_text(words, f"the corpus {words.dataset}", "text_column", "target_column", "separator")
-    tokenizer, directory, notes = _tokenizer(words, model, corpus, config)
+            _refuse_flags(words, f"the corpus {words.dataset}", "text_column", "target_column", "separator")
+    tokenizer, directory, notes = _choose_tokenizer(words, model, corpus, config)
     if _is_one_document(corpus.source):
-        notes = (*notes, f"{corpus.source.files[0]} is one document; --separator says what stands between several")
+        notes = (*notes, f"{corpus.source.files[0]} is one document; --separator splits it into several")
     return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:
-    """Whether the dataset is a file of text, which --pretokenized then tokenizes beforehand: no manifest stands beside
-    it, and its ending or a flag says so (a Parquet file may hold either)."""
-    if not path.is_file() or _manifest_of(path).is_file():
+    """Return whether the dataset is a text file, which --pretokenized tokenizes before the training.
+
+    Such a file has no manifest beside it, and its extension or a flag marks it as text (a Parquet file may hold text or
+    tokens).
+    """
+    if not path.is_file() or _manifest_path(path).is_file():
         return False
     stated = (words.text_column, words.target_column, words.separator)
     return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
 
 
-def _by_repository(words: TrainOptions) -> TrainOptions:
-    """The words with the name of a hub's data set replaced by the corpus of the configuration that reads it."""
+def _resolve_repository(words: TrainOptions) -> TrainOptions:
+    """Replace the name of a hub data set by the corpus of the configuration that reads it."""
     name = words.dataset
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
         return words
@@ -259,28 +265,28 @@ def _by_repository(words: TrainOptions) -> TrainOptions:
     return replace(words, dataset=found) if found else words
 
 
-def _only_for_text(words: TrainOptions, what: str, *names: str) -> None:
+def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
     for name in names:
         if getattr(words, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} means nothing for {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
+            raise UserError(f"{flag} does not apply to {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
 
 
-def _pretokenized(words: TrainOptions, path: Path) -> _Data:
-    """What `pretokenize` or `convert` wrote: its manifest says how it is stored, and which tokenizer made it."""
+def _read_pretokenized(words: TrainOptions, path: Path) -> _Data:
+    """Return the data that `pretokenize` or `convert` wrote. The manifest names its format and its tokenizer."""
     folder = path.is_dir()
-    manifest_path = path / "manifest.json" if folder else _manifest_of(path)
+    manifest_path = path / "manifest.json" if folder else _manifest_path(path)
     if path.is_file() and not manifest_path.is_file():
         raise UserError(
             "the pretokenized file has no manifest beside it.",
             flag="--dataset",
             file=path,
             expected=manifest_path.name,
-            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`, or say\n"
-            "--text-column NAME where it holds text, which is then tokenized beforehand",
+            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
+            "--text-column NAME if it holds text, to tokenize it before the training",
         )
-    _present(manifest_path if folder else path, "--dataset")
-    if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers have manifests, too
+    _check_present(manifest_path if folder else path, "--dataset")
+    if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers also have a manifest
         raise UserError(
             "the dataset's folder holds no token store.",
             flag="--dataset",
@@ -292,10 +298,11 @@ def _pretokenized(words: TrainOptions, path: Path) -> _Data:
     stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
     values = {f"storage.{name}": options[name] for name in stored}
     values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
-    tokenizer, directory, notes = _tokenizer_of_store(words, manifest_path, manifest)
+    tokenizer, directory, notes = _find_store_tokenizer(words, manifest_path, manifest)
     return _Data(
         corpus=CorpusSettings(
-            name=_name(path.name if folder else path.stem), source=SourceSettings(kind="files", files=(str(path),))
+            name=_make_corpus_name(path.name if folder else path.stem),
+            source=SourceSettings(kind="files", files=(str(path),)),
         ),
         tokenizer=tokenizer,
         approach=resolve_approach(words.dataset_type or manifest["format"], True),
@@ -306,10 +313,10 @@ def _pretokenized(words: TrainOptions, path: Path) -> _Data:
     )
 
 
-def _tokenizer_of_store(
+def _find_store_tokenizer(
     words: TrainOptions, path: Path, manifest: dict[str, Any]
 ) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
-    """(settings, folder, notes) of the tokenizer whose ids a store holds: the checkpoint carries a copy of it."""
+    """Return (settings, folder, notes) of the tokenizer that made a store's ids. The checkpoint gets a copy of it."""
     made = manifest["tokenizer"]
     tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
     directory, notes = find_store_tokenizer(path, made["file_sha256"]), ()
@@ -317,18 +324,18 @@ def _tokenizer_of_store(
         found = resolve_tokenizer(words.tokenizer_name)
         notes = (found.note,) if found.note else ()
         if made["file_sha256"] is None and found.directory is not None:
-            _same_ids(found.directory, path, manifest)
-            return tokenizer, found.directory, notes  # the name stays the store's: it is part of the run's identity
+            _check_same_ids(found.directory, path, manifest)
+            return tokenizer, found.directory, notes  # the store's name stays: it is part of the run's identity
         tokenizer, directory = found.settings, found.directory or directory
     if directory is None:
         known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
-        text = f"the tokenizer of these ids is {known}: the checkpoint will hold none, so that `generate` needs one"
-        notes = (*notes, f"{text}; --tokenizer-name FOLDER names the one that made them")
+        text = f"the tokenizer of these ids is {known}. The checkpoint will hold none, and `generate` will need one"
+        notes = (*notes, f"{text}; --tokenizer-name FOLDER gives it")
     return tokenizer, directory, notes
 
 
-def _same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
-    """Refuse a tokenizer whose vocabulary is not that of a store of which only the ids are known."""
+def _check_same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose vocabulary differs from that of a store with an unknown tokenizer."""
     found = read_tokenizer(directory)
     for name in ("vocabulary_size", "bos_id", "eos_id"):
         if found[name] != manifest[name]:
@@ -341,20 +348,22 @@ def _same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def _manifest_of(path: Path) -> Path:
+def _manifest_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".parquet") + ".manifest.json")
 
 
-def _own_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
-    """A corpus of one file, cleaned and split as `base` is. Its name holds a hash of settings and content, so that no
-    corpus is ever written over another."""
-    _present(path, flag)
-    if _manifest_of(path).is_file():
+def _define_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
+    """Define a corpus of one file, cleaned and split as `base` is.
+
+    Its name holds a hash of settings and content, so that no corpus overwrites another.
+    """
+    _check_present(path, flag)
+    if _manifest_path(path).is_file():
         raise UserError(
             "the dataset's file holds tokens, not text.",
             flag=flag,
             file=path,
-            manifest=_manifest_of(path).name,
+            manifest=_manifest_path(path).name,
             next="add --pretokenized",
         )
     source = SourceSettings(
@@ -366,20 +375,20 @@ def _own_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: str
         separator=base.source.separator if words.separator is None else unescaped(words.separator),
     )
     if not _is_one_document(source):
-        _first_document(source, path, flag)
+        _check_first_document(source, path, flag)
     corpus = replace(base, source=source, validation_share=0.0 if _is_one_document(source) else base.validation_share)
     content = {"settings": to_dict(corpus, science_only=True), "files": describe(source)["files"]}
-    return replace(corpus, name=f"{_name(stem_of(path))}-{sha256_text(canonical_json(content))[:6]}")
+    return replace(corpus, name=f"{_make_corpus_name(stem_of(path))}-{sha256_text(canonical_json(content))[:6]}")
 
 
 def _is_one_document(source: SourceSettings) -> bool:
-    """Whether a source is a single text file that nothing divides: its one document cannot be held out."""
+    """Return whether a source is a single undivided text file: its one document cannot be held out."""
     if source.kind != "files" or len(source.files) != 1 or source.separator:
         return False
     return (detect_format(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
 
 
-def _present(path: Path, flag: str) -> None:
+def _check_present(path: Path, flag: str) -> None:
     if not path.is_file():
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = nearest(path.name, there)
@@ -387,28 +396,28 @@ def _present(path: Path, flag: str) -> None:
             "the dataset's file is missing.",
             flag=flag,
             requested=path,
-            next=f"did you mean {path.parent / near}?" if near else "mend the path",
+            next=f"did you mean {path.parent / near}?" if near else "correct the path",
         )
     if path.stat().st_size == 0:
-        raise UserError("the dataset's file is empty.", flag=flag, file=path, next="name another")
+        raise UserError("the dataset's file is empty.", flag=flag, file=path, next="name another file")
 
 
-def _first_document(source: SourceSettings, path: Path, flag: str) -> None:
-    """Read one document, so that a wrong column or an unreadable file is told before anything is written."""
+def _check_first_document(source: SourceSettings, path: Path, flag: str) -> None:
+    """Read one document, so that a wrong column or an unreadable file is reported before anything is written."""
     try:
         first = next(documents(source), None)
     except UserError as error:
         raise in_flags(error) from None
     if first is None:
-        raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another")
+        raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another file")
 
 
-def _dummy(model: ModelSettings) -> CorpusSettings:
-    """Random numbers that, with the control ids, fill the model's vocabulary."""
+def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
+    """Define a corpus of random numbers that, with the control ids, fill the model's vocabulary."""
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
         raise UserError(
-            "the model's vocabulary holds no numbers for the dataset dummy.",
+            "the model's vocabulary is too small for the dataset dummy.",
             model=f"{model.name} has {model.vocabulary_size} entries",
             expected="at least 5",
             next="name a dataset, or another model",
@@ -418,10 +427,10 @@ def _dummy(model: ModelSettings) -> CorpusSettings:
     return replace(corpus, name=f"dummy-{sha256_text(canonical_json(to_dict(corpus, science_only=True)))[:6]}")
 
 
-def _tokenizer(
+def _choose_tokenizer(
     words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any
 ) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
-    """(settings, folder where it is built already, what a person should hear)."""
+    """Return (settings, folder if it is already built, notes for the user) of the tokenizer."""
     room = model.vocabulary_size
     name = words.tokenizer_name
     if name is None and corpus.source.kind == "dummy":
@@ -436,7 +445,7 @@ def _tokenizer(
             vocabulary_size=room,
         )
         note = (
-            f"tokenizer: {room:,} entries learnt from the corpus, as the model states; tekken has {TEKKEN_VOCABULARY:,}"
+            f"tokenizer: {room:,} entries learned from the corpus, to fit the model; tekken has {TEKKEN_VOCABULARY:,}"
         )
         return learnt, None, (note,)
     if config is not None and (name or "tekken") in config.tokenizers:
@@ -447,22 +456,22 @@ def _tokenizer(
     size = read_tokenizer(directory)["vocabulary_size"] if directory else None
     size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size
     if room is not None and size is not None and size > room:
-        raise too_small(model, settings.name, size)
+        raise vocabulary_error(model, settings.name, size)
     return settings, directory, notes
 
 
-def too_small(model: ModelSettings, tokenizer: str, size: int) -> UserError:
-    """The error for an embedding that lacks rows for the tokenizer's ids."""
+def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserError:
+    """Return the error for an embedding that has fewer rows than the tokenizer has ids."""
     return UserError(
         "the tokenizer has more entries than the model's embedding.",
         model=f"{model.name} has {model.vocabulary_size:,}",
         tokenizer=f"{tokenizer} has {size:,}",
-        next="leave --tokenizer-name out: as many entries as the model has are then learnt from the text",
+        next="leave --tokenizer-name out: a tokenizer with as many entries as the model is then learned from the text",
     )
 
 
-def _notes(file: StudyFile, run: RunSettings) -> tuple[str, ...]:
-    """What a preset file says and this machine decides."""
+def _note_backend(file: StudyFile, run: RunSettings) -> tuple[str, ...]:
+    """Return a note if a preset file names another backend than this machine uses."""
     if file.distributed.backend is None:
         return ()
     try:
@@ -472,8 +481,8 @@ def _notes(file: StudyFile, run: RunSettings) -> tuple[str, ...]:
     used = "nccl" if run.device == "auto" and torch.cuda.is_available() else "gloo"
     if used == file.distributed.backend:
         return ()
-    return (f"distributed.backend: {file.distributed.backend} is stated; on this device ranks talk by {used}",)
+    return (f"distributed.backend: {file.distributed.backend} is requested, but on this device the ranks use {used}",)
 
 
-def _name(text: str) -> str:
+def _make_corpus_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "text"

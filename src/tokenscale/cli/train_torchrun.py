@@ -1,7 +1,7 @@
-"""`train` under torchrun: the ranks are there already, so they agree on a run first and then train it, in process.
+"""Run `train` under torchrun: the ranks agree on a run first and then train it, in process.
 
-Rank 0 alone reads the flags, prepares and holds the run's folder; the others wait, however long that takes, and hear
-from it the run's settings and where its data lie. JSON in a tensor, no pickle.
+Rank 0 alone reads the flags, prepares the inputs and locks the run's folder. The others wait, without a short timeout,
+and receive the run's settings and its data paths, as JSON in a tensor, not pickled.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import request
+from tokenscale.cli.train_request import parse_request
 from tokenscale.runs.launch.attempts import AGAIN, finish
 from tokenscale.runs.launch.start import opened
 from tokenscale.settings.run import RunSettings
@@ -26,28 +26,28 @@ from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World, join
 from tokenscale.train.signals import Interrupted
 
-#: preparing may download and tokenize for hours; the default of a process group is minutes
-PATIENCE = datetime.timedelta(days=2)
+#: timeout of the broadcast: preparing may download and tokenize for hours; the default is minutes
+BROADCAST_TIMEOUT = datetime.timedelta(days=2)
 
 
 def train_together(arguments: argparse.Namespace) -> int:
-    """Train the run that the flags ask for, as one rank of torchrun's. Returns the exit code, the same on every rank.
+    """Train the run that the flags request, as one rank of torchrun. Return the exit code, equal on every rank.
 
-    A UserError of rank 0 is printed by it alone.
+    Only rank 0 prints its UserError.
     """
-    # the one setting that joining needs; a value that is not allowed is told by rank 0, like all others
+    # joining needs only this setting; rank 0 reports a value that is not allowed, like all others
     world = join(int(os.environ["WORLD_SIZE"]), arguments.device or "auto")
-    with ExitStack() as held:
+    with ExitStack() as stack:
         plan, failure, finishing = None, None, None
         if world.rank == 0:
             try:
-                plan, finishing = _plan(arguments, world, held)
+                plan, finishing = _make_plan(arguments, world, stack)
             except UserError as error:
                 print(error.render(), file=sys.stderr, flush=True)
                 plan = {"exit": 2}
-            except Exception as error:  # a bug: the others must not wait for ever
+            except Exception as error:  # a bug: the other ranks must not wait forever
                 plan, failure = {"exit": 1}, error
-        plan = tell(plan, world)
+        plan = broadcast_from_rank_0(plan, world)
         if failure is not None:
             raise failure
         if "exit" not in plan:
@@ -66,15 +66,15 @@ def train_together(arguments: argparse.Namespace) -> int:
     return plan["exit"]
 
 
-def _plan(arguments: argparse.Namespace, world: World, held: ExitStack) -> tuple[dict[str, Any], tuple]:
-    """What rank 0 tells the others, and what it seals the run with. The run's folder stays held."""
-    job = prepare(request(arguments, world.size), lambda line: print(line, flush=True))
-    identity, attempt, _ = held.enter_context(opened(job.run, job.output, job.manifests))
+def _make_plan(arguments: argparse.Namespace, world: World, stack: ExitStack) -> tuple[dict[str, Any], tuple]:
+    """Return rank 0's plan for all ranks, and what seals the run. The run's folder stays locked."""
+    job = prepare(parse_request(arguments, world.size), lambda line: print(line, flush=True))
+    identity, attempt, _ = stack.enter_context(opened(job.run, job.output, job.manifests))
     directory = job.output.parent.resolve()
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:
         return {"exit": 0}, finishing
-    # a store is named by its manifest, since it may be one file among others; corpus and tokenizer by their folders
+    # a store is named by its manifest, because it may share a folder; corpus and tokenizer are named by their folders
     inputs = {role: path if "store" in role else path.parent for role, path in job.manifests.items()}
     plan = {
         "run": job.run.to_json(),
@@ -85,11 +85,11 @@ def _plan(arguments: argparse.Namespace, world: World, held: ExitStack) -> tuple
     return plan, finishing
 
 
-def tell(message: dict[str, Any] | None, world: World) -> dict[str, Any]:
-    """Rank 0's message, on every rank. A collective."""
+def broadcast_from_rank_0(message: dict[str, Any] | None, world: World) -> dict[str, Any]:
+    """Broadcast rank 0's message to every rank. A collective."""
     if world.size == 1:
         return message
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)  # on the CPU, whatever the ranks compute on
+    group = dist.new_group(backend="gloo", timeout=BROADCAST_TIMEOUT)  # on the CPU, whatever device the ranks use
     data = torch.tensor(list(json.dumps(message).encode()), dtype=torch.uint8)
     length = torch.tensor([len(data)])
     dist.broadcast(length, 0, group=group)

@@ -11,8 +11,8 @@ import pytest
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.cli import train
 from tokenscale.cli.main import main
-from tokenscale.cli.train_inputs import Job, prepare
-from tokenscale.cli.train_request import Request, request
+from tokenscale.cli.train_inputs import PreparedRun, prepare
+from tokenscale.cli.train_request import Request, parse_request
 
 TEXTS = [f"document number {i} has some words, {'and more ' * (i % 17)}" for i in range(120)]
 CONFIG = {
@@ -62,10 +62,10 @@ def asked(*arguments: str, world_size: int | None = None) -> Request:
     """What flags ask for; `world_size` as torchrun says it."""
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
-    return request(parser.parse_args(arguments), world_size)
+    return parse_request(parser.parse_args(arguments), world_size)
 
 
-def prepared(*arguments: str) -> Job:
+def prepared(*arguments: str) -> PreparedRun:
     """The same with its inputs made."""
     return prepare(asked(*arguments), lambda line: None)
 

@@ -60,7 +60,7 @@ def test_translating_reads_the_corpus_beside_any_store(here, pair, approach):
 
 def test_nothing_held_out_is_nothing_to_translate(here):
     pq.write_table(pa.table({"de": TEXTS[:1], "en": TEXTS[:1]}), "pairs.parquet")
-    with pytest.raises(UserError, match="nothing to translate") as refused:
+    with pytest.raises(UserError, match="BLEU needs held-out documents") as refused:
         columns = ["--dataset", "pairs.parquet", "--text-column", "de", "--target-column", "en"]
         prepared(*columns, *PAIRS.split(), "--validation.bleu", "2", "--validation.rows", "0")
     assert refused.value.facts["flag"] == "--validation.bleu"

@@ -48,4 +48,4 @@ def test_the_backend_is_the_devices_and_said_so(here):
     import torch
 
     expected = not torch.cuda.is_available()
-    assert any("nccl is stated" in note for note in asked("--config", "preset.yaml").notes) == expected
+    assert any("nccl is requested" in note for note in asked("--config", "preset.yaml").notes) == expected

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.study_train.conftest import LISTS, PADDED, asked
 from tokenscale.base.errors import UserError
 from tokenscale.cli import train
-from tokenscale.cli.train_request import request
+from tokenscale.cli.train_request import parse_request
 from tokenscale.settings import source_studies
 from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
@@ -48,7 +48,7 @@ def test_shards_are_counted_among_the_ranks_of_torchrun(here):
     run = asked(*words, world_size=8).run
     assert (run.layout.data, run.layout.shard, run.global_batch) == (4, 2, 32)
     assert asked(*words).run.global_batch == 8, "the ranks are started here"
-    with pytest.raises(UserError, match="do not make the number") as refused:
+    with pytest.raises(UserError, match="do not fit the number") as refused:
         asked(*words, world_size=3)
     assert refused.value.facts["next"] == "take a multiple of 2 ranks"
 
@@ -58,7 +58,7 @@ def test_a_world_size_is_that_of_all_degrees(here):
     run = asked(*words, "--world-size", "8", "--layout.shard", "2", "--layout.pipeline", "2").run
     assert (run.layout.data, run.layout.world_size, run.global_batch, run.layout.method) == (2, 8, 16, "1f1b-hsdp")
     for more in (["--layout.data", "3"], ["--layout.pipeline", "3"]):
-        with pytest.raises(UserError, match="do not make the number"):
+        with pytest.raises(UserError, match="do not fit the number"):
             asked(*words, "--world-size", "8", *more)
 
 
@@ -159,9 +159,9 @@ def test_the_table_of_study_commands_has_every_command_and_no_flag_that_is_not_t
             assert "torchrun" in code or flags_of <= known, (command, flags_of - known)
             if code.startswith("python -m tokenscale train") and "out/" not in code and "…" not in code:
                 words = shlex.split(code)[4:]
-                assert request(parser.parse_args(words)).run.problems() == [], code
+                assert parse_request(parser.parse_args(words)).run.problems() == [], code
     (data_parallel,) = [row[1] for row in rows if "run_data_parallel.py" in row[0]]
-    run = request(parser.parse_args(shlex.split(re.findall(r"`([^`]+)`", data_parallel)[0])[4:])).run
+    run = parse_request(parser.parse_args(shlex.split(re.findall(r"`([^`]+)`", data_parallel)[0])[4:])).run
     assert (run.global_batch, run.micro_batch, run.sequence_length, run.model.name) == (128, 64, 128, "gpt2-124m")
     assert (run.labels, run.eos, run.schedule.shape, run.corpus.name) == ("target", True, "constant", "iwslt14-de-en")
 
