@@ -18,9 +18,17 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import changes, difference, page, pdf, registry, save, summary
-from tokenscale.report import figure_metadata as passport
-from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report import (
+    changes,
+    difference,
+    figure_metadata,
+    page,
+    paired_comparisons,
+    pdf,
+    registry,
+    save,
+    summary,
+)
 from tokenscale.report.captions import SHARED_CORES
 from tokenscale.settings.data import StorageSettings
 
@@ -259,7 +267,7 @@ def test_two_runs_in_one_place_are_refused_in_words(site):
     rows = rows[rows["approach"].isin(["packed", "padded"])]
     row = rows[rows["approach"] == "padded"].iloc[:1].assign(approach="packed", run_id="another")
     with pytest.raises(UserError, match="same repeat of the same cell"):
-        pairs.comparisons(pd.concat([rows, row]), runs)
+        paired_comparisons.comparisons(pd.concat([rows, row]), runs)
 
 
 @pytest.mark.parametrize(("device", "told"), [({}, True), ({"device": "A test GPU", "device_kind": "cuda"}, False)])
@@ -286,14 +294,17 @@ def answer(number, verdict="too few runs"):
 
 def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
     few = [answer(n) for n in range(3)]
-    assert pairs.select_answers(few, 3) == (few, "")
-    assert pairs.select_answers([*few, answer(3)], 3) == ([], "4 comparisons, all of too few runs for a verdict")
+    assert paired_comparisons.select_answers(few, 3) == (few, "")
+    assert paired_comparisons.select_answers([*few, answer(3)], 3) == (
+        [],
+        "4 comparisons, all of too few runs for a verdict",
+    )
     decided = [answer(n, "faster") for n in range(5)]
-    assert pairs.select_answers([*few, *decided[:2]], 3) == (
+    assert paired_comparisons.select_answers([*few, *decided[:2]], 3) == (
         decided[:2],
         "3 more comparisons: too few runs for a verdict",
     )
-    assert pairs.select_answers([*few, *decided], 3) == (decided[:3], "5 more comparisons")
+    assert paired_comparisons.select_answers([*few, *decided], 3) == (decided[:3], "5 more comparisons")
 
 
 def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):
@@ -381,7 +392,7 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     page.write(["demo"], folder / "tables", folder / "figures", folder / "again.html")
     assert (folder / "again.html").read_text() == text
     assert whole.read_bytes().startswith(b"%PDF")
-    pages = passport.open_pdf(whole).pages
+    pages = figure_metadata.open_pdf(whole).pages
     shown = [n for n, found in enumerate(pages) if "/Figure" in found["/Resources"]["/XObject"]]
     for name, number in zip(registry.FIGURES, shown, strict=True):
         assert f"demo: {name}" in pages[number].extract_text()

@@ -12,8 +12,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import captions, panels, registry
-from tokenscale.report import text_layout as fits
+from tokenscale.report import captions, panels, registry, text_layout
 from tokenscale.report.drawings import mfu_comparison, split_loss_curves, step_time_breakdown
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
@@ -143,12 +142,12 @@ def test_long_names_stay_in_the_figure_and_leave_room_for_numbers(gpus, name):
 
 def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
     long = "padded, optimizer.learning_rate_schedule=cosine, corpus.cleaning.shortest=200, {}"
-    assert fits.names(["packed", long.format("eos=True")]) == [
+    assert text_layout.names(["packed", long.format("eos=True")]) == [
         "packed",
         "padded, …\neos=True",
     ]
     same = [long.format(x) + ", micro_batch=4, sequence_length=2048, precision=bf16" for x in ("eos=True", "eos=False")]
-    assert len(set(fits.names(same))) == 2
+    assert len(set(text_layout.names(same))) == 2
 
 
 def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):

@@ -20,8 +20,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, changes, page, pdf, registry, save
-from tokenscale.report import figure_metadata as passport
+from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, registry, save
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import write_listing
@@ -127,31 +126,31 @@ def test_a_missing_figure_is_named(results):
         bundle.write(["demo"], results / "tables", results / "figures", results / "report")
 
 
-def test_every_drawing_carries_one_and_the_same_passport(made):
-    found = [passport.read(drawing(made, kind)) for kind in save.DRAWN]
+def test_every_drawing_carries_the_same_metadata(made):
+    found = [figure_metadata.read(drawing(made, kind)) for kind in save.DRAWN]
     assert found[0] == found[1] == found[2]
-    assert found[0].keys() == passport.KEYS
+    assert found[0].keys() == figure_metadata.KEYS
     assert found[0]["data"] == sha256_file(made / "report" / "data" / "demo" / f"{FIGURE}.csv")
-    assert found[0]["tables"] == passport.digest(made / "tables" / "demo")
+    assert found[0]["tables"] == figure_metadata.digest(made / "tables" / "demo")
     records = [read_json(path) for path in (made / "runs").glob("*/run.json")]
     assert found[0]["runs"] == {r["run_id"]: r["seal"][:16] for r in records}
-    assert str(made) not in passport.text(found[0])
+    assert str(made) not in figure_metadata.text(found[0])
 
 
-def test_the_code_of_a_passport_is_the_listing_that_the_rule_has(made, tmp_path, monkeypatch):
+def test_the_code_of_the_metadata_is_the_listing_that_the_rule_has(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path(write_listing(*save.modules(FIGURE)))
-    assert passport.read(drawing(made))["code"] == sha256_text(path.read_text())
+    assert figure_metadata.read(drawing(made))["code"] == sha256_text(path.read_text())
 
 
-def test_the_page_does_not_carry_passports(made):
-    assert passport.read(drawing(made))["data"] not in (made / "report" / "index.html").read_text()
+def test_the_page_does_not_carry_metadata(made):
+    assert figure_metadata.read(drawing(made))["data"] not in (made / "report" / "index.html").read_text()
 
 
 def test_provenance_leads_from_a_figure_to_its_runs(made):
     record = read_json(made / "report" / "provenance.json")
     part = record["experiments"]["demo"]
-    carried = passport.read(drawing(made))
+    carried = figure_metadata.read(drawing(made))
     assert part["figures"][FIGURE]["code"] == carried["code"]
     assert {run: facts["seal"][:16] for run, facts in part["runs"].items()} == carried["runs"]
     assert {facts["commit"] for facts in part["runs"].values()} == {"0123456789abcdef0123456789abcdef01234567"}
@@ -238,10 +237,10 @@ def test_an_edited_font_and_a_missing_page_of_the_pdf_are_named(made, tmp_path):
     pages.add_page(writer.pages[2])
     pages.write(tmp_path / "page.pdf")
     (finding,) = verify(tmp_path / "page.pdf", made)
-    assert finding.verdict == FOREIGN and "no passport" in finding.differs[0]
+    assert finding.verdict == FOREIGN and "no metadata of tokenscale" in finding.differs[0]
 
 
-def test_an_edited_drawing_under_a_true_passport_is_named(results):
+def test_an_edited_drawing_under_true_metadata_is_named(results):
     path = drawing(results)
     text = path.read_text()
     end = text.rindex("<text")
@@ -252,7 +251,7 @@ def test_an_edited_drawing_under_a_true_passport_is_named(results):
     pixels.load()
     pixels.info.pop("dpi", None)
     said = PngImagePlugin.PngInfo()
-    said.add_text(passport.PNG_KEY, pixels.text[passport.PNG_KEY])
+    said.add_text(figure_metadata.PNG_KEY, pixels.text[figure_metadata.PNG_KEY])
     pixels.save(drawing(results, "png"), pnginfo=said, compress_level=1)
     (finding,) = verify(drawing(results, "png"), results)
     assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
@@ -262,9 +261,9 @@ def test_an_edited_drawing_under_a_true_passport_is_named(results):
     assert finding.verdict == FOREIGN
 
 
-def test_a_passport_that_lies_is_named(results):
+def test_metadata_that_lie_are_named(results):
     path = drawing(results)
-    run = next(iter(passport.read(path)["runs"]))
+    run = next(iter(figure_metadata.read(path)["runs"]))
     path.write_text(path.read_text().replace(run, run[:-1] + "x"))
     (finding,) = verify(path, results)
     assert finding.verdict == FOREIGN
@@ -274,9 +273,9 @@ def test_a_passport_that_lies_is_named(results):
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda text: text.replace("dc:description", "dc:relation"), "no passport"),
-        (lambda text: text.replace('"figure":', '"drawing":'), "not one that tokenscale writes"),
-        (lambda text: text.replace('"runs":{', '"runs":{},"more":{'), "not one that tokenscale writes"),
+        (lambda text: text.replace("dc:description", "dc:relation"), "no metadata of tokenscale"),
+        (lambda text: text.replace('"figure":', '"drawing":'), "not those that tokenscale writes"),
+        (lambda text: text.replace('"runs":{', '"runs":{},"more":{'), "not those that tokenscale writes"),
     ],
 )
 def test_what_is_not_ours_is_called_so(results, edit, said):
@@ -387,14 +386,14 @@ def test_what_cannot_be_verified_is_a_users_error(results, tmp_path, capsys):
         (tmp_path / "none.svg", "no such file"),
         (tmp_path / "no.pdf", "no readable PDF"),
         (tmp_path, "no list of checksums"),
-        (results / "report/README.md", "carries no passport"),
+        (results / "report/README.md", "carries no metadata"),
         (tmp_path / "alone" / "figures/demo" / f"{FIGURE}.svg", "no tables of experiment 'demo'"),
     ):
         assert main(["verify", str(path), "--results", str(tmp_path / "empty")]) == 2
         assert said in capsys.readouterr().err
 
 
-def test_a_passport_names_no_path(results):
+def test_metadata_name_no_path(results):
     path = drawing(results)
     path.write_text(path.read_text().replace('"experiment":"demo"', '"experiment":"../tables/demo"'))
     with pytest.raises(UserError, match="no tables of experiment"):

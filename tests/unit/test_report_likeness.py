@@ -9,8 +9,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
-from tokenscale.report import page, registry, summary
-from tokenscale.report import paired_comparisons as pairs
+from tokenscale.report import page, paired_comparisons, registry, summary
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.hardware import describe
 from tokenscale.settings.layout import LayoutSettings
@@ -135,7 +134,10 @@ def test_what_no_campaign_shows_is_no_number(tmp_path):
     with connect(tmp_path / "tables/demo") as connection:
         rows, runs = (query(name, connection) for name in ("throughput", "inventory"))
     rows.loc[0, "useful_tokens_per_s"] *= 10
-    assert pairs.power_table(pairs.comparisons(rows, runs)[0]).rows[0][-4:] == ["more than 500"] * 4
+    assert (
+        paired_comparisons.power_table(paired_comparisons.comparisons(rows, runs)[0]).rows[0][-4:]
+        == ["more than 500"] * 4
+    )
     assert part["power"].rows[0][-1].startswith("6 pairs")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenscale.report import pdf_pages as sheets
+from tokenscale.report import pdf_pages
 from tokenscale.report.pdf_pages import GAP, MARGIN, SIZE, WIDTH, columns, length, wrap
 from tokenscale.report.table import Table
 
@@ -33,13 +33,13 @@ def test_lines_are_no_wider_than_asked_and_lose_nothing(text, width):
 
 
 def test_the_width_of_letters_is_that_of_the_drawing():
-    figure = sheets.Figure(figsize=(8, 2), dpi=72)
+    figure = pdf_pages.Figure(figsize=(8, 2), dpi=72)
     drawn = figure.text(0, 0.5, "useful tokens / s", fontsize=40, fontfamily="DejaVu Sans")
     assert drawn.get_window_extent().width == pytest.approx(length("useful tokens / s", 40), rel=0.03)
 
 
 def test_every_row_is_on_a_page_below_its_head():
-    pages = sheets.tables("demo", [("Runs", WIDE), ("Nothing", Table([("a", False)], []))])
+    pages = pdf_pages.tables("demo", [("Runs", WIDE), ("Nothing", Table([("a", False)], []))])
     assert len(pages) > 2
     said = [texts(page) for page in pages]
     assert all(page[0] == "demo" and "run" in page for page in said)
@@ -49,5 +49,5 @@ def test_every_row_is_on_a_page_below_its_head():
 
 
 def test_nothing_is_below_the_margin():
-    for page in sheets.tables("demo", [("Runs", WIDE)]):
-        assert min(text.get_position()[1] for text in page.texts) * sheets.HEIGHT >= MARGIN - 0.1
+    for page in pdf_pages.tables("demo", [("Runs", WIDE)]):
+        assert min(text.get_position()[1] for text in page.texts) * pdf_pages.HEIGHT >= MARGIN - 0.1

@@ -15,7 +15,7 @@ from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
 from tokenscale.base.files import sha256_file, sha256_text
-from tokenscale.report import figure_metadata as passport
+from tokenscale.report import figure_metadata
 from tokenscale.runs.records import provenance
 
 pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
@@ -128,13 +128,13 @@ def test_no_secret_of_the_environment_is_in_anything_that_was_made(built):
 
 
 def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
-    """From the file alone: passport → sealed records → logs, versions, manifests → the bytes of tokens and text."""
+    """From the file alone: metadata → sealed records → logs, versions, manifests → the bytes of tokens and text."""
     results = built.root / "results"
     manifests = {sha256_file(path): path for path in results.glob("[ct]o*/**/manifest.json")}
     drawn = sorted((results / "report/figures").rglob("*.svg"))
     assert len(drawn) >= 3
     for drawing in drawn:
-        found = passport.read(drawing)
+        found = figure_metadata.read(drawing)
         data = results / "report/data" / found["experiment"] / f"{found['figure']}.csv"
         assert sha256_text(data.read_text()) == found["data"]
         assert found["runs"], drawing

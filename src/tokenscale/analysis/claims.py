@@ -20,8 +20,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability as likeness
-from tokenscale.analysis import queries, statistics
+from tokenscale.analysis import comparability, queries, statistics
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text
@@ -269,10 +268,10 @@ def _comparable(claim: Claim, rows: pd.DataFrame, inventory: pd.DataFrame) -> tu
     out = set(inventory.loc[inventory["external"].fillna(False).astype(bool), "run_id"])
     refused = ""
     if claim.compares is not None and len(rows):
-        unlike = likeness.refusals(inventory, claim.compares)
+        unlike = comparability.refusals(inventory, claim.compares)
         ours = set().union(*(rows[column].dropna() for column in columns))
-        refused = likeness.sentences([r for r in unlike if ours & set(r.run_ids)])
-        out |= likeness.refused(unlike)
+        refused = comparability.sentences([r for r in unlike if ours & set(r.run_ids)])
+        out |= comparability.refused(unlike)
     return rows[~rows[columns].isin(out).any(axis=1)], refused
 
 

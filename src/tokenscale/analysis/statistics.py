@@ -1,7 +1,10 @@
-"""Statistics over repeats of a run, NumPy only. The independent unit is the run; few runs get no false confidence.
+"""Statistics over repeats of a run. The independent unit is the run; few runs get no false confidence.
 
 Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
 so none is shown. What a whole campaign says of its noise is in `campaign.py`.
+
+SciPy has no Holm correction, no exact interval of a median with its coverage, and no power of these tests. It has the
+sign-flip test (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12 s.
 """
 
 import functools

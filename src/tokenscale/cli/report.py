@@ -105,7 +105,7 @@ def _all(arguments: argparse.Namespace) -> str:
         workflow=arguments.workflow,
         citation=arguments.citation,
     )
-    judged = claims.lines(claims.read(output / build.CLAIMS)) if ledger else []
+    judged = claims.claim_lines(claims.read_claims(output / build.CLAIMS)) if ledger else []
     return "\n".join([*judged, *map(str, written)])
 
 

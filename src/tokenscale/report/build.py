@@ -76,7 +76,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")
     known = load_claims(ledger)
-    claims.write(judging.as_rows(known, judging.judge(known, tables, experiments)), output)
+    claims.write_claims(judging.as_rows(known, judging.judge(known, tables, experiments)), output)
     return output / CLAIMS
 
 

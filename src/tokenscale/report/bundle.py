@@ -16,8 +16,7 @@ from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
-from tokenscale.report import cells, crate, save, summary
-from tokenscale.report import figure_metadata as passport
+from tokenscale.report import cells, crate, figure_metadata, save, summary
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.views import VIEW_FILES
 from tokenscale.runs.records import provenance
@@ -26,7 +25,7 @@ from tokenscale.settings.registry import FIGURES
 #: read by name
 FILES = ("bundle.md",)
 #: packages that made the folder
-PACKAGES = (*passport.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
+PACKAGES = (*figure_metadata.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
 #: folders that hold nothing but what this module writes
 FOLDERS = ("figures", "data", "sql", "tables", "workflow")
 SUMS = "SHA256SUMS"
@@ -124,13 +123,13 @@ def read_sums(folder: Path) -> dict[str, str]:
 def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dict[str, Any]:
     """What `provenance.json` holds: the code that built the report, and what each experiment was made from.
 
-    `code` names every source file of the report with its SHA-256; `figures` the digests that a figure's passport has.
+    `code` names every source file of the report with its SHA-256; `figures` the digests that a figure's metadata have.
     """
     roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
     return {
         "schema": 1,
         **built_by(),
-        "code": passport.files(*roots, *FIGURES.values()),
+        "code": figure_metadata.files(*roots, *FIGURES.values()),
         "order": list(parts),
         "experiments": {
             name: {
@@ -156,7 +155,7 @@ def built_by() -> dict[str, Any]:
 
 def _carried(path: Path) -> dict[str, Any]:
     """Return the data, code and queries of a figure's metadata."""
-    found = passport.read(path) or {}
+    found = figure_metadata.read(path) or {}
     return {key: found[key] for key in ("data", "code", "queries") if key in found}
 
 

@@ -18,25 +18,25 @@ _DIGITS = dict(
 )
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_claims(path: Path) -> list[dict[str, Any]]:
     """The judged claims as the verb `claims` wrote them."""
     return read_json(path, "judged claims", next="snakemake results/report/claims.json")["claims"]
 
 
-def write(claims: list[dict[str, Any]], output: Path) -> None:
+def write_claims(claims: list[dict[str, Any]], output: Path) -> None:
     """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro."""
     latex = macros(claims)
     write_json(output / "claims.json", {"schema": 1, "claims": claims})
     write_text(output / "claims.tex", latex)
 
 
-def counts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
+def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Verdict → how many claims have it."""
     claims = list(claims)
     return {verdict: sum(c["verdict"] == verdict for c in claims) for verdict in VERDICTS}
 
 
-def table(claims: Iterable[dict[str, Any]], document: str) -> Table:
+def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     """A row a claim of one document, as paper has room for it."""
     columns = [("claim", False), ("its figure", False), ("what the data say", False), ("verdict", False)]
     rows = []
@@ -130,7 +130,7 @@ def _macro(name: str) -> str:
     return re.sub(r"\d", lambda digit: _DIGITS[digit[0]], words)
 
 
-def lines(claims: Iterable[dict[str, Any]]) -> list[str]:
+def claim_lines(claims: Iterable[dict[str, Any]]) -> list[str]:
     """A line a claim, for a terminal."""
     claims = list(claims)
     width = max((len(c["verdict"]) for c in claims), default=0)

@@ -1,4 +1,4 @@
-"""What a figure says of itself, in the metadata of its files: which data, queries, code and runs it was drawn from.
+"""Provenance metadata in a figure's files: the data, queries, code and runs that it was drawn from.
 
 Nothing of a time, a machine or a path is in it, so that equal tables and equal code give equal bytes; the commit
 stands in `provenance.json` of the report's folder alone.
@@ -24,12 +24,12 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
 from tokenscale.settings.closure import PACKAGE, import_closure
 
-Passport = dict[str, Any]
+Metadata = dict[str, Any]
 
 VERSION = 1
 #: packages whose release may change a number or a drawing
 LIBRARIES = ("duckdb", "fonttools", "matplotlib", "numpy", "pandas", "pillow")
-#: keys of a figure's passport
+#: keys of a figure's metadata; the first, with the version, marks a text as ours
 KEYS = {"passport", "figure", "experiment", "data", "queries", "code", "libraries", "runs", "tables"}
 #: name of the text in a PNG
 PNG_KEY = "tokenscale"
@@ -41,8 +41,8 @@ def of_figure(
     digests: dict[str, str],
     data: str,
     *modules: str,
-) -> Passport:
-    """The passport of a figure of the experiment whose tables are in the folder.
+) -> Metadata:
+    """Return the metadata of a figure of the experiment whose tables are in the folder.
 
     `digests` are those of the rows of its queries by name (`rows`), `data` is its CSV, `modules` are the roots of the
     code that draws it.
@@ -61,9 +61,9 @@ def of_figure(
     }
 
 
-def text(passport: Passport) -> str:
+def text(metadata: Metadata) -> str:
     """One line of ASCII: what every format can hold."""
-    return json.dumps(passport, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def digest(tables: Path) -> str:
@@ -120,8 +120,8 @@ def libraries() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
-def read(path: Path) -> Passport | None:
-    """The passport in the metadata of an SVG, PNG or PDF file; None where there is none that can be read.
+def read(path: Path) -> Metadata | None:
+    """Return our metadata in an SVG, PNG or PDF file; None where there are none that can be read.
 
     Raises UserError for a file that is missing or of another kind.
     """
@@ -130,7 +130,7 @@ def read(path: Path) -> Passport | None:
     kinds = {".svg": _of_svg, ".png": _of_png, ".pdf": _of_pdf}
     if path.suffix.lower() not in kinds:
         raise UserError(
-            "this kind of file carries no passport.",
+            "this kind of file carries no metadata of tokenscale.",
             file=path,
             expected=", ".join(kinds),
             next="name a file of one of these kinds",
@@ -138,8 +138,8 @@ def read(path: Path) -> Passport | None:
     return kinds[path.suffix.lower()](path)
 
 
-def parse(found: str | None) -> Passport | None:
-    """A passport from its text; None where it is none, or of another version."""
+def parse(found: str | None) -> Metadata | None:
+    """Return metadata from their text; None where they are not ours, or of another version."""
     try:
         value = json.loads(found or "")
     except ValueError:
@@ -147,12 +147,12 @@ def parse(found: str | None) -> Passport | None:
     return value if isinstance(value, dict) and value.get("passport") == VERSION else None
 
 
-def _of_svg(path: Path) -> Passport | None:
+def _of_svg(path: Path) -> Metadata | None:
     found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text("utf-8", "replace"), re.DOTALL)
     return parse(unescape(found[1])) if found else None
 
 
-def _of_png(path: Path) -> Passport | None:
+def _of_png(path: Path) -> Metadata | None:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -164,7 +164,7 @@ def _of_png(path: Path) -> Passport | None:
         ) from None
 
 
-def _of_pdf(path: Path) -> Passport | None:
+def _of_pdf(path: Path) -> Metadata | None:
     found = open_pdf(path).metadata
     return parse(str(found.subject)) if found and found.subject else None
 

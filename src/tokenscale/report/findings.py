@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.base.files import write_text
-from tokenscale.report import claims as ledger
+from tokenscale.report.claims import describe_verdict, read_claims
 from tokenscale.report.table import Table, markdown
 
 BEGIN, END = "<!-- findings: python -m tokenscale check --write -->", "<!-- end of findings -->"
@@ -18,12 +18,12 @@ def text(evidence: Path) -> str:
     columns = [("claim of a source document", False), ("here", False), ("verdict", False), ("evidence", False)]
     rows = []
     for path in sorted(evidence.glob("*/claims.json")):
-        for claim in ledger.read(path):
+        for claim in read_claims(path):
             if claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
-                because = ledger.describe_verdict(claim)["because"] if claim["verdict"] != SUPPORTED else ""
-                describe_verdict = " ".join(filter(None, [claim["sentence"], because]))
-                rows.append([claim["claim"] + figure, describe_verdict, claim["verdict"], path.parent.name])
+                because = describe_verdict(claim)["because"] if claim["verdict"] != SUPPORTED else ""
+                sentence = " ".join(filter(None, [claim["sentence"], because]))
+                rows.append([claim["claim"] + figure, sentence, claim["verdict"], path.parent.name])
     return markdown(Table(columns, rows))
 
 

@@ -30,11 +30,11 @@ def judge_and_print(
         )
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)
-    for line in claims.lines(rows):
+    for line in claims.claim_lines(rows):
         print(line)
-    print(", ".join(f"{n} {verdict}" for verdict, n in claims.counts(rows).items()))
+    print(", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items()))
     if output is not None:
-        claims.write(rows, output)
+        claims.write_claims(rows, output)
     scales = {
         read_json(tables / name / "experiment.json", "experiment's description").get("scale") for name in experiments
     }

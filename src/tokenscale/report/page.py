@@ -17,10 +17,8 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, registry, style, summary
-from tokenscale.report import claims as ledger
-from tokenscale.report import paired_comparisons as pairs
-from tokenscale.report import source_study as original
+from tokenscale.report import checklist, paired_comparisons, registry, source_study, style, summary
+from tokenscale.report.claims import VERDICTS, count_verdicts, describe_verdict, read_claims
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 
@@ -40,8 +38,8 @@ FILES = (
 #: words that are shown as badges
 WORDS = (
     *summary.VALIDITY,
-    *("nonfinite", "faster", "slower", pairs.TOO_FEW, "no difference shown", "equivalent"),
-    *ledger.VERDICTS,
+    *("nonfinite", "faster", "slower", paired_comparisons.TOO_FEW, "no difference shown", "equivalent"),
+    *VERDICTS,
     *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
 )
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
@@ -81,7 +79,7 @@ def write(
             part["href"] = f"{part['name']}.html"
     claims_html = _claims(claims, parts)
     contents = [("claims", "#claims")] if claims_html else []
-    contents += [("originals", "#originals")] if not alone and original.table(parts).rows else []
+    contents += [("originals", "#originals")] if not alone and source_study.table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("changes", CHANGES)] if changes else []
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
@@ -133,7 +131,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         return None
     pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
     drawn = {part["name"]: part["figures"] for part in parts}
-    rows = [row | ledger.describe_verdict(row) for row in ledger.read(path) if only is None or row["id"] in only]
+    rows = [row | describe_verdict(row) for row in read_claims(path) if only is None or row["id"] in only]
     documents: dict[str, dict[str, Any]] = {}
     for row in rows:
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
@@ -142,7 +140,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
             row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
         document["tested" if row["experiment"] else "untested"].append(row)
-    return {"counts": ledger.counts(rows), "documents": list(documents.values())}
+    return {"counts": count_verdicts(rows), "documents": list(documents.values())}
 
 
 def render(
@@ -174,7 +172,7 @@ def render(
         changes=changes,
         parts=[{"href": ""} | part | _box_fields(part, shared, alone=len(parts) == 1) for part in parts],
         shared=shared,
-        originals=original.table(parts),
+        originals=source_study.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=sha256_text(canonical_json([p["digest"] for p in parts])),
@@ -196,7 +194,7 @@ def _shared(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def _box_fields(part: dict[str, Any], shared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
     """What the box says of an experiment: of many answers, beside other experiments, a few; facts that are not those of
     most experiments."""
-    visible, hidden = pairs.select_answers(part["answers"], len(part["answers"]) if alone else ANSWERS)
+    visible, hidden = paired_comparisons.select_answers(part["answers"], len(part["answers"]) if alone else ANSWERS)
     own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
     return {"visible": visible, "hidden": hidden, "own": own}
 

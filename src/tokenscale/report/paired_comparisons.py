@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability as likeness
-from tokenscale.analysis import statistics
+from tokenscale.analysis import comparability, statistics
 from tokenscale.base.errors import UserError
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
@@ -27,8 +26,8 @@ def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict
     UserError where two runs are the same repeat of a cell. Runs of other programs are in no pair: they have no repeats
     of ours.
     """
-    refused = likeness.refusals(runs, "approach")
-    out = likeness.refused(refused) | set(runs.loc[runs["external"], "run_id"])
+    refused = comparability.refusals(runs, "approach")
+    out = comparability.refused(refused) | set(runs.loc[runs["external"], "run_id"])
     cells = _cells(throughput[~throughput["run_id"].isin(out)])
     device_s = _device_seconds(runs)
     family = []
@@ -69,7 +68,7 @@ def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict
                 "device_s": took,
             }
         )
-    return found, likeness.sentences(refused)
+    return found, comparability.sentences(refused)
 
 
 def _device_seconds(runs: pd.DataFrame) -> dict[str, float]:

@@ -18,13 +18,9 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
-from tokenscale.report import claims as ledger
-from tokenscale.report import figure_metadata as passport
-from tokenscale.report import paired_comparisons as pairs
-from tokenscale.report import pdf_pages as sheets
-from tokenscale.report import save, summary
-from tokenscale.report.pdf_pages import HEIGHT, WIDTH
-from tokenscale.report.pdf_pages import MARGIN as _MARGIN
+from tokenscale.report import figure_metadata, paired_comparisons, pdf_pages, save, summary
+from tokenscale.report.claims import claims_table, count_verdicts, read_claims
+from tokenscale.report.pdf_pages import HEIGHT, MARGIN, WIDTH
 from tokenscale.report.style import style
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
@@ -92,21 +88,21 @@ def write(
         chapter = item if begins_chapter else chapter
     title = VIEWS[view].title if view else "tokenscale report"
     metadata = of_report(experiments, tables, claims, view)
-    writer.metadata = {"/Title": title, "/Subject": passport.text(metadata)}
+    writer.metadata = {"/Title": title, "/Subject": figure_metadata.text(metadata)}
     with atomic(output) as temporary, open(temporary, "wb") as file:
         writer.write(file)
 
 
-def of_report(experiments: list[str], tables: Path, claims: Path | None, view: str | None) -> passport.Passport:
+def of_report(experiments: list[str], tables: Path, claims: Path | None, view: str | None) -> figure_metadata.Metadata:
     """Return the provenance metadata of the whole document."""
     return {
-        "passport": passport.VERSION,
-        "report": {name: passport.digest(tables / name) for name in experiments},
+        "passport": figure_metadata.VERSION,
+        "report": {name: figure_metadata.digest(tables / name) for name in experiments},
         "order": experiments,
         "claims": sha256_file(claims) if claims else None,
         "view": view,
-        "code": passport.code("tokenscale.report.pdf", *FIGURES.values()),
-        "libraries": passport.libraries(),
+        "code": figure_metadata.code("tokenscale.report.pdf", *FIGURES.values()),
+        "libraries": figure_metadata.libraries(),
     }
 
 
@@ -127,7 +123,7 @@ def _place(writer: PdfWriter, shows: PageObject, page: Page) -> None:
     form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
     for key, name in (("/MediaBox", "/BBox"), ("/Resources", "/Resources")):
         form[NameObject(name)] = shown.raw_get(key).clone(writer)
-    matrix = (page.scale, 0, 0, page.scale, 72 * _MARGIN, 72 * page.bottom)
+    matrix = (page.scale, 0, 0, page.scale, 72 * MARGIN, 72 * page.bottom)
     numbers = " ".join(f"{number:.4f}" for number in matrix)
     content = DecodedStreamObject()
     content.set_data(shows.get_contents().get_data() + f"\nq {numbers} cm /Figure Do Q".encode())
@@ -150,21 +146,21 @@ def _chapters(
     """Yield (title, its parts) of the claims and of each experiment. The first part of a chapter has no title."""
     only = VIEWS[view].claims if view else None
     if claims is not None:
-        rows = [row for row in ledger.read(claims) if only is None or row["id"] in only]
+        rows = [row for row in read_claims(claims) if only is None or row["id"] in only]
         yield "Claims", [("", [Page(figure) for figure in _claims(rows)])]
     for name in experiments:
         yield name, _parts(name, tables, view, figures)
 
 
 def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
-    pages = sheets.Sheets("tokenscale: claims")
+    pages = pdf_pages.PageWriter("tokenscale: claims")
     pages.heading("Claims", 17)
-    pages.paragraph(", ".join(f"{n} {verdict}" for verdict, n in ledger.counts(rows).items()) + ".", 10)
+    pages.paragraph(", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(rows).items()) + ".", 10)
     for document, where in dict.fromkeys((row["document"], row["where"]) for row in rows):
         pages.heading(document, 11)
         if where:
             pages.paragraph(where)
-        pages.table(ledger.table(rows, document))
+        pages.table(claims_table(rows, document))
     return pages.figures
 
 
@@ -175,14 +171,14 @@ def _parts(name: str, tables: Path, view: str | None, figures: Path | None) -> I
     if view is not None and not shown:
         return
     whole = view is None
-    before = sheets.tables(name, _sections(part, BEFORE)) if whole else []
+    before = pdf_pages.tables(name, _sections(part, BEFORE)) if whole else []
     yield "", [Page(cover(part)), *map(Page, before)]
     with save.Tables(tables / name) as opened:
         for figure in shown:
             loaded = save.load_figure(figure, opened)
             drawing = _drawn(loaded, figures / name) if figures else None
             yield loaded.figure.title, [figure_page(loaded, drawing or save.draw(loaded, kinds=("pdf",))["pdf"])]
-    after = sheets.tables(name, _sections(part, AFTER)) if whole else []
+    after = pdf_pages.tables(name, _sections(part, AFTER)) if whole else []
     if after:
         yield "Tables", [*map(Page, after)]
 
@@ -191,7 +187,7 @@ def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
     """Return the figure's PDF from the folder, if it was drawn from the same data by the same code."""
     path = folder / f"{loaded.name}.pdf"
     with suppress(UserError, OSError):  # draw a missing or broken one again
-        if passport.read(path) == loaded.passport:
+        if figure_metadata.read(path) == loaded.metadata:
             return path.read_bytes()
     return None
 
@@ -199,9 +195,9 @@ def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
 def figure_page(loaded: save.LoadedFigure, drawing: bytes) -> Page:
     """Return the page of a figure: title, drawing over the width of the page, caption."""
     box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
-    scale = 72 * (WIDTH - 2 * _MARGIN) / float(box.width)
+    scale = 72 * (WIDTH - 2 * MARGIN) / float(box.width)
     bottom = HEIGHT - 1.9 - scale * float(box.height) / 72
-    place = f"{loaded.passport['experiment']}: {loaded.name}"
+    place = f"{loaded.metadata['experiment']}: {loaded.name}"
     text = page(loaded.figure.title, loaded.figure.caption(), place, bottom / HEIGHT)
     return Page(text, drawing, scale, bottom)
 
@@ -220,7 +216,7 @@ def cover(part: dict) -> Figure:
     y = _lines(
         made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
     )
-    answers, left = pairs.select_answers(part["answers"], ANSWERS)
+    answers, left = paired_comparisons.select_answers(part["answers"], ANSWERS)
     facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in answers]
     facts.append(f"{left}; the table of comparisons has all." if left else "")
     if part["scale"] == "demo":
@@ -256,7 +252,7 @@ def page(title: str, caption: str, place: str, bottom: float) -> Figure:
 
 
 def _wrapped(text: str, size: float, weight: str = "normal") -> list[str]:
-    columns = int((WIDTH - 2 * _MARGIN) * 72 / (size * _LETTER[weight]))
+    columns = int((WIDTH - 2 * MARGIN) * 72 / (size * _LETTER[weight]))
     return textwrap.wrap(text, columns) or [""]
 
 
@@ -269,5 +265,5 @@ def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "n
     """Write wrapped text below `y` and return where it ends; dollar signs are no formulas here."""
     for line in _wrapped(text, size, weight):
         y -= _line(size)
-        figure.text(_MARGIN / WIDTH, y, line, fontsize=size, fontweight=weight, parse_math=False, in_layout=False)
+        figure.text(MARGIN / WIDTH, y, line, fontsize=size, fontweight=weight, parse_math=False, in_layout=False)
     return y

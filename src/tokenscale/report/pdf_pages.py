@@ -21,7 +21,7 @@ LINE = 1.35
 LACKING = "\ufffd"
 
 
-class Sheets:
+class PageWriter:
     """Pages that are filled from the top; `figures` holds them."""
 
     def __init__(self, place: str):
@@ -168,9 +168,9 @@ def _font(weight: str) -> FT2Font:
 
 def tables(place: str, sections: Iterable[tuple[str, Table]]) -> list[Figure]:
     """Pages with a heading and a table each section; what is empty is left out."""
-    sheets = Sheets(place)
+    writer = PageWriter(place)
     for title, table in sections:
         if table.rows:
-            sheets.heading(title)
-            sheets.table(table)
-    return sheets.figures
+            writer.heading(title)
+            writer.table(table)
+    return writer.figures

@@ -1,4 +1,4 @@
-"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, its words and its passport."""
+"""A figure as files: SVG, PDF and PNG with equal bytes for equal tables, its data, its words and its metadata."""
 
 import io
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
-from tokenscale.report import figure_metadata as passport
-from tokenscale.report import registry
+from tokenscale.report import figure_metadata, registry
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
@@ -28,14 +27,14 @@ _METADATA = {
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
-_PASSPORT_KEY = {"svg": "Description", "pdf": "Subject", "png": passport.PNG_KEY}
+_METADATA_KEY = {"svg": "Description", "pdf": "Subject", "png": figure_metadata.PNG_KEY}
 #: Pillow's names for how a PNG is packed: run lengths, which take half the time and a quarter more bytes
 _PACKED = {"compress_type": 3}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a query gives, and the digest that passports name it by."""
+    """What a query gives, and the digest that metadata name it by."""
 
     frame: pd.DataFrame
     digest: str
@@ -49,7 +48,7 @@ class LoadedFigure:
     figure: Figure
     data: pd.DataFrame
     csv: str
-    passport: passport.Passport
+    metadata: figure_metadata.Metadata
 
 
 def modules(name: str) -> tuple[str, str]:
@@ -77,7 +76,7 @@ class Tables:
         """The same, with their digest."""
         if name not in self._rows:
             frame = query(name, self.connection)
-            self._rows[name] = Rows(frame, passport.rows(frame))
+            self._rows[name] = Rows(frame, figure_metadata.rows(frame))
         return self._rows[name]
 
     def __enter__(self) -> "Tables":
@@ -95,22 +94,24 @@ def load_figure(name: str, tables: Tables) -> LoadedFigure:
     data = figure.data()
     text = csv(data)
     digests = {query: tables.rows_of(query).digest for query in kind.queries}
-    metadata = passport.of_figure(name, tables.folder, digests, text, *modules(name))
+    metadata = figure_metadata.of_figure(name, tables.folder, digests, text, *modules(name))
     return LoadedFigure(name, figure, data, text, metadata)
 
 
-def draw(loaded: LoadedFigure, carried: passport.Passport | None = None, kinds: Sequence[str] = ()) -> dict[str, bytes]:
-    """The bytes of each format (of all in `DRAWN`), with the figure's own passport or the one that is `carried`."""
+def draw(
+    loaded: LoadedFigure, metadata: figure_metadata.Metadata | None = None, kinds: Sequence[str] = ()
+) -> dict[str, bytes]:
+    """The bytes of each format (of all in `DRAWN`), with the figure's own metadata or the given ones."""
     figure = loaded.figure.draw()
     settle(figure)
-    metadata_text = passport.text(carried or loaded.passport)
+    described = figure_metadata.text(metadata or loaded.metadata)
     drawn = {}
     with style():
         for kind in kinds or DRAWN:
             options = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
-            metadata = _METADATA[kind] | {_PASSPORT_KEY[kind]: metadata_text}
+            fields = _METADATA[kind] | {_METADATA_KEY[kind]: described}
             with io.BytesIO() as buffer:
-                figure.savefig(buffer, format=kind, metadata=metadata, **options)
+                figure.savefig(buffer, format=kind, metadata=fields, **options)
                 drawn[kind] = buffer.getvalue()
     return drawn
 

@@ -17,7 +17,7 @@ from matplotlib import font_manager, get_data_path, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenscale.report import text_layout as fits
+from tokenscale.report import text_layout
 
 #: the small fonts, found by this name, which their own table of names has
 FAMILY = "DejaVu Sans Figures"
@@ -198,7 +198,7 @@ def settle(made: Figure) -> None:
     """Lay a figure out, for good. With a layout engine every saving draws twice and lays out anew: three formats take
     twice as long."""
     with style():
-        fits.fit(made, lambda: made.get_layout_engine().execute(made))
+        text_layout.fit(made, lambda: made.get_layout_engine().execute(made))
         made.set_layout_engine(None)
 
 

@@ -10,10 +10,15 @@ import pandas as pd
 
 from tokenscale.analysis import campaign
 from tokenscale.base.files import read_json
-from tokenscale.report import campaign_quality, checklist, generations, save
-from tokenscale.report import figure_metadata as passport
-from tokenscale.report import paired_comparisons as pairs
-from tokenscale.report import source_study as original
+from tokenscale.report import (
+    campaign_quality,
+    checklist,
+    figure_metadata,
+    generations,
+    paired_comparisons,
+    save,
+    source_study,
+)
 from tokenscale.report.captions import caution, kinds, left_out, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
@@ -27,7 +32,7 @@ VALIDITY = ("valid", "suspect", "invalid", "missing")
 def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
-    return dict(_experiment(name, folder, passport.digest(folder)))
+    return dict(_experiment(name, folder, figure_metadata.digest(folder)))
 
 
 @lru_cache(maxsize=64)
@@ -37,14 +42,14 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
     with save.Tables(folder) as opened:
         rows = opened.rows
         runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
-        compared, refused = pairs.comparisons(throughput, runs)
+        compared, refused = paired_comparisons.comparisons(throughput, runs)
         scaling, energy = rows("scaling"), rows("energy")
         part = {
             "name": name,
             "question": head.get("question") or "",
             "scale": head.get("scale") or "",
             "note": head.get("note") or "",
-            "original": original.words(head.get("original") or {}),
+            "original": source_study.words(head.get("original") or {}),
             "repeats": head.get("repeats"),
             "figures": [f for f in head.get("figures") or FIGURES if f in FIGURES],
             "runs": len(runs),
@@ -55,11 +60,11 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "data_from": _dates(runs),
             "digest": digest,
             "caution": caution(scaling),
-            "answers": pairs.answers(compared),
+            "answers": paired_comparisons.answers(compared),
             "design": campaign_quality.design(runs, head.get("repeats"), head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs),
-            "comparisons": pairs.comparison_table(compared, refused),
-            "power": pairs.power_table(compared),
+            "comparisons": paired_comparisons.comparison_table(compared, refused),
+            "power": paired_comparisons.power_table(compared),
             "validation": validation_table(rows("validation")),
             "generations": generations.table(rows("generations")),
             "proof": campaign_quality.proof(order),
@@ -100,7 +105,7 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
         difference = noise.difference
         text += (
             f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
-            f"{number(100 * difference.median)} % ({pairs.in_pairs(noise.pairs)}"
+            f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(noise.pairs)}"
             + (f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if noise.pairs > 1 else "")
             + ")"
         )

@@ -18,7 +18,7 @@ from pypdf import PdfReader
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, save
-from tokenscale.report import claims as judged_claims
+from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
 from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings.closure import list_changes
@@ -106,24 +106,24 @@ def _figure(path: Path, results: Path) -> Finding:
     if not finding.verdicts:
         kind = path.suffix[1:].lower()
         if not _same(kind, save.draw(made, carried)[kind], path.read_bytes(), finding):
-            finding.add(FOREIGN, "edited: this is not what the data and the code of its passport draw")
+            finding.add(FOREIGN, "edited: this is not what the data and the code of its metadata draw")
     _data_beside(finding, carried, path)
     return finding
 
 
-def _made(finding: Finding, carried: figure_metadata.Passport | None, results: Path) -> save.LoadedFigure | None:
-    """The figure that a passport names, from the tables at hand; None where it names none."""
+def _made(finding: Finding, carried: figure_metadata.Metadata | None, results: Path) -> save.LoadedFigure | None:
+    """Load the figure that metadata name, from the tables at hand; None where they name none."""
     if carried is None:
-        finding.add(FOREIGN, "it carries no passport of tokenscale")
+        finding.add(FOREIGN, "it carries no metadata of tokenscale")
         return None
     if not _whole(carried):
-        finding.add(FOREIGN, "its passport is not one that tokenscale writes")
+        finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
         return None
     with save.Tables(_tables(carried["experiment"], results)) as opened:
         return save.load_figure(carried["figure"], opened)
 
 
-def _whole(carried: figure_metadata.Passport) -> bool:
+def _whole(carried: figure_metadata.Metadata) -> bool:
     """Has it the keys and kinds of values that we write?"""
     queries, runs = carried.get("queries"), carried.get("runs")
     return (
@@ -151,13 +151,13 @@ def _tables(experiment: str, results: Path) -> Path:
     return folder / experiment
 
 
-def _compare(finding: Finding, carried: figure_metadata.Passport, made: save.LoadedFigure, places: list[Path]) -> None:
-    """What the passport says against what is at hand. `places` are folders in which a report may lie.
+def _compare(finding: Finding, carried: figure_metadata.Metadata, made: save.LoadedFigure, places: list[Path]) -> None:
+    """Compare the metadata with what is at hand. `places` are folders in which a report may lie.
 
-    Where the tables are those of then, other rows come of other code; and where that is the same, too, the passport
-    says what never was.
+    If the tables have not changed, other rows come from other code. If the code has not changed either, the metadata
+    state what never was.
     """
-    now = made.passport
+    now = made.metadata
     _compare_code(finding, carried, now, places)
     verdict = DATA if carried["tables"] != now["tables"] else CODE if finding.verdicts else FOREIGN
     if carried["queries"].keys() == now["queries"].keys():
@@ -173,7 +173,7 @@ def _compare(finding: Finding, carried: figure_metadata.Passport, made: save.Loa
 
 
 def _compare_code(
-    finding: Finding, carried: figure_metadata.Passport, now: figure_metadata.Passport, places: list[Path]
+    finding: Finding, carried: figure_metadata.Metadata, now: figure_metadata.Metadata, places: list[Path]
 ) -> None:
     sql = [q for q in sorted(now["queries"].keys() | carried["queries"].keys())
            if carried["queries"].get(q, {}).get("sql") != now["queries"].get(q, {}).get("sql")]  # fmt: skip
@@ -191,8 +191,8 @@ def _compare_code(
         finding.add(CODE, f"other packages: {few(libraries)}")
 
 
-def _changed_files(carried: figure_metadata.Passport, places: list[Path]) -> list[str]:
-    """Source files that are others than those of the passport, where what they were can be found out."""
+def _changed_files(carried: figure_metadata.Metadata, places: list[Path]) -> list[str]:
+    """Name the source files that differ from those of the metadata, where what they were can be found out."""
     figure = carried["figure"]
     for record in _records(places):
         then = record.get("experiments", {}).get(carried["experiment"], {}).get("figures", {}).get(figure, {})
@@ -226,13 +226,13 @@ def _records(places: list[Path]) -> Iterator[dict[str, Any]]:
 def _rows(sha256: str, made: save.LoadedFigure, places: list[Path]) -> list[str]:
     """Which rows of the data differ, where the data of then are at hand."""
     name = f"{made.name}.csv"
-    experiment = made.passport["experiment"]
+    experiment = made.metadata["experiment"]
     for csv in (folder / name for place in places for folder in (place, place / "data" / experiment)):
         if csv.is_file() and sha256_file(csv) == sha256:
             before, after = csv.read_text("utf-8").splitlines(), made.csv.splitlines()
             gone = [line for line in before if line not in set(after)]
             new = [line for line in after if line not in set(before)]
-            of = sorted({run for run in made.passport["runs"] for line in gone + new if run in line})
+            of = sorted({run for run in made.metadata["runs"] for line in gone + new if run in line})
             named = f", of {few(of)}" if of else ""
             return [f"{max(len(gone), len(new))} of {len(before) - 1} rows of its data differ{named}"]
     return ["its data differ"]
@@ -251,8 +251,8 @@ def _runs(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _data_beside(finding: Finding, carried: figure_metadata.Passport, path: Path) -> None:
-    """The CSV of the figure, beside it or in the folder of the report's data, is held against the passport, too."""
+def _data_beside(finding: Finding, carried: figure_metadata.Metadata, path: Path) -> None:
+    """The CSV of the figure, beside it or in the folder of the report's data, is compared with the metadata, too."""
     name, experiment = f"{carried['figure']}.csv", carried["experiment"]
     folders = (folder / "data" / experiment for folder in path.resolve().parents[2:3])
     beside = [path.with_name(name), *(folder / name for folder in folders)]
@@ -290,7 +290,7 @@ def _document(path: Path, results: Path, ledger: Path) -> Finding:
     experiments, view = carried.get("order"), carried.get("view")
     listed = isinstance(experiments, list) and all(isinstance(name, str) for name in experiments)
     if not listed or (view is not None and view not in VIEWS):
-        finding.add(FOREIGN, "its passport is not one that tokenscale writes")
+        finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
         return finding
     for name in experiments:
         _tables(name, results)
@@ -344,7 +344,7 @@ def _compare_claims_of(finding: Finding, sha256: str, path: Path, now: Path) -> 
         compare_claims(finding, then, now)
 
 
-def _compare_report(finding: Finding, carried: figure_metadata.Passport, now: figure_metadata.Passport) -> None:
+def _compare_report(finding: Finding, carried: figure_metadata.Metadata, now: figure_metadata.Metadata) -> None:
     then = carried["report"] if isinstance(carried["report"], dict) else {}
     changed = [name for name, digest in now["report"].items() if then.get(name) != digest]
     if changed:
@@ -451,11 +451,11 @@ def compare_claims(finding: Finding, then: Path, now: Path) -> None:
     Where data or code have changed, which `finding` says already, so have verdicts; else somebody has edited them.
     """
     try:
-        rows = {row["id"]: row for row in judged_claims.read(then)}
+        rows = {row["id"]: row for row in read_claims(then)}
     except (UserError, KeyError, TypeError):
         finding.add(FOREIGN, f"{then.name} is not one that tokenscale writes")
         return
-    found = {row["id"]: row for row in judged_claims.read(now)}
+    found = {row["id"]: row for row in read_claims(now)}
     both = [name for name in found if name in rows]
     restated = [name for name in both if any(rows[name].get(key) != found[name][key] for key in STATED)]
     for change, names in (

@@ -5,8 +5,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.report import captions
-from tokenscale.report import text_layout as fits
+from tokenscale.report import captions, text_layout
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, figure, jitter, no_data, number, plain, style
 from tokenscale.report.table import Table
@@ -137,7 +136,7 @@ class ParallelMethods(Figure):
                     for axes in (left, right):
                         axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
             texts = [f"{name}, {world}" if world > 1 else name for name, world, _ in shown]
-            left.set_yticks(range(len(shown)), fits.names(texts))
+            left.set_yticks(range(len(shown)), text_layout.names(texts))
             left.set_ylim(len(shown) - 0.4, -0.6)
             left.set_xlim(left=0)
             left.set_ylabel("method, ranks")

@@ -5,8 +5,7 @@ import math
 import matplotlib.figure
 import pandas as pd
 
-from tokenscale.report import captions
-from tokenscale.report import text_layout as fits
+from tokenscale.report import captions, text_layout
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, dots, figure, jitter, no_data, number, ordered, plain, style
 
@@ -104,7 +103,7 @@ class TokenizationBenchmark(Figure):
                         va="bottom",
                         fontsize=9,
                     )
-                axes.set_yticks(range(len(names)), fits.names(names))
+                axes.set_yticks(range(len(names)), text_layout.names(names))
                 axes.set_ylim(-0.6, len(names) - 0.4)
                 axes.set_xlim(shown[column].min() / 1.6, shown[column].max() * 1.6)
                 axes.grid(False, axis="y")
