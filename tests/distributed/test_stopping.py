@@ -49,7 +49,7 @@ def one_rank(world, run, inputs, directory, attempt, told):
         ({"data": 2}, {"steps": 9}),
         ({"data": 2}, {"useful_tokens": 1000}),
         ({"pipeline": 2}, {"steps": 9}),
-        ({"tensor": 2}, {"epochs": 1.0}),
+        ({"tensor": 2}, {"epochs": 0.3}),
     ],
 )
 def test_all_ranks_stop_after_the_same_step(lab, tmp_path, layout, budget):

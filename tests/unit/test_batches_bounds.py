@@ -1,7 +1,5 @@
 """Document ids and cumulative lengths say what the pieces of a row say."""
 
-from tempfile import TemporaryDirectory
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -74,8 +72,7 @@ def test_what_are_no_starts_is_refused(starts):
 
 
 def test_more_tokens_than_int32_can_count_are_refused():
-    with TemporaryDirectory() as folder:  # a file with a hole: no memory
-        starts = np.memmap(f"{folder}/starts", dtype=bool, mode="w+", shape=(1 << 11, 1 << 20))
-        starts[:, 0] = True
-        with pytest.raises(ValueError, match="int32"):
-            cu_seqlens(starts)
+    row = np.zeros(1 << 20, dtype=bool)
+    row[0] = True
+    with pytest.raises(ValueError, match="int32"):
+        cu_seqlens(np.broadcast_to(row, (1 << 11, 1 << 20)))  # the same row: no memory

@@ -82,6 +82,7 @@ def offline():
     return prefix if usable else None
 
 
+@pytest.mark.experiment  # imports every package once more
 @pytest.mark.skipif(offline() is None, reason="no network namespaces here")
 def test_without_a_loopback_interface_no_ranks_and_no_demo():
     done = subprocess.run(

@@ -152,14 +152,6 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_lint_and_format():
-    code, text = here("--lint")
-    assert code == 0, text
-    command = [str(Path(sys.executable).parent / "snakefmt"), "--check", "workflow"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def here(*arguments):
     """(exit code, text) of Snakemake in this project itself."""
     return forked.snakemake([*arguments], ROOT, os.environ | {"PYTHONPATH": str(ROOT / "src")})
