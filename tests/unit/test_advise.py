@@ -150,23 +150,23 @@ def estimator(lengths, documents):
         texts=lengths, units=np.arange(len(lengths)), unit_count=len(lengths), documents=documents, counted=True
     )
     timed = np.array([1.0, 2.0])
-    return advice_estimates.Estimator(advice_sample.Measured(found, None, lengths, lengths, timed, timed, {}))
+    return advice_estimates.Estimator(advice_sample.SampleMeasurements(found, None, lengths, lengths, timed, timed, {}))
 
 
 def test_the_fill_is_that_of_all_documents_not_of_the_few_looked_at(place):
     everything = np.load(place / "lengths.npy")
     generator = np.random.default_rng(0)
-    true, t = advice_estimates.filled(everything, 2048), 2048
+    true, t = advice_estimates.compute_packed_fill(everything, 2048), 2048
     samples = [generator.choice(everything, 600, replace=False) for _ in range(20)]
-    naive = np.mean([advice_estimates.filled(lengths, t) for lengths in samples])
-    found = [estimator(lengths, len(everything)).fill(t) for lengths in samples]
+    naive = np.mean([advice_estimates.compute_packed_fill(lengths, t) for lengths in samples])
+    found = [estimator(lengths, len(everything)).estimate_fill(t) for lengths in samples]
     assert abs(np.mean([e.value for e in found]) - true) < 0.6 * abs(naive - true)
     assert np.mean([e.low <= true <= e.high for e in found]) >= 0.95
 
 
 def test_of_one_long_document_seen_there_may_be_five_times_as_many():
     lengths = np.array([10] * 999 + [500])
-    of = advice_estimates.of_length(estimator(lengths, 10**6), 100)
+    of = advice_estimates.estimate_length(estimator(lengths, 10**6), 100)
     assert of["cut_documents"].value == 0.001 and of["cut_documents"].high > 0.0055
     assert of["cut"].high > 5.5 * of["cut"].value
 
@@ -305,6 +305,6 @@ def test_what_is_written_once_is_not_scaled_up(place, tmp_path, monkeypatch):
 
 def test_what_no_training_reads_pays_nothing_back(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(advice_sample, "NOT_READ", ("token-list",))
-    monkeypatch.setattr(command, "of_approaches", lambda *_: {})
+    monkeypatch.setattr(command, "estimate_approaches", lambda *_: {})
     of = facts_of(place, tmp_path, "--documents", "200")["formats"]["token-list"]
     assert "break_even_epochs" not in of and "unpacked first" in capsys.readouterr().out

@@ -169,7 +169,7 @@ def test_text_is_cut_at_a_separator_and_null_is_no_document(here, capsys):
     pq.write_table(pa.table({"text": ["a", None, "b"]}), "nulls.parquet")
     capsys.readouterr()
     assert pretokenize("--format", "padded", path="nulls.parquet") == 0
-    assert "1 of 3 rows hold no text and are left out" in capsys.readouterr().out
+    assert "1 of 3 rows hold no text and are skipped" in capsys.readouterr().out
 
 
 def test_the_folder_of_a_fast_tokenizer_will_do(here):
@@ -197,7 +197,7 @@ def test_the_rules_way_is_as_it_was(here):
 
 def test_a_flag_of_the_other_way_is_refused(here, capsys):
     before = contents(here)
-    refused(capsys, "two ways", "--store", code=pretokenize("--store", "padded"))
+    refused(capsys, "two modes", "--store", code=pretokenize("--store", "padded"))
     refused(capsys, "--input-path is missing", code=main(["pretokenize", "--max-length", "9"]))
     refused(capsys, "--corpus is missing", code=main(["pretokenize", "--store", "padded"]))
     assert contents(here) == before
@@ -220,7 +220,7 @@ def test_a_flag_of_the_other_way_is_refused(here, capsys):
         (
             ["--format", "padded", "packed"],
             "train_data.parquet",
-            ["not Parquet", "snakemake", "packed-sequence_length"],
+            ["cannot be a Parquet file", "snakemake", "packed-sequence_length"],
         ),
         (["--format", "paded"], "train_data.parquet", ["'paded'", "did you mean 'padded'"]),
         (["--compression", "gzip"], "train_data.parquet", ["'gzip'", "snappy"]),

@@ -1,4 +1,4 @@
-"""What to do with one's own text: padding, bytes and speed in each format, from a sample; with their uncertainty."""
+"""Advise on formats for your own text: padding, bytes and speed, estimated from a sample with intervals."""
 
 import argparse
 import math
@@ -13,8 +13,8 @@ import numpy as np
 import yaml
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.advise_sample import FLAGS, AdviceSettings, Measured, measure
-from tokenscale.cli.pretokenize_file import in_flags, unescaped
+from tokenscale.cli.advise_sample import FLAGS, AdviceSettings, SampleMeasurements, measure
+from tokenscale.cli.pretokenize_file import reword_for_flags, unescape
 from tokenscale.costs import data as costs
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.sample import draw_sample
@@ -31,20 +31,20 @@ from tokenscale.settings.yaml_files import read_yaml
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval."""
+    """A value with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def to_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no infinity: null."""
+        """Return the numbers for JSON, with null for infinity."""
         numbers = {"value": self.value, "low": self.low, "high": self.high}
         return {name: float(n) if math.isfinite(n) else None for name, n in numbers.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The files, and what is known of the training."""
+    """Add the options for the files and the planned training."""
 
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [--sequence-length N] [--tokens-per-second X] [options]"
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Look, print, and write the facts where asked to."""
+    """Print the advice, and write the facts if --json is given."""
     from tokenscale.base.files import write_json
 
     settings = AdviceSettings(**flags.parse_flags(arguments, FLAGS))
@@ -68,37 +68,36 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
 def advise(settings: AdviceSettings, files: tuple[str, ...], log: Callable[[str], None] = print) -> dict[str, Any]:
-    """Every fact, as `--json` writes it; `advice_words.render` makes text of it. `log` receives a line before
-    each long step.
+    """Return all facts, as `--json` writes them and `render` prints them. `log` receives a line before each long step.
 
-    Raises UserError for files and tokenizers that cannot be had, and for a data set of fewer than two documents.
+    Raise UserError for files and tokenizers that cannot be read, and for a data set of fewer than two documents.
     """
     source = SourceSettings(
         kind="files",
         files=files,
         text_column=settings.text_column,
-        separator=None if settings.separator is None else unescaped(settings.separator),
+        separator=None if settings.separator is None else unescape(settings.separator),
     )
     try:
         paths = expand_patterns(files)
         found = draw_sample(paths, source, settings.documents, SEED)
     except UserError as error:
-        raise _in_flags(error) from None
+        raise _reword_for_flags(error) from None
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
-        tokenizer = _tokenizer(settings.tokenizer, Path(folder), log)
+        tokenizer = _load_tokenizer(settings.tokenizer, Path(folder), log)
         measured = measure(found, tokenizer, settings.sequence_length, Path(folder))
     size = sum(path.stat().st_size for path in paths)
-    return _facts(settings, files, [str(path) for path in paths], size, measured)
+    return _collect_facts(settings, files, [str(path) for path in paths], size, measured)
 
 
-def _in_flags(error: UserError) -> UserError:
-    error = in_flags(error)
+def _reword_for_flags(error: UserError) -> UserError:
+    error = reword_for_flags(error)
     facts = {label: text for label, text in error.facts.items() if (label, text) != ("flag", "source.files")}
     what = error.what.replace("a source's", "the").replace("a source names", "the input names")
     return UserError(what.replace("a source file", "a file"), **facts)
 
 
-def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer:
+def _load_tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer:
     try:
         requested = resolve_tokenizer(name)
     except UserError as error:
@@ -109,10 +108,10 @@ def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer
     directory = requested.directory
     if directory is None or not (directory / "manifest.json").is_file():
         directory = folder / requested.settings.name
-        log(f"making the tokenizer {requested.settings.name}: there is none in {BUILT}")
+        log(f"building the tokenizer {requested.settings.name}, which is not in {BUILT}")
         build(requested.settings, directory)
     tokenizer = load_tokenizer(directory)
-    for note in getattr(tokenizer, "notes", ()):  # which faster engines were passed over, and why
+    for note in getattr(tokenizer, "notes", ()):  # which faster engines were not used, and why
         log(note)
     return tokenizer
 
@@ -120,12 +119,12 @@ def _tokenizer(name: str, folder: Path, log: Callable[[str], None]) -> Tokenizer
 # -- measuring
 
 
-def _facts(
-    settings: AdviceSettings, given: tuple[str, ...], files: list[str], file_bytes: int, measured: Measured
+def _collect_facts(
+    settings: AdviceSettings, given: tuple[str, ...], files: list[str], file_bytes: int, measured: SampleMeasurements
 ) -> dict[str, Any]:
     estimator = Estimator(measured)
     lengths, wanted = measured.lengths, settings.sequence_length
-    by_length = {t: of_length(estimator, t) for t in sorted({*LENGTHS, wanted})}
+    by_length = {t: estimate_length(estimator, t) for t in sorted({*LENGTHS, wanted})}
     facts: dict[str, Any] = {
         "files": files,
         "file_bytes": file_bytes,
@@ -142,28 +141,28 @@ def _facts(
         "sequence_length": wanted,
         "tokens_per_second": settings.tokens_per_second,
         "epochs": settings.epochs,
-        "documents": estimator.total(np.ones(len(lengths))),
-        "text_bytes": estimator.total(measured.text_bytes),
-        "tokens": estimator.total(lengths),
-        "tokens_per_document": estimator.of(lambda w: costs.mean(lengths, w)),
+        "documents": estimator.estimate_total(np.ones(len(lengths))),
+        "text_bytes": estimator.estimate_total(measured.text_bytes),
+        "tokens": estimator.estimate_total(lengths),
+        "tokens_per_document": estimator.estimate(lambda w: costs.mean(lengths, w)),
         "sequence_lengths": {str(t): row for t, row in by_length.items()},
-        "formats": of_formats(estimator, wanted, by_length[wanted]["fill_packed"]),
-        "tokenizing": of_tokenizing(estimator, settings.tokens_per_second),
+        "formats": estimate_formats(estimator, wanted, by_length[wanted]["fill_packed"]),
+        "tokenizing": estimate_tokenizing(estimator, settings.tokens_per_second),
     }
     if settings.tokens_per_second:
-        facts["approaches"] = of_approaches(estimator, settings, by_length[wanted]["fill_packed"].value)
-    facts["choice"], facts["reason"] = choice(by_length[wanted])
-    facts["configuration"] = configuration(settings, given, facts["choice"])
+        facts["approaches"] = estimate_approaches(estimator, settings, by_length[wanted]["fill_packed"].value)
+    facts["choice"], facts["reason"] = choose_format(by_length[wanted])
+    facts["configuration"] = make_configuration(settings, given, facts["choice"])
     facts["next"] = "make run CONFIG=mine.yaml"
     return facts
 
 
-def configuration(
+def make_configuration(
     settings: AdviceSettings, files: tuple[str, ...], chosen: str, root: Path = Path()
 ) -> dict[str, dict[str, Any]]:
-    """File → values to paste: the corpus and its tokenizer, and an experiment that trains on it as advised.
+    """Return file → YAML values to paste: the corpus, its tokenizer, and an experiment in the advised format.
 
-    Paths stay as they were given in a project's folder, where they are looked up from, and are absolute elsewhere.
+    Paths stay as given inside a project's folder, from which they are resolved, and are absolute elsewhere.
     """
     in_project = (root / "workflow/Snakefile").is_file()
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(files[0]).name.split(".")[0]).strip("._-")
@@ -171,14 +170,14 @@ def configuration(
     source: dict[str, Any] = {"files": [f if in_project else str(Path(f).resolve()) for f in files]}
     for key in ("text_column", "separator"):
         if (value := getattr(settings, key)) != getattr(AdviceSettings, key):
-            source[key] = unescaped(value) if key == "separator" else value
+            source[key] = unescape(value) if key == "separator" else value
     values: dict[str, Any] = {"corpora": {name: {"source": source}}, "experiments": [name]}
     tokenizer = resolve_tokenizer(settings.tokenizer)
     known = read_yaml(root / "config/config.yaml").get("tokenizers") or {} if in_project else {}
     if tokenizer.settings.name not in known:
         kind, described = tokenizer.settings.kind, to_dict(tokenizer.settings)
         described.pop("name", None)
-        if kind == "bpe":  # what it was trained on is not known here
+        if kind == "bpe":  # its training corpus is not known here
             kind, described = "huggingface", {"source": str(tokenizer.directory)}
         values["tokenizers"] = {tokenizer.settings.name: {"kind": kind} | described}
     experiment = {
@@ -197,30 +196,30 @@ def configuration(
 
 
 def to_json(value: Any) -> Any:
-    """The facts as plain values."""
+    """Convert the facts to plain values."""
     if isinstance(value, Estimate):
         return value.to_dict()
     return {key: to_json(v) for key, v in value.items()} if isinstance(value, dict) else value
 
 
 RESAMPLES = 200
-#: of the packing, which is done anew for each
+#: resamples whose packing is recomputed
 PACKINGS = 50
 SEED = 0
-#: of fewer long documents in the sample, resamples say too little: how many there could be is bounded by their count
+#: with fewer long documents in the sample than this, their count bounds the estimate, because resamples vary too little
 FEW = 30
-#: below this gain in useful tokens, and with fewer tokens cut, rows of one document are as good as packed ones
+#: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed ones
 LEAST_GAIN, LEAST_CUT = 0.02, 0.001
 
 
 class Estimator:
-    """Estimates from the documents of a sample and resamples of them."""
+    """Estimator of a data set's facts from the documents of a sample and resamples of them."""
 
-    def __init__(self, measured: Measured):
+    def __init__(self, measured: SampleMeasurements):
         found = measured.sample
         self.measured, self.lengths = measured, measured.lengths
         self.weights = costs.resampled(found.units, found.unit_count, RESAMPLES, SEED)
-        # finite population: what was seen is certain
+        # finite population: seen documents are certain
         seen = len(found.texts) / found.documents if found.counted and found.unit_count == len(found.texts) else 0.0
         self.unseen = math.sqrt(max(0.0, 1 - seen))
         self.documents = found.documents
@@ -230,64 +229,68 @@ class Estimator:
         self.speed = float(costs.ratio(measured.batch_tokens, measured.batch_s))
         self.speeds = costs.ratio(measured.batch_tokens, measured.batch_s, batches)
 
-    def of(self, function: Callable[[np.ndarray | None], Any]) -> Estimate:
-        """Of a function of weights."""
-        return self.spread(float(function(None)), function(self.weights))
+    def estimate(self, function: Callable[[np.ndarray | None], Any]) -> Estimate:
+        """Estimate a function of the documents' weights."""
+        return self.add_interval(float(function(None)), function(self.weights))
 
-    def total(self, per_document: np.ndarray) -> Estimate:
-        """Of a sum over all documents of the data set."""
+    def estimate_total(self, per_document: np.ndarray) -> Estimate:
+        """Estimate a sum over all documents of the data set."""
         mean = float(costs.mean(per_document))
         if self.measured.sample.counted:
-            return self.spread(mean * self.documents, costs.mean(per_document, self.weights) * self.documents)
-        scale = self.documents / len(per_document)  # how many documents there are is estimated, too
-        return self.spread(mean * self.documents, self.weights @ np.asarray(per_document, dtype=float) * scale)
+            return self.add_interval(mean * self.documents, costs.mean(per_document, self.weights) * self.documents)
+        scale = self.documents / len(per_document)  # the number of documents is estimated, too
+        return self.add_interval(mean * self.documents, self.weights @ np.asarray(per_document, dtype=float) * scale)
 
-    def spread(self, value: float, values: np.ndarray, certain: bool = True) -> Estimate:
-        """Value and interval; `certain`: known exactly where every document was seen."""
+    def add_interval(self, value: float, values: np.ndarray, certain: bool = True) -> Estimate:
+        """Return a value with its interval. `certain`: exactly known if every document was seen."""
         low, high = costs.interval(values)
         if certain:
             low, high = (value + (bound - value) * self.unseen for bound in (low, high))
         return Estimate(value, min(low, value), max(high, value))
 
-    def of_speed(self, function: Callable[[Any], Any]) -> Estimate:
-        """Of a function of the tokenizer's tokens a second and core."""
-        return self.spread(float(function(self.speed)), function(self.speeds), certain=False)
+    def estimate_speed(self, function: Callable[[Any], Any]) -> Estimate:
+        """Estimate a function of the tokenizer's tokens per second and core."""
+        return self.add_interval(float(function(self.speed)), function(self.speeds), certain=False)
 
-    def fill(self, sequence_length: int) -> Estimate:
-        """Share of useful positions in packed rows.
+    def estimate_fill(self, sequence_length: int) -> Estimate:
+        """Estimate the share of useful positions in packed rows.
 
-        The more documents, the better they fit: what is left open falls about as one over their number. So what a half
-        of the sample loses against the whole is what all documents gain (and a third of what a quarter loses); the
-        upper end counts it three times more, up to rows without a free place.
+        More documents pack better: the unused share falls about as one over their number. The loss of half the sample
+        against the whole is therefore what all documents gain (as is a third of the loss of a quarter). The upper end
+        counts it three times more, up to full rows.
         """
         lengths = self.lengths
-        value = filled(lengths, sequence_length)
+        value = compute_packed_fill(lengths, sequence_length)
         if self.unseen == 0:
             return Estimate(value, value, value)
-        lost = [value - np.mean([filled(lengths[i::k], sequence_length) for i in range(k)]) for k in (2, 4)]
+        lost = [
+            value - np.mean([compute_packed_fill(lengths[i::k], sequence_length) for i in range(k)]) for k in (2, 4)
+        ]
         more = max(0.0, lost[0], lost[1] / 3) * max(0.0, 1 - len(lengths) / self.documents)
         drawn = (np.repeat(lengths, weights.astype(int)) for weights in self.weights[:PACKINGS])
-        low, high = costs.interval([filled(some, sequence_length) for some in drawn])
-        most = self.of(lambda w: costs.fill_at_most(lengths, sequence_length, w))
-        row = sequence_length / (self.documents * max(1.0, float(np.mean(lengths - 1))))  # of all, one more or less
+        low, high = costs.interval([compute_packed_fill(some, sequence_length) for some in drawn])
+        most = self.estimate(lambda w: costs.fill_at_most(lengths, sequence_length, w))
+        row = sequence_length / (
+            self.documents * max(1.0, float(np.mean(lengths - 1)))
+        )  # one row more or less, relative to all
         value = min(most.value, value + more)
         return Estimate(value, min(value, low) - row, min(most.high, max(value, high) + 3 * more))
 
 
-def filled(lengths: np.ndarray, sequence_length: int) -> float:
-    """Share of useful positions where these documents are packed."""
+def compute_packed_fill(lengths: np.ndarray, sequence_length: int) -> float:
+    """Return the share of useful positions if these documents are packed."""
     rows = len(best_fit_decreasing(split_documents(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
     return costs.fill(lengths, sequence_length, rows)
 
 
-def of_length(estimator: Estimator, t: int) -> dict[str, Any]:
+def estimate_length(estimator: Estimator, t: int) -> dict[str, Any]:
     lengths = estimator.lengths
-    fill = estimator.fill(t)
-    padding = estimator.of(lambda w: costs.padding_share(lengths, t, w))
-    cut_tokens = estimator.of(lambda w: costs.cut_share(lengths, t, w))
-    cut_documents = estimator.of(lambda w: costs.cut_documents_share(lengths, t, w))
+    fill = estimator.estimate_fill(t)
+    padding = estimator.estimate(lambda w: costs.padding_share(lengths, t, w))
+    cut_tokens = estimator.estimate(lambda w: costs.cut_share(lengths, t, w))
+    cut_documents = estimator.estimate(lambda w: costs.cut_documents_share(lengths, t, w))
     seen = int(np.count_nonzero(lengths - 1 > t))
-    if seen == 0:  # resamples of a sample without long documents hold none
+    if seen == 0:  # a sample without long documents has resamples without them
         share, tokens = costs.unseen_cut(lengths)
         cut_tokens = Estimate(0.0, 0.0, tokens * estimator.unseen)
         cut_documents = Estimate(0.0, 0.0, share * estimator.unseen)
@@ -298,7 +301,7 @@ def of_length(estimator: Estimator, t: int) -> dict[str, Any]:
             )
             for e in (cut_tokens, cut_documents)
         )
-    gain = estimator.of(lambda w: fill.value / (1 - costs.padding_share(lengths, t, w)))
+    gain = estimator.estimate(lambda w: fill.value / (1 - costs.padding_share(lengths, t, w)))
     return {
         "padding": padding,
         "cut": cut_tokens,
@@ -308,26 +311,26 @@ def of_length(estimator: Estimator, t: int) -> dict[str, Any]:
     }
 
 
-def of_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, Any]:
+def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, Any]:
     lengths, measured = estimator.lengths, estimator.measured
     tokens = float(lengths.sum())
     useful, kept = lengths - 1, np.minimum(lengths - 1, t)
-    packed = estimator.total(useful)
+    packed = estimator.estimate_total(useful)
     ends = (packed.low / fill.high, packed.high / fill.low)
     positions = {
-        "padded": estimator.total(np.full(len(lengths), t)),
-        "token-list": estimator.total(lengths),
+        "padded": estimator.estimate_total(np.full(len(lengths), t)),
+        "token-list": estimator.estimate_total(lengths),
         "packed": Estimate(packed.value / fill.value, *ends),
     }
     found = {}
     for name, stored in measured.stored.items():
-        size, write_s, read_s = estimator.total(stored.bytes_each), stored.write_s, stored.read_s
+        size, write_s, read_s = estimator.estimate_total(stored.bytes_each), stored.write_s, stored.read_s
         size = Estimate(*(n + stored.bytes_once for n in (size.value, size.low, size.high)))
         found[name] = {
             "tokens": positions.get(name, positions["token-list"]),
-            "useful_tokens": estimator.total(kept if name == "padded" else useful),
+            "useful_tokens": estimator.estimate_total(kept if name == "padded" else useful),
             "bytes": size,
-            "core_s_to_tokenize_and_write": estimator.spread(
+            "core_s_to_tokenize_and_write": estimator.add_interval(
                 estimator.documents * (tokens / estimator.speed + write_s) / len(lengths),
                 estimator.documents * (tokens / estimator.speeds + write_s) / len(lengths),
                 certain=False,
@@ -335,29 +338,29 @@ def of_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, Any]:
         }
         if read_s is not None:
             found[name]["core_s_to_read"] = estimator.documents * read_s / len(lengths)
-            found[name]["break_even_epochs"] = estimator.of_speed(
+            found[name]["break_even_epochs"] = estimator.estimate_speed(
                 lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
             )
     return found
 
 
-def of_tokenizing(estimator: Estimator, rate: float | None) -> dict[str, Any]:
+def estimate_tokenizing(estimator: Estimator, rate: float | None) -> dict[str, Any]:
     measured = estimator.measured
     text_bytes_per_token = measured.text_bytes.sum() / max(1, (measured.lengths - 1).sum())
     found: dict[str, Any] = {
-        "tokens_per_core_s": estimator.of_speed(lambda s: s),
-        "text_bytes_per_core_s": estimator.of_speed(lambda s: s * text_bytes_per_token),
-        "rate_at_stall_0.01": estimator.of_speed(lambda s: costs.rate_at_stall(0.01, s)),
-        "rate_at_stall_0.1": estimator.of_speed(lambda s: costs.rate_at_stall(0.1, s)),
+        "tokens_per_core_s": estimator.estimate_speed(lambda s: s),
+        "text_bytes_per_core_s": estimator.estimate_speed(lambda s: s * text_bytes_per_token),
+        "rate_at_stall_0.01": estimator.estimate_speed(lambda s: costs.rate_at_stall(0.01, s)),
+        "rate_at_stall_0.1": estimator.estimate_speed(lambda s: costs.rate_at_stall(0.1, s)),
     }
     if rate:
-        found["core_share"] = estimator.of_speed(lambda s: costs.core_share(rate, s))
-        found["step_share"] = estimator.of_speed(lambda s: costs.stall_share(rate, s))
+        found["core_share"] = estimator.estimate_speed(lambda s: costs.core_share(rate, s))
+        found["step_share"] = estimator.estimate_speed(lambda s: costs.stall_share(rate, s))
     return found
 
 
-def of_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -> dict[str, Any]:
-    """Times of each approach on one rank that does its data work in the training thread."""
+def estimate_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -> dict[str, Any]:
+    """Estimate the times of each approach on one rank with its data work in the training thread."""
     t, rate, lengths = settings.sequence_length, settings.tokens_per_second, estimator.lengths
     n, documents = len(lengths), estimator.documents
     stored = estimator.measured.stored
@@ -385,13 +388,13 @@ def of_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -
 
         values, resamples = times(None, estimator.speed), times(estimator.weights, estimator.speeds)
         stall, epoch, all_s = (
-            estimator.spread(float(v), r, certain=False) for v, r in zip(values, resamples, strict=True)
+            estimator.add_interval(float(v), r, certain=False) for v, r in zip(values, resamples, strict=True)
         )
         found[approach] = {
             "stall": stall,
             "epoch_s": epoch,
             "total_s": all_s,
-            "useful_tokens_per_s": estimator.spread(
+            "useful_tokens_per_s": estimator.add_interval(
                 float(costs.mean(useful)) * documents / values[1],
                 costs.mean(useful, estimator.weights) * documents / resamples[1],
                 certain=False,
@@ -400,32 +403,32 @@ def of_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -
     return found
 
 
-def choice(at: dict[str, Estimate]) -> tuple[str, str]:
-    """The format, and why, in a sentence."""
+def choose_format(at: dict[str, Estimate]) -> tuple[str, str]:
+    """Return the advised format and the reason in one sentence."""
     if at["gain"].value - 1 < LEAST_GAIN and at["cut"].value < LEAST_CUT:
         return "padded", (
-            f"documents fill their rows: padding takes {percent(at['padding'])} of the positions and "
-            f"{percent(at['cut'])} of the tokens are cut, so packing would gain less than {LEAST_GAIN:.0%}"
+            f"documents fill their rows: padding takes {format_percent(at['padding'])} of the positions and "
+            f"{format_percent(at['cut'])} of the tokens are cut, so packing would gain less than {LEAST_GAIN:.0%}"
         )
-    cuts = f", where padded rows also drop {percent(at['cut'])} of them" if at["cut"].value >= LEAST_CUT else ""
+    cuts = f", where padded rows also drop {format_percent(at['cut'])} of them" if at["cut"].value >= LEAST_CUT else ""
     return "packed", (
-        f"{as_times(at['gain'])} as many useful tokens from the same step as padded rows{cuts}; nothing is dropped"
+        f"{format_ratio(at['gain'])} as many useful tokens from the same step as padded rows{cuts}; nothing is dropped"
     )
 
 
 def render(facts: dict[str, Any]) -> str:
-    """The facts for a terminal, 100 columns wide."""
+    """Format the facts for a terminal of 100 columns."""
     sampled, tokenizing, wanted = facts["sampled"], facts["tokenizing"], facts["sequence_length"]
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
     lines = [
         f"{Path(facts['files'][0]).name}{more}",
-        f"holds {_count(facts['documents'])} documents, {_bytes(facts['text_bytes'])} of text, "
-        f"{_count(facts['tokens'])} tokens",
-        f"looked at {sampled['documents']:,} documents ({sampled['text_bytes'] / 1e6:.1f} MB; {sampled['where']}); "
+        f"holds {_format_count(facts['documents'])} documents, {_format_bytes(facts['text_bytes'])} of text, "
+        f"{_format_count(facts['tokens'])} tokens",
+        f"sampled {sampled['documents']:,} documents ({sampled['text_bytes'] / 1e6:.1f} MB; {sampled['where']}); "
         "lo–hi: 95 % intervals",
         f"tokenizer {facts['tokenizer']['name']} by {facts['tokenizer']['engine']}: "
-        f"{_count(tokenizing['tokens_per_core_s'])} tokens, {_bytes(tokenizing['text_bytes_per_core_s'])} a second on "
-        "one core",
+        f"{_format_count(tokenizing['tokens_per_core_s'])} tokens, "
+        f"{_format_bytes(tokenizing['text_bytes_per_core_s'])} a second on one core",
         "",
         "one document a row, cut or padded:                      packed rows:",
         f"{'row':>6}  {'padding':>13}  {'tokens cut':>13}  {'documents cut':>14}  {'useful':>15}  "
@@ -433,8 +436,9 @@ def render(facts: dict[str, Any]) -> str:
     ]
     for t, of in facts["sequence_lengths"].items():
         lines.append(
-            f"{t:>6}  {percent(of['padding']):>13}  {percent(of['cut']):>13}  {percent(of['cut_documents']):>14}  "
-            f"{percent(of['fill_packed'], 2):>15}  {as_times(of['gain']):>24}"
+            f"{t:>6}  {format_percent(of['padding']):>13}  {format_percent(of['cut']):>13}  "
+            f"{format_percent(of['cut_documents']):>14}  "
+            f"{format_percent(of['fill_packed'], 2):>15}  {format_ratio(of['gain']):>24}"
         )
     lines += [
         "",
@@ -443,13 +447,14 @@ def render(facts: dict[str, Any]) -> str:
         f"{'pays after epochs':>18}",
     ]
     for name, of in facts["formats"].items():
-        pays = _number(of["break_even_epochs"], 1) if "break_even_epochs" in of else "unpacked first"
+        pays = _format_interval(of["break_even_epochs"], 1) if "break_even_epochs" in of else "unpacked first"
         lines.append(
-            f"{name:<11} {_count(of['tokens']):>14} {_count(of['useful_tokens']):>16} {_bytes(of['bytes']):>16} "
-            f"{_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
+            f"{name:<11} {_format_count(of['tokens']):>14} {_format_count(of['useful_tokens']):>16} "
+            f"{_format_bytes(of['bytes']):>16} "
+            f"{_format_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
         )
-    lines += ["", *_stall_lines(facts)]
-    lines += ["", *_wrapped("choose", f"{facts['choice']}: {facts['reason']}.")]
+    lines += ["", *_format_stalls(facts)]
+    lines += ["", *_wrap("choose", f"{facts['choice']}: {facts['reason']}.")]
     label = "next"
     for file, values in facts["configuration"].items():
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=80)
@@ -459,31 +464,33 @@ def render(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _stall_lines(facts: dict[str, Any]) -> list[str]:
+def _format_stalls(facts: dict[str, Any]) -> list[str]:
     tokenizing, rate = facts["tokenizing"], facts["tokens_per_second"]
     if not rate:
         return [
             "tokenizing while training, in the training thread, takes 1 % of the step at "
-            f"{_count(tokenizing['rate_at_stall_0.01'])} tokens/s,",
-            f"10 % at {_count(tokenizing['rate_at_stall_0.1'])} tokens/s a rank "
-            "(--tokens-per-second N says it for yours)",
+            f"{_format_count(tokenizing['rate_at_stall_0.01'])} tokens/s,",
+            f"10 % at {_format_count(tokenizing['rate_at_stall_0.1'])} tokens/s a rank "
+            "(--tokens-per-second N computes it for your rate)",
         ]
     lines = [
-        f"tokenizing while training at {rate:,.0f} tokens/s a rank: {percent(tokenizing['core_share'], 2)} of a core,",
-        f"or {percent(tokenizing['step_share'], 2)} of the step in the training thread. One rank, {facts['epochs']:g} "
-        f"epoch{'s' * (facts['epochs'] != 1)}, data in that thread:",
+        f"tokenizing while training at {rate:,.0f} tokens/s a rank: "
+        f"{format_percent(tokenizing['core_share'], 2)} of a core,",
+        f"or {format_percent(tokenizing['step_share'], 2)} of the step in the training thread. "
+        f"One rank, {facts['epochs']:g} epoch{'s' * (facts['epochs'] != 1)}, data in that thread:",
         f"{'approach':<20} {'step share of data':>18} {'an epoch':>18} {'all, with preparing':>20} "
         f"{'useful tokens/s':>18}",
     ]
     for approach, of in facts["approaches"].items():
         lines.append(
-            f"{approach:<20} {percent(of['stall'], 2):>18} {_time(of['epoch_s']):>18} {_time(of['total_s']):>20} "
-            f"{_count(of['useful_tokens_per_s']):>18}"
+            f"{approach:<20} {format_percent(of['stall'], 2):>18} {_format_time(of['epoch_s']):>18} "
+            f"{_format_time(of['total_s']):>20} "
+            f"{_format_count(of['useful_tokens_per_s']):>18}"
         )
     return lines
 
 
-def _wrapped(label: str, text: str, width: int = 98) -> list[str]:
+def _wrap(label: str, text: str, width: int = 98) -> list[str]:
     lines, line = [], ""
     for word in text.split(" "):
         if line and len(line) + 1 + len(word) + 8 > width:
@@ -495,61 +502,61 @@ def _wrapped(label: str, text: str, width: int = 98) -> list[str]:
     return [f"{label if i == 0 else '':<6}  {line}" for i, line in enumerate(lines)]
 
 
-def _number(estimate: Estimate, digits: int) -> str:
-    """lo–hi, rounded outwards, so that no more is claimed than holds; one number where both are the same.
+def _format_interval(estimate: Estimate, digits: int) -> str:
+    """Format an interval as lo–hi, rounded outwards so that it is never too narrow; one number if both are equal.
 
-    >>> _number(Estimate(1.5, 1.234, 1.567), 1), _number(Estimate(2.0, 2.0, 2.0), 2)
+    >>> _format_interval(Estimate(1.5, 1.234, 1.567), 1), _format_interval(Estimate(2.0, 2.0, 2.0), 2)
     ('1.2–1.6', '2.00')
     """
     if estimate.low == estimate.high and math.isfinite(estimate.low):
         return f"{estimate.value:.{digits}f}"
-    low, high = (_outwards(estimate.low, digits, math.floor), _outwards(estimate.high, digits, math.ceil))
+    low, high = (_round_outwards(estimate.low, digits, math.floor), _round_outwards(estimate.high, digits, math.ceil))
     return low if low == high else f"{low}–{high}"
 
 
-def _outwards(number: float, digits: int, rounding: Callable[[float], int]) -> str:
+def _round_outwards(number: float, digits: int, rounding: Callable[[float], int]) -> str:
     if not math.isfinite(number):
         return "never"
     scaled = round(number * 10**digits, 6)  # 0.3 is not 0.30000000000000004
     return f"{rounding(scaled) / 10**digits:.{digits}f}"
 
 
-def percent(estimate: Estimate, digits: int = 1) -> str:
-    """A share.
+def format_percent(estimate: Estimate, digits: int = 1) -> str:
+    """Format a share in percent.
 
-    >>> percent(Estimate(0.5, 0.4321, 0.5678))
+    >>> format_percent(Estimate(0.5, 0.4321, 0.5678))
     '43.2–56.8 %'
     """
     scaled = Estimate(*(100 * n for n in (estimate.value, estimate.low, estimate.high)))
-    return f"{_number(scaled, digits)} %"
+    return f"{_format_interval(scaled, digits)} %"
 
 
-def as_times(estimate: Estimate) -> str:
-    """A ratio.
+def format_ratio(estimate: Estimate) -> str:
+    """Format a ratio.
 
-    >>> as_times(Estimate(1.5, 1.444, 1.555))
+    >>> format_ratio(Estimate(1.5, 1.444, 1.555))
     '1.44–1.56x'
     """
-    return f"{_number(estimate, 2)}x"
+    return f"{_format_interval(estimate, 2)}x"
 
 
-def _scaled(estimate: Estimate, units: list[tuple[float, str]]) -> str:
-    """In the largest unit that the value reaches, with three figures."""
+def _format_scaled(estimate: Estimate, units: list[tuple[float, str]]) -> str:
+    """Format an estimate with three digits, in the largest unit that its value reaches."""
     size, unit = next((u for u in units if estimate.value >= u[0]), units[-1])
     scaled = Estimate(*(n / size for n in (estimate.value, estimate.low, estimate.high)))
     digits = max(0, 2 - int(math.floor(math.log10(max(scaled.value, 1e-9))))) if size != 1 else 0
-    return f"{_number(scaled, min(digits, 2))} {unit}".rstrip()
+    return f"{_format_interval(scaled, min(digits, 2))} {unit}".rstrip()
 
 
-def _count(estimate: Estimate) -> str:
+def _format_count(estimate: Estimate) -> str:
     if estimate.low == estimate.high and estimate.value < 1e6:
         return f"{estimate.value:,.0f}"
-    return _scaled(estimate, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")])
+    return _format_scaled(estimate, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")])
 
 
-def _bytes(estimate: Estimate) -> str:
-    return _scaled(estimate, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
+def _format_bytes(estimate: Estimate) -> str:
+    return _format_scaled(estimate, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
 
 
-def _time(estimate: Estimate) -> str:
-    return _scaled(estimate, [(86400, "d"), (3600, "h"), (60, "min"), (1.0000001, "s"), (1e-3, "ms")])
+def _format_time(estimate: Estimate) -> str:
+    return _format_scaled(estimate, [(86400, "d"), (3600, "h"), (60, "min"), (1.0000001, "s"), (1e-3, "ms")])

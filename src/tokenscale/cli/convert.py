@@ -1,4 +1,4 @@
-"""Token stores from and to the formats of others: Megatron-LM's pair, nanoGPT's .bin, Hugging Face data on disk."""
+"""Convert token stores from and to Megatron-LM pairs, nanoGPT .bin files and Hugging Face data sets on disk."""
 
 import argparse
 import dataclasses
@@ -46,7 +46,7 @@ HELP = "python -m tokenscale convert --help"
 
 @dataclass(frozen=True)
 class ConvertSettings:
-    """What to convert into what, and what files cannot say."""
+    """Formats of a conversion, and facts that the files do not contain."""
 
     to: str = option(
         "",
@@ -55,54 +55,61 @@ class ConvertSettings:
         metavar="FORMAT",
     )
     from_format: Literal["store", "megatron", "nanogpt", "hf-datasets"] | None = option(
-        None, "where the source does not show it"
+        None, "format of the source (default: detected)"
     )
-    sequence_length: int | None = option(None, "of the store to write", ge=1)
-    eos: bool | None = option(None, "stores to write: end each document with EOS (default: a store as it is; else no)")
+    sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
+    eos: bool | None = option(
+        None, "target stores: end each document with EOS (default: as in a source store; else no)"
+    )
     tokenizer: str | None = option(
-        None, "that made the source's ids: its folder, or its name below results/tokenizers", metavar="FOLDER"
+        None, "tokenizer that made the source's ids: its folder, or its name below results/tokenizers", metavar="FOLDER"
     )
-    tokenizer_name: str | None = option(None, "where the tokenizer is not here: its name, for the manifest")
-    vocabulary_size: int | None = option(None, "where the tokenizer is not here: its ids", ge=1)
-    bos_id: int | None = option(None, "the same: the id before each document", ge=0)
-    eos_id: int | None = option(None, "the same: the id that ends one, where there is one", ge=0)
-    pad_id: int | None = option(None, "the same: of padding (default EOS, else BOS; never compared with)", ge=0)
+    tokenizer_name: str | None = option(None, "without the tokenizer: its name, for the manifest")
+    vocabulary_size: int | None = option(None, "without the tokenizer: the number of its ids", ge=1)
+    bos_id: int | None = option(None, "without the tokenizer: the id before each document", ge=0)
+    eos_id: int | None = option(None, "without the tokenizer: the id that ends a document, if there is one", ge=0)
+    pad_id: int | None = option(None, "without the tokenizer: the padding id (default EOS, else BOS)", ge=0)
     document_end: int | None = option(
-        None, "the id that ends documents in the foreign file (default EOS): taken off, or added", ge=0, metavar="ID"
+        None,
+        "id that ends documents in the foreign file (default EOS): removed on reading, added on writing",
+        ge=0,
+        metavar="ID",
     )
     bos: Literal["keep", "drop"] | None = option(
-        None, "foreign formats to write: the BOS of each document (default: keep; of nanogpt: drop)"
+        None, "foreign targets: the BOS of each document (default: keep; nanogpt: drop)"
     )
     dtype: Literal["uint16", "uint32"] | None = option(
-        None, "of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
+        None, "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
     )
-    column: str | None = option(None, "of a hf-datasets source (default input_ids, else tokens)", metavar="NAME")
-    force: bool = option(False, "replace what lies at TARGET, if it is of the same kind")
+    column: str | None = option(
+        None, "column of a hf-datasets source (default: input_ids, else tokens)", metavar="NAME"
+    )
+    force: bool = option(False, "replace TARGET if it is of the same kind")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What to write: a store (in a folder, or as one file), or a foreign format."""
+    """Output of a conversion: a store (in a folder, or as one file), or a foreign format."""
 
     path: Path
     store: StoreSettings | None = None
     single: SingleFile | None = None
     foreign: str | None = None
-    command: str = ""  # what writes it again
+    command: str = ""  # command that writes it again
 
     @property
     def module(self) -> ModuleType:
-        """What writes it."""
+        """Return the module that writes the target."""
         return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else load_format(self.store.format)
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to read, checked."""
+    """Validated input of a conversion."""
 
     documents: Documents
     facts: dict[str, Any]  # for the record of what is written
-    framing: Framing | None = None  # of a foreign source
+    framing: Framing | None = None  # for a foreign source
     counts: Counts | None = None
 
 
@@ -110,21 +117,26 @@ FLAGS = flags.build_flags(ConvertSettings, aliases={"from_format": ("--from",)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to convert, into what, and what a file cannot say."""
+    """Add the options of `convert`."""
 
     parser.usage = "%(prog)s SOURCE TARGET --to FORMAT [--tokenizer FOLDER] [options]"
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="a store, a pair's prefix, a .bin, a folder")
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="store, prefix of a Megatron-LM pair, .bin file, or folder of a data set",
+    )
     parser.add_argument(
         "target",
         type=Path,
         metavar="TARGET",
-        help="the same, to write; padded, token-list: also FILE.parquet",
+        help="output of the same kinds; for padded and token-list also FILE.parquet",
     )
     flags.add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert, and say what came of it."""
+    """Convert the source and report the result."""
 
     settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
     words = shlex.join(["python", "-m", "tokenscale", *sys.argv[1:]])
@@ -132,34 +144,34 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = print, command: str = "") -> None:
-    """Write TARGET from SOURCE; `log` receives a line for each thing found and done, `command` goes into build records.
+    """Write TARGET from SOURCE. `log` receives a line for each finding and result; build records hold `command`.
 
-    Raises UserError for a source that is none of the known formats, does not hold together or contradicts what is
-    stated of it; for flags that mean nothing here; and for anything in the way at TARGET.
+    Raise UserError for a source of unknown format, a source that is inconsistent or contradicts the flags, flags that
+    do not apply, and an existing TARGET.
     """
-    goal = _target(settings, target, command)
-    kind = settings.from_format or _kind_of(source)
+    goal = _parse_target(settings, target, command)
+    kind = settings.from_format or _detect_format(source)
     _check_flags(settings, kind, goal)
-    make_way(goal, source, kind, settings.force)
+    check_target_free(goal, source, kind, settings.force)
     if kind == "store":
-        found = of_store(settings, source, goal, log)
+        found = open_own_store(settings, source, goal, log)
     else:
-        found = of_foreign(settings, source, kind, goal, log)
+        found = open_foreign(settings, source, kind, goal, log)
     if not len(found.documents):
-        raise UserError("the source holds no documents.", source=source, next="name another")
+        raise UserError("the source holds no documents.", source=source, next="name another source")
     if goal.foreign:
         write_foreign(settings, found, goal, log)
     else:
         write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log)
 
 
-def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
+def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target:
     names = [*FOREIGN, *FORMATS]
     if not settings.to:
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
         return Target(path, foreign=settings.to)
-    command = command if settings.force or not command else f"{command} --force"  # what is broken is in the way
+    command = command if settings.force or not command else f"{command} --force"  # a damaged store must be replaced
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
         raise unknown("format", settings.to, names, flag="--to")
     store = StoreSettings.parse(settings.to)
@@ -179,9 +191,9 @@ def _target(settings: ConvertSettings, path: Path, command: str) -> Target:
     return Target(path, store=store, single=single, command=command)
 
 
-def _kind_of(path: Path) -> str:
-    """The format of a source, where it shows."""
-    manifest = manifest_of(path)
+def _detect_format(path: Path) -> str:
+    """Detect the format of a source."""
+    manifest = find_manifest(path)
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
     for kind, module in FOREIGN.items():
@@ -189,17 +201,17 @@ def _kind_of(path: Path) -> str:
             return kind
     if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
         raise UserError(
-            "the source shows no format that is known.",
+            "the format of the source is unknown.",
             source=path,
             expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of Dataset.save_to_disk",
-            next=f"--from {{store,{','.join(FOREIGN)}}} tries one of them and says what is missing\n"
-            "python -m tokenscale pretokenize --help, where it is text",
+            next=f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
+            "python -m tokenscale pretokenize --help, for text",
         )
-    raise UserError("the source is missing.", source=path, next="mend the path")
+    raise UserError("the source is missing.", source=path, next="correct the path")
 
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
-    """UserError for a flag that means nothing for this conversion."""
+    """Raise UserError for a flag that does not apply to this conversion."""
     of_foreign = ("tokenizer", "tokenizer_name", *IDS)
     means = dict.fromkeys(of_foreign, kind != "store")
     means |= {
@@ -214,38 +226,38 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
         if not used and getattr(settings, name) is not None:
             flag = next(flag.name for flag in FLAGS if flag.key == name)
             what = f"from {kind} to {goal.foreign or goal.store.format}"
-            known = "the store's manifest says it" if kind == "store" and name in of_foreign else None
-            raise UserError(f"{flag} means nothing {what}.", reason=known, next="leave it out")
+            known = "the store's manifest holds this value" if kind == "store" and name in of_foreign else None
+            raise UserError(f"{flag} does not apply {what}.", reason=known, next="leave it out")
 
 
-def manifest_of(path: Path) -> Path:
-    """Of a store: by its folder, its manifest, or the one Parquet file that it is."""
+def find_manifest(path: Path) -> Path:
+    """Return the manifest path of a store, given by its folder, its manifest, or its single Parquet file."""
     return path.with_suffix(".manifest.json") if path.suffix == ".parquet" else resolve_store(path)[1]
 
 
-def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
-    """Refuse to write over what this command would not write itself, and, without --force, over anything."""
+def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> None:
+    """Refuse to overwrite anything without --force, and files that this command would not write with it."""
     path = goal.path
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise UserError("the target's folder is a file.", target=path, folder=parent, next="mend the path")
+        raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
     ours = goal.module.list_outputs(path) if goal.foreign else [path]
-    theirs = _files_of(source, kind)
+    theirs = _list_files(source, kind)
     if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
         raise UserError("the target would replace its own source.", target=path, next="name another target")
     if goal.single:
         there = [path] if path.exists() else []
-        known = manifest_of(path).is_file()
+        known = find_manifest(path).is_file()
     elif goal.foreign:
         there = [p for p in ours if p.exists()]
         known = goal.module.detect(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
     else:
-        there = [path] if path.exists() and (path.is_file() or any(_visible(path))) else []
+        there = [path] if path.exists() and (path.is_file() or any(_list_visible(path))) else []
         known = path.is_dir() and (path / "manifest.json").is_file()
-        if known:  # a store's writer clears away files of tokens that it does not know
+        if known:  # a store's writer deletes token files that it does not know
             files = read_json(path / "manifest.json", "manifest").get("files", [])
             known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
-            strange = sorted(p.name for p in _visible(path) if p.name not in known_names)
+            strange = sorted(p.name for p in _list_visible(path) if p.name not in known_names)
             if strange:
                 raise UserError(
                     "the target's folder holds more than a store.",
@@ -255,41 +267,41 @@ def make_way(goal: Target, source: Path, kind: str, force: bool) -> None:
                 )
     if there and not known:
         raise UserError(
-            f"what lies at the target is no {goal.foreign or 'token store'}.",
+            f"the existing target is not a {goal.foreign or 'token store'}.",
             target=there[0],
-            next="name another target; --force replaces only what is of the same kind",
+            next="name another target; --force replaces only the same kind",
         )
     if there and not force:
-        raise UserError("something lies at the target already.", target=there[0], next="--force replaces it")
+        raise UserError("the target already exists.", target=there[0], next="--force replaces it")
 
 
-def _visible(folder: Path) -> Iterator[Path]:
+def _list_visible(folder: Path) -> Iterator[Path]:
     return (p for p in folder.iterdir() if not p.name.startswith("."))
 
 
-def _files_of(source: Path, kind: str) -> list[Path]:
-    """What a source takes on disk, by its path: its folder, or its files."""
+def _list_files(source: Path, kind: str) -> list[Path]:
+    """Return the paths that a source occupies: its folder, or its files."""
     return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).list_outputs(source)
 
 
-def of_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
-    """A store of ours, opened. UserError where documents cannot be had back from it."""
-    where = manifest_of(path)
+def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
+    """Open a token store. Raise UserError if its documents cannot be recovered."""
+    where = find_manifest(path)
     manifest = read_store_manifest(where)
     if manifest["format"] not in FORMATS:
         raise unknown("format of a store", manifest["format"], FORMATS, store=path)
     reader = load_reader(manifest["format"])
     if not hasattr(reader, "chunks"):
         raise UserError(
-            f"documents cannot be had back from the format {manifest['format']}.",
+            f"documents cannot be recovered from the format {manifest['format']}.",
             store=path,
             reason=f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut: "
-            f"{manifest['tokens_cut']:,} tokens are not in it",
+            f"{manifest['tokens_cut']:,} tokens are missing",
             next="convert a token-list or packed store of the same text",
         )
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, store, requested_by="this conversion")
-    eos = _eos(settings, goal, store.eos)
+    eos = _resolve_eos(settings, goal, store.eos)
     _check_eos(eos, manifest["eos_id"])
     log(
         f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
@@ -297,23 +309,23 @@ def of_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> S
         + (f", EOS {manifest['eos_id']}" if store.eos else "")
     )
     if eos != store.eos:
-        log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'taken off'} each document")
+        log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'removed from'} each document")
     facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
     return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
 
 
-def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
-    """What others wrote, read once and counted. UserError where it contradicts what is stated of it."""
+def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
+    """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
     module = importlib.import_module(FOREIGN[kind])
     record = read_record(module.record_path(path))
-    tokenizer, ids = _facts(settings, record, path)
+    tokenizer, ids = _resolve_tokenizer(settings, record, path)
     document_end = settings.document_end
     if document_end is None:
         document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
     if document_end is not None and document_end >= ids["vocabulary_size"]:
-        raise outside("--document-end", document_end, ids["vocabulary_size"])
+        raise out_of_vocabulary_error("--document-end", document_end, ids["vocabulary_size"])
     framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end)
-    eos = _eos(settings, goal, bool(record and record["eos"] and goal.store))
+    eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store))
     _check_eos(eos, ids["eos_id"])
     reader = module.Reader(
         path,
@@ -332,7 +344,7 @@ def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, l
     for line in _describe(path, module.NAME, reader, framing, counts):
         log(line)
     if goal.store:
-        log(f"  put on: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+        log(f"  added: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
     documents.origin = Origin(
         tokenizer=tokenizer,
         **ids,
@@ -357,14 +369,17 @@ def of_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, l
     return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
 
 
-def _facts(
+def _resolve_tokenizer(
     settings: ConvertSettings, record: dict[str, Any] | None, source: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tokenizer as a manifest names it, `vocabulary_size`, `bos_id`, `eos_id` and `pad_id`) from flags, the folder of
-    a tokenizer, and the record; UserError where two of them differ, and where nothing says it."""
+    """Return (tokenizer, its ids) from the flags, the tokenizer's folder and the record.
+
+    The tokenizer is as a manifest names it, the ids are `vocabulary_size`, `bos_id`, `eos_id` and `pad_id`. Raise
+    UserError if two sources contradict each other, and if none gives a required id.
+    """
     tokenizer, stated = None, []
     if settings.tokenizer is not None:
-        found = read_tokenizer(_tokenizer_folder(settings.tokenizer))
+        found = read_tokenizer(_find_tokenizer_folder(settings.tokenizer))
         tokenizer = {"name": found["name"], "kind": found["kind"], "file_sha256": found["file"]["sha256"]}
         stated.append((f"--tokenizer {settings.tokenizer}", {name: found[name] for name in IDS}))
     if record is not None:
@@ -377,7 +392,7 @@ def _facts(
                 source=source,
                 has=f"{record['tokenizer']['name']}, sha256 {record['tokenizer']['file_sha256']}",
                 requested=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
-                next="leave --tokenizer out: the record says all of it",
+                next="leave --tokenizer out: the record holds the tokenizer's facts",
             )
     of_flags = {name: getattr(settings, name) for name in IDS if getattr(settings, name) is not None}
     ids: dict[str, Any] = {}
@@ -394,23 +409,23 @@ def _facts(
     missing = [f"--{name.replace('_', '-')} N" for name in ("vocabulary_size", "bos_id") if ids.get(name) is None]
     if missing:
         raise UserError(
-            "the source does not say which ids its tokenizer has.",
+            "the ids of the source's tokenizer are unknown.",
             source=source,
             missing=" ".join(missing),
-            next="--tokenizer FOLDER, where the tokenizer that made it is here\n"
-            "--vocabulary-size N --bos-id N, and --eos-id N where it has one, where it is not",
+            next="--tokenizer FOLDER, if the tokenizer that made it is here\n"
+            "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise",
         )
     ids["eos_id"] = ids.get("eos_id")
     if ids.get("pad_id") is None:
         ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
     for name in IDS[1:]:
         if ids[name] is not None and ids[name] >= ids["vocabulary_size"]:
-            raise outside(f"--{name.replace('_', '-')}", ids[name], ids["vocabulary_size"])
+            raise out_of_vocabulary_error(f"--{name.replace('_', '-')}", ids[name], ids["vocabulary_size"])
     if tokenizer is None:
         tokenizer = {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
     elif settings.tokenizer_name not in (None, tokenizer["name"]):
         raise UserError(
-            "--tokenizer-name contradicts what is known of the tokenizer.",
+            "--tokenizer-name contradicts the known name of the tokenizer.",
             stated=tokenizer["name"],
             requested=settings.tokenizer_name,
             next="leave it out",
@@ -418,7 +433,7 @@ def _facts(
     return tokenizer, {name: ids[name] for name in IDS}
 
 
-def _tokenizer_folder(text: str) -> Path:
+def _find_tokenizer_folder(text: str) -> Path:
     for folder in (Path(text), BUILT / text):
         if (folder / "manifest.json").is_file() and "kind" in read_json(folder / "manifest.json"):
             return folder
@@ -430,29 +445,27 @@ def _tokenizer_folder(text: str) -> Path:
     if known:
         raise unknown("tokenizer", text, known, **facts)
     what = f"there is no tokenizer {text!r} here."
-    raise UserError(what, **facts, next="name its folder, or say --vocabulary-size, --bos-id and --eos-id")
+    raise UserError(what, **facts, next="name its folder, or give --vocabulary-size, --bos-id and --eos-id")
 
 
-def outside(flag: str, value: int, vocabulary_size: int) -> UserError:
-    """The error of an id that is none."""
+def out_of_vocabulary_error(flag: str, value: int, vocabulary_size: int) -> UserError:
+    """Return the error for an id outside the vocabulary."""
     return UserError(
-        f"{flag} lies outside the vocabulary.",
+        f"{flag} is outside the vocabulary.",
         found=value,
         expected=f"0 … {vocabulary_size - 1}",
-        next="mend it, or --vocabulary-size",
+        next="correct it, or --vocabulary-size",
     )
 
 
-def _eos(settings: ConvertSettings, goal: Target, as_it_is: bool) -> bool:
-    """Whether documents shall end with EOS: by flag, by the name of the store to write, or as the source has it."""
+def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool) -> bool:
+    """Return whether documents end with EOS: by flag, by the name of the target store, or as in the source."""
     return settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
 
 
 def _check_eos(eos: bool, eos_id: int | None) -> None:
     if eos and eos_id is None:
-        raise UserError(
-            "the tokenizer has no EOS to end documents with.", flag="--eos", next="leave it out, or --eos-id N"
-        )
+        raise UserError("the tokenizer has no EOS.", flag="--eos", next="leave it out, or --eos-id N")
 
 
 def _describe(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
@@ -460,22 +473,22 @@ def _describe(path: Path, name: str, reader: Any, framing: Framing, counts: Coun
     if reader.note:
         yield f"  {reader.note}"
     if reader.padding_dropped:
-        yield f"  padding left out, by its attention mask: {reader.padding_dropped:,} ids"
+        yield f"  padding removed, by its attention mask: {reader.padding_dropped:,} ids"
     of = f" ({counts.documents:,} documents)"
     if framing.document_end is not None:
-        yield f"  taken off the ends: {counts.document_ends_stripped:,} of id {framing.document_end}{of}"
-    yield f"  taken off the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}"
+        yield f"  removed from the ends: {counts.document_ends_stripped:,} of id {framing.document_end}{of}"
+    yield f"  removed from the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}"
     if counts.empty_documents:
-        yield f"  documents without a token of text: {counts.empty_documents:,}, kept"
+        yield f"  documents without text tokens: {counts.empty_documents:,}, kept"
 
 
 def write_store(found: Source, goal: Target, log: Log) -> None:
-    """A store with the documents of the source."""
+    """Write a store with the documents of the source."""
     store, path = goal.store, goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress
     found.documents.origin = replace(found.documents.origin, command=goal.command)
-    with _held(goal):
+    with _lock_target(goal):
         if goal.single:
             manifest = goal.module.write(store, found.documents, path.parent, single=goal.single)
         else:
@@ -490,8 +503,8 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
 
 
 @contextmanager
-def _held(goal: Target) -> Iterator[None]:
-    """The target's folder, locked. What fails leaves no folder behind in which nothing was begun."""
+def _lock_target(goal: Target) -> Iterator[None]:
+    """Lock the target's folder. On failure, remove the folder unless something was begun in it."""
     path = goal.path
     place = path.parent / f".{path.stem}.converting" if goal.single else path
     new = [p for p in (path.parent if goal.single else path, *path.parents) if not p.exists()]
@@ -509,8 +522,8 @@ def _held(goal: Target) -> Iterator[None]:
 
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
-    """Files for others, and the record of what they cannot say."""
-    rule, module, documents = _rule(settings, found, goal), goal.module, found.documents
+    """Write a foreign format, and the record of the facts that its files do not contain."""
+    rule, module, documents = _choose_rule(settings, found, goal), goal.module, found.documents
     progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), ExportCounts()
     documents.report = progress
     hashes = module.write(documents, goal.path, rule, count)
@@ -526,34 +539,36 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         "document_end": rule.document_end,
         "source": found.facts,
     }
-    write_record(module.record_path(goal.path), hashes, facts)  # an old one fits no new files: never believed
+    write_record(module.record_path(goal.path), hashes, facts)  # an old record does not match new files and is ignored
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
     log(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
     if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
-        log(f"  taken off: {count.bos_dropped:,} of BOS {origin.bos_id}")
+        log(f"  removed: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
-        log(f"  put behind documents: {count.document_ends_added:,} of id {rule.document_end}")
+        log(f"  added after documents: {count.document_ends_added:,} of id {rule.document_end}")
     for note in module.notes(origin, rule.document_end is not None or found.facts["eos"]):
         log(f"  {note}")
 
 
-def _rule(settings: ConvertSettings, found: Source, goal: Target) -> ExportFraming:
-    """How documents leave. From one foreign format to another they keep what they had, where the format allows it."""
+def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> ExportFraming:
+    """Return how documents are framed in the target. Between foreign formats they keep their framing if the format
+    allows it.
+    """
     origin, end = found.documents.origin, settings.document_end
     if end is None and goal.foreign == "nanogpt":
         end = found.framing.document_end if found.framing else origin.eos_id
         if end is None:
             raise UserError(
-                "nanoGPT's format needs an id that ends documents, and the tokenizer has none.",
+                "nanoGPT's format needs an id that ends documents, but the tokenizer has none.",
                 tokenizer=origin.tokenizer["name"],
                 next="--document-end ID",
             )
     if end is None and found.counts is not None and found.counts.document_ends_stripped:
         end = found.framing.document_end
     if end is not None and end >= origin.vocabulary_size:
-        raise outside("--document-end", end, origin.vocabulary_size)
+        raise out_of_vocabulary_error("--document-end", end, origin.vocabulary_size)
     keep = goal.module.KEEPS_BOS
     if keep and found.counts is not None:
         keep = found.counts.bos_stripped > 0

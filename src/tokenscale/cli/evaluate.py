@@ -13,7 +13,7 @@ import numpy as np
 from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, understood
-from tokenscale.cli.pretokenize_file import in_flags
+from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.held_out import apply_objective
 from tokenscale.data.corpus.raw_text import RawText
@@ -106,7 +106,7 @@ def evaluate(
     try:
         opened, found = evaluate_text(checkpoint, corpus, split=split, text_column=text_column, **options)
     except UserError as error:
-        raise (in_flags(error) if "source." in error.facts.get("key", "") else error) from None
+        raise (reword_for_flags(error) if "source." in error.facts.get("key", "") else error) from None
     return format_scores(opened, found, corpus if Path(corpus).is_file() else f"{corpus}, split {split}")
 
 

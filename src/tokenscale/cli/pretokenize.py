@@ -1,4 +1,4 @@
-"""Raw Parquet → one token store (as rules ask for it), or a file of text → one Parquet file of tokens a format."""
+"""Write one token store from raw Parquet, as the workflow's rules do, or Parquet files of tokens from a text file."""
 
 import argparse
 import importlib
@@ -12,42 +12,42 @@ from tokenscale.data.stores.write import write_store
 from tokenscale.runs.launch.lock import held
 from tokenscale.settings.data import StoreSettings
 
-#: by name, as registries do: what a person's file goes through is no part of a store's code
+#: imported by name, as in registries, so that it is not part of the code of a workflow's store
 FROM_FILE = "tokenscale.cli.pretokenize_file"
 RULE = ("store", "corpus", "tokenizer", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options, of both ways."""
+    """Add the options of both modes."""
     parser.usage = (
         "%(prog)s --input-path FILE --output-dir DIR [options]\n"
         "       %(prog)s --store NAME --corpus FILE --tokenizer FILE --output FILE"
     )
     importlib.import_module(FROM_FILE).add_arguments(parser)
-    rule = parser.add_argument_group("a corpus → one store, as the workflow's rules do it")
+    rule = parser.add_argument_group("write one store of a corpus, as the workflow's rules do")
     rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
     rule.add_argument("--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
     rule.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
     )
-    rule.add_argument("--threads", type=int, help="of the engine; by default as many as there are cores")
-    rule.add_argument("--engine", default="auto", help="what turns text into ids; auto: the fastest exact one")
+    rule.add_argument("--threads", type=int, help="threads of the engine (default: one per core)")
+    rule.add_argument("--engine", default="auto", help="tokenization engine; auto: the fastest exact one")
     rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write, and say what came of it."""
+    """Write the tokens and report the result."""
     from_file = importlib.import_module(FROM_FILE)
-    of_file, of_rule = from_file.requested(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
+    of_file, of_rule = from_file.list_given_flags(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
         raise UserError(
-            "the flags belong to two ways of this verb.",
+            "the flags belong to two modes of this command.",
             file=" ".join(of_file),
             corpus=" ".join(of_rule),
-            next="use those of one way: python -m tokenscale pretokenize --help",
+            next="use the flags of one mode: python -m tokenscale pretokenize --help",
         )
     if not of_rule:
-        from_file.write(from_file.settings_of(arguments))
+        from_file.write(from_file.read_settings(arguments))
         return
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:

@@ -1,4 +1,4 @@
-"""A file of text → one Parquet file of tokens for each format asked for: the studies' first step.
+"""Tokenize a text file into one Parquet file for each requested format, the first step of the source studies.
 
 The text goes through a corpus of its own, in a folder aside: nothing cleaned, nothing held out, so that row i is
 document i of the file. No rule of the workflow uses this; it is found by name, so that no store depends on it.
@@ -34,25 +34,25 @@ STORAGE = {field.name: field.metadata for field in dataclasses.fields(StorageSet
 
 @dataclass(frozen=True)
 class FileSettings:
-    """What to make of a file, in the studies' words."""
+    """Settings for tokenizing a file, with the source studies' names."""
 
     input_path: str = option("", "Parquet, JSON lines (.jsonl) or text; the last two also .gz, .zst", metavar="FILE")
-    output_dir: str = option("", "where the files of tokens go", metavar="DIR")
+    output_dir: str = option("", "folder of the token files", metavar="DIR")
     tokenizer_name: str = option(
         "tekken",
         "a folder, a name below results/tokenizers, tekken, a name of Mistral-Nemo (the same), or NAME@COMMIT of the "
         "Hugging Face hub",
         metavar="NAME",
     )
-    max_length: int = option(2048, "padded: positions a row (it holds one more token: the last label)", ge=8)
-    batch_size: int = option(100, "documents that the tokenizer gets at a time", ge=1)
+    max_length: int = option(2048, "padded: positions per row (it stores one more token, the last label)", ge=8)
+    batch_size: int = option(100, "documents per call of the tokenizer", ge=1)
     format: tuple[Literal["padded", "token-list", "packed"], ...] = option(
-        ("padded", "token-list"), "one file for each; packed is no Parquet, the workflow makes it"
+        ("padded", "token-list"), "one file for each; packed is not Parquet, the workflow makes it"
     )
-    compression: Literal["none", "snappy", "lz4", "zstd"] = option("snappy", "of the Parquet files")
-    compression_level: int | None = option(None, "of zstd (default 3)", ge=1, le=22)
-    dtype: Literal["int32", "int64", "uint32"] = option("int32", "of token ids; the studies had int64")
-    row_group_rows: int = option(1000, "rows a Parquet row group", ge=1)
+    compression: Literal["none", "snappy", "lz4", "zstd"] = option("snappy", "codec of the Parquet files")
+    compression_level: int | None = option(None, "level of zstd (default 3)", ge=1, le=22)
+    dtype: Literal["int32", "int64", "uint32"] = option("int32", "dtype of token ids; the studies had int64")
+    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
     text_column: str = option("text", "column or key of the text", metavar="NAME")
     separator: str | None = option(
@@ -64,24 +64,24 @@ FLAGS = flags.build_flags(FileSettings)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this way."""
-    flags.add_flags(parser.add_argument_group("a file of text → one Parquet file for each format"), FLAGS)
+    """Add the flags for tokenizing a file."""
+    flags.add_flags(parser.add_argument_group("tokenize a text file into one Parquet file for each format"), FLAGS)
 
 
-def requested(arguments: argparse.Namespace) -> list[str]:
-    """Those of its flags that were given."""
+def list_given_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags of this mode that were given."""
     return [flag.name for flag in FLAGS if getattr(arguments, flag.key) is not None]
 
 
-def settings_of(arguments: argparse.Namespace) -> FileSettings:
-    """The settings that the flags state. Raises UserError for a wrong value, a missing flag, and the format packed."""
+def read_settings(arguments: argparse.Namespace) -> FileSettings:
+    """Return the settings from the flags. Raise UserError for a wrong value, a missing flag, and the format packed."""
     settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
     for name in ("input_path", "output_dir"):
         if not getattr(settings, name):
             raise UserError(f"--{name.replace('_', '-')} is missing.", next="python -m tokenscale pretokenize --help")
     if "packed" in settings.format:
         raise UserError(
-            "packed rows are memory-mapped, not Parquet: no file can hold them.",
+            "packed rows are memory-mapped: they cannot be a Parquet file.",
             flag="--format",
             allowed="padded, token-list",
             next="name the corpus in config/config.yaml, then: snakemake "
@@ -104,8 +104,8 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
-    _check(source)
-    stem = stem_of(source)
+    _check_source(source)
+    stem = strip_extensions(source)
     new = not directory.exists()
     aside = directory / f".{stem}.building"
     try:
@@ -121,12 +121,12 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
 
 
 def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Path, dict[str, Any]]:
-    corpus = _corpus(settings, source, stem, aside / "corpus")
+    corpus = _build_corpus(settings, source, stem, aside / "corpus")
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
-        log(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are left out")
+        log(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are skipped")
     if left_out["read"] == 1:
-        log(f"{source} is one document; of a text file, --separator says what stands between several")
+        log(f"{source} is one document; for a text file, --separator splits it into several")
     if tokenizer.note:
         log(tokenizer.note)
     kept = directory / "tokenizers" / tokenizer.settings.name
@@ -146,15 +146,15 @@ def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Pat
             row_group_rows=settings.row_group_rows,
         )
         name = f"{stem}_tokenized_{form}_{settings.compression}"
-        _make_way(directory / f"{name}.parquet", store, read_tokenizer(folder))
+        _check_free(directory / f"{name}.parquet", store, read_tokenizer(folder))
         stores[name] = store
-    folder = _keep(folder, kept)
+    folder = _copy_tokenizer(folder, kept)
     if "token-list" in settings.format:
         log("token-list: documents are kept whole; the studies cut theirs at --max-length")
     written = {}
     for name, store in stores.items():
         progress = Progress(name, total=corpus["splits"]["train"]["rows"])
-        single = SingleFile(name, _command(settings, store))
+        single = SingleFile(name, _command_line(settings, store))
         options = {"batch_documents": settings.batch_size, "single": single, "log": log}
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
         progress.close()
@@ -168,8 +168,8 @@ def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Pat
     return written
 
 
-def _keep(folder: Path, kept: Path) -> Path:
-    """Copy a tokenizer beside the tokens; returns its folder there. Another tokenizer of its name is left alone."""
+def _copy_tokenizer(folder: Path, kept: Path) -> Path:
+    """Copy a tokenizer beside the tokens and return its folder there. Another tokenizer of its name is not replaced."""
     sha256 = read_tokenizer(folder)["file"]["sha256"]
     if (kept / "manifest.json").is_file() and read_tokenizer(kept)["file"]["sha256"] != sha256:
         kept = kept.with_name(f"{kept.name}-{sha256[:6]}")
@@ -181,10 +181,10 @@ def _keep(folder: Path, kept: Path) -> Path:
     return kept
 
 
-def stem_of(path: Path) -> str:
-    """A file's name without the endings that say what it holds.
+def strip_extensions(path: Path) -> str:
+    """Return a file's name without its format and compression extensions.
 
-    >>> stem_of(Path("data/owt_train.txt.gz")), stem_of(Path("train_data.parquet"))
+    >>> strip_extensions(Path("data/owt_train.txt.gz")), strip_extensions(Path("train_data.parquet"))
     ('owt_train', 'train_data')
     """
     name = path.name
@@ -193,7 +193,7 @@ def stem_of(path: Path) -> str:
     return name
 
 
-def _check(source: Path) -> None:
+def _check_source(source: Path) -> None:
     if source.is_dir():
         raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
     if not source.exists():
@@ -206,11 +206,11 @@ def _check(source: Path) -> None:
             next=f"did you mean {source.parent / near}?" if near else "mend the path",
         )
     if source.stat().st_size == 0:
-        raise UserError("the input file is empty.", flag="--input-path", file=source, next="name another")
+        raise UserError("the input file is empty.", flag="--input-path", file=source, next="name another file")
 
 
-def _corpus(settings: FileSettings, source: Path, stem: str, directory: Path) -> dict[str, Any]:
-    """The file's text as a corpus; its manifest. The documents are those of the file, in its order."""
+def _build_corpus(settings: FileSettings, source: Path, stem: str, directory: Path) -> dict[str, Any]:
+    """Build a corpus from the file's documents, in order, and return its manifest."""
     separator = settings.separator
     corpus = CorpusSettings(
         name=re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "text",
@@ -218,7 +218,7 @@ def _corpus(settings: FileSettings, source: Path, stem: str, directory: Path) ->
             kind="files",
             files=(str(source),),
             text_column=settings.text_column,
-            separator=None if separator is None else unescaped(separator),
+            separator=None if separator is None else unescape(separator),
         ),
         cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
         validation_share=0.0,
@@ -230,13 +230,13 @@ def _corpus(settings: FileSettings, source: Path, stem: str, directory: Path) ->
         if error.facts.get("corpus") == str(directory):
             facts = {"flag": "--input-path", "file": source, "documents": error.facts.get("documents")}
             raise UserError("the input file holds no documents.", **facts, next="name another") from None
-        raise in_flags(error) from None
+        raise reword_for_flags(error) from None
     finally:
         progress.close()
 
 
-def in_flags(error: UserError) -> UserError:
-    """An error of a source in the words of flags: nobody has written a configuration for it."""
+def reword_for_flags(error: UserError) -> UserError:
+    """Reword an error about a source in terms of flags: the user wrote no configuration for it."""
     facts = {("flag" if label == "key" else label): text for label, text in error.facts.items()}
     for key in ("text_column", "target_column"):
         if facts.get("flag") == f"source.{key}":
@@ -245,23 +245,23 @@ def in_flags(error: UserError) -> UserError:
     return UserError(error.what, **facts)
 
 
-def unescaped(text: str) -> str:
-    r"""A separator as a shell passes it, with `\n` and `\t` as characters.
+def unescape(text: str) -> str:
+    r"""Replace `\n` and `\t` in a separator from the shell by the characters.
 
-    >>> unescaped(r"\n\n")
+    >>> unescape(r"\n\n")
     '\n\n'
     """
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
-def _make_way(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> None:
-    """Refuse to write over what is not this command's own file of the same settings."""
+def _check_free(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> None:
+    """Refuse to overwrite a file that this command did not write with the same settings."""
     manifest = path.with_name(f"{path.stem}.manifest.json")
     if not path.exists() and not manifest.exists():
         return
     if not manifest.exists():
         raise UserError(
-            "a file in the way has no manifest, so this command did not write it.",
+            "the output file exists, but has no manifest: this command did not write it.",
             file=path,
             next="choose another --output-dir, or remove the file",
         )
@@ -275,7 +275,7 @@ def _make_way(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> No
     for key in requested:
         if requested[key] != has.get(key):
             raise UserError(
-                "a file of this name was made with other settings.",
+                "the output file exists and was made with other settings.",
                 file=path,
                 has=f"{key} {has.get(key)}",
                 requested=f"{key} {requested[key]}",
@@ -283,8 +283,8 @@ def _make_way(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> No
             )
 
 
-def _command(settings: FileSettings, store: StoreSettings) -> str:
-    """The command that writes this one file again."""
+def _command_line(settings: FileSettings, store: StoreSettings) -> str:
+    """Return the command that writes this file again."""
     words = ["python", "-m", "tokenscale", "pretokenize"]
     for flag in FLAGS:
         value = store.format if flag.key == "format" else getattr(settings, flag.key)

@@ -178,7 +178,7 @@ def _describe_job(job: FailedJob) -> Iterator[str]:
     else:
         yield f"  why     {found.what}"
         if found.line:
-            yield f" error   {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
+            yield f"  error   {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
         yield f"  next    {found.next}"
     if log is None:
         yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job wrote nothing'}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import locked, read_json, sha256_file
 from tokenscale.base.progress import Progress
-from tokenscale.cli.pretokenize_file import in_flags
+from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
@@ -147,7 +147,7 @@ def ensure_corpus(settings: CorpusSettings, log: Callable[[str], None] = print) 
         try:
             manifest = build_corpus(settings, directory, progress, downloads)
         except UserError as error:
-            raise in_flags(error) from None
+            raise reword_for_flags(error) from None
         finally:
             progress.close()
         rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
-from tokenscale.cli.pretokenize_file import in_flags, stem_of, unescaped
+from tokenscale.cli.pretokenize_file import reword_for_flags, strip_extensions, unescape
 from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
@@ -372,13 +372,15 @@ def _define_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: 
         format=base.source.format,
         text_column=words.text_column or base.source.text_column,
         target_column=words.target_column or base.source.target_column,
-        separator=base.source.separator if words.separator is None else unescaped(words.separator),
+        separator=base.source.separator if words.separator is None else unescape(words.separator),
     )
     if not _is_one_document(source):
         _check_first_document(source, path, flag)
     corpus = replace(base, source=source, validation_share=0.0 if _is_one_document(source) else base.validation_share)
     content = {"settings": to_dict(corpus, science_only=True), "files": describe(source)["files"]}
-    return replace(corpus, name=f"{_make_corpus_name(stem_of(path))}-{sha256_text(canonical_json(content))[:6]}")
+    return replace(
+        corpus, name=f"{_make_corpus_name(strip_extensions(path))}-{sha256_text(canonical_json(content))[:6]}"
+    )
 
 
 def _is_one_document(source: SourceSettings) -> bool:
@@ -407,7 +409,7 @@ def _check_first_document(source: SourceSettings, path: Path, flag: str) -> None
     try:
         first = next(documents(source), None)
     except UserError as error:
-        raise in_flags(error) from None
+        raise reword_for_flags(error) from None
     if first is None:
         raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another file")
 

@@ -95,7 +95,7 @@ def test_a_pair_whose_documents_do_not_end_says_how_they_would(lab, tmp_path):
     assert "--document-end 1 puts one" in run(ours(lab), tmp_path / "m", to="megatron")
     assert "--document-end" not in run(ours(lab, eos=True), tmp_path / "with", to="megatron")
     told = run(ours(lab), tmp_path / "ended", to="megatron", document_end=1, bos="drop")
-    assert "put behind documents" in told and "--document-end" not in told
+    assert "added after documents" in told and "--document-end" not in told
     ids = np.fromfile(tmp_path / "ended.bin", "<u2")
     assert ids[-1] == 1 and np.count_nonzero(ids == 1) == len(TEXTS) and 0 not in ids
     run(tmp_path / "ended", tmp_path / "back", to="token-list")

@@ -21,7 +21,7 @@ def test_gpt2s_one_id_for_all_purposes(tmp_path):
     np.array([5, 6, 50256, 7, 50256, 50256], "<u2").tofile(tmp_path / "train.bin")
     told = run(tmp_path / "train.bin", tmp_path / "s", to="token-list", **_gpt2())
     assert documents_of(tmp_path / "s") == [[50256, 5, 6], [50256, 7], [50256]]
-    assert "3 of id 50256" in told and "without a token of text: 1" in told
+    assert "3 of id 50256" in told and "documents without text tokens: 1" in told
 
 
 def _gpt2():
@@ -44,8 +44,8 @@ def test_an_id_in_front_of_each_document_is_understood(tmp_path):
         (np.array([5, 100, 1], "<u2").tobytes(), KNOWN, "outside the vocabulary"),
         (np.array([5, 0, 6, 1], "<u2").tobytes(), KNOWN, "BOS lies inside a document"),
         (np.array([5, 1], "<u2").tobytes(), {"vocabulary_size": 100, "bos_id": 0}, "which id ends a document"),
-        (np.array([5, 1], "<u2").tobytes(), {**KNOWN, "document_end": 100}, "--document-end lies outside"),
-        (np.array([5, 1], "<u2").tobytes(), {**KNOWN, "bos_id": 100}, "--bos-id lies outside"),
+        (np.array([5, 1], "<u2").tobytes(), {**KNOWN, "document_end": 100}, "--document-end is outside"),
+        (np.array([5, 1], "<u2").tobytes(), {**KNOWN, "bos_id": 100}, "--bos-id is outside"),
         (np.array([5, 1], "<u2").tobytes(), {"bos_id": 0}, "--vocabulary-size N"),
         (np.array([20240520, 1, 5, 1], "<i4").tobytes(), {**KNOWN, "dtype": "uint32"}, "has a header"),
         (np.array([5, 1, 6, 1], "<u4").tobytes(), {**KNOWN, "dtype": "uint16"}, "does not end"),

@@ -62,7 +62,7 @@ def test_a_folder_that_holds_other_things_is_never_cleared(lab, tmp_path):
     mine.mkdir()
     (mine / "train.bin").write_bytes(b"precious")
     for force in (False, True):
-        assert "is no token store" in refused(ours(lab), mine, to="packed", force=force)
+        assert "is not a token store" in refused(ours(lab), mine, to="packed", force=force)
     run(ours(lab), tmp_path / "store", to="packed")
     (tmp_path / "store/val.bin").write_bytes(b"precious")
     text = refused(ours(lab, "token-list"), tmp_path / "store", to="packed", force=True)
@@ -88,14 +88,14 @@ def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
     ("source", "settings", "words"),
     [
         ("nowhere", {"to": "packed"}, "the source is missing"),
-        ("corpus", {"to": "packed"}, "no format that is known"),
+        ("corpus", {"to": "packed"}, "format of the source is unknown"),
         ("packed", {"to": "megatrn"}, "did you mean 'megatron'"),
         ("packed", {}, "--to is missing"),
         ("packed", {"to": "packed-codec=zstd"}, "unknown option of format packed"),
-        ("packed", {"to": "megatron", "eos": True}, "--eos means nothing"),
-        ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size means nothing from store"),
-        ("packed", {"to": "token-list", "document_end": 5}, "--document-end means nothing"),
-        ("padded", {"to": "megatron"}, "cannot be had back from the format padded"),
+        ("packed", {"to": "megatron", "eos": True}, "--eos does not apply"),
+        ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size does not apply from store"),
+        ("packed", {"to": "token-list", "document_end": 5}, "--document-end does not apply"),
+        ("padded", {"to": "megatron"}, "cannot be recovered from the format padded"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(lab, tmp_path, source, settings, words):

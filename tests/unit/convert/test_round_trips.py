@@ -65,7 +65,7 @@ def test_a_store_becomes_another_store(lab, tmp_path, form):
 def test_eos_is_added_and_taken_off(lab, tmp_path):
     with_eos = ours(lab, "token-list", eos=True)
     assert "EOS 1 added to each document" in run(ours(lab, "packed"), tmp_path / "with", to="token-list", eos=True)
-    assert "EOS 1 taken off each document" in run(with_eos, tmp_path / "without", to="token-list", eos=False)
+    assert "EOS 1 removed from each document" in run(with_eos, tmp_path / "without", to="token-list", eos=False)
     assert digest(tmp_path / "with") == digest(with_eos)
     assert digest(tmp_path / "without") == digest(ours(lab, "token-list"))
 
