@@ -4,12 +4,17 @@ import os
 import sys
 from collections import defaultdict
 
+import hypothesis
 import pytest
 
 from tests.once import once
 
 # before torch is there. Two workers on two cores: a thread that has no core keeps the others waiting, at full speed.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+# a machine that does other work, too, fails no test: examples have no deadline
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 #: scripts that tests start
 collect_ignore = ["unit/loops", "docs/extended.py"]

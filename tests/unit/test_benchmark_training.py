@@ -8,7 +8,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.benchmark import gpu, training
 from tokenscale.cli.main import main
 
-pytestmark = pytest.mark.slow(22)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(22)]
 
 
 @pytest.fixture(scope="module")

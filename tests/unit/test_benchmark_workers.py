@@ -12,6 +12,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.benchmark.workers import InterleavedRounds, measure
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset
 
+pytestmark = pytest.mark.experiment
+
 T = 16
 
 

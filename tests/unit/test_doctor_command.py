@@ -13,7 +13,7 @@ from tests.machines import ROOT, STAGES
 from tokenscale.cli import doctor, packages
 from tokenscale.cli import doctor_probe as probe
 
-pytestmark = pytest.mark.slow(17)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(17)]
 
 
 def run_doctor(*arguments, without=(), cwd=ROOT, **environment):
@@ -82,7 +82,6 @@ def offline():
     return prefix if usable else None
 
 
-@pytest.mark.experiment  # imports every package once more
 @pytest.mark.skipif(offline() is None, reason="no network namespaces here")
 def test_without_a_loopback_interface_no_ranks_and_no_demo():
     done = subprocess.run(

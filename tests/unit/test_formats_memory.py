@@ -14,7 +14,7 @@ from tokenscale.data.stores import text
 from tokenscale.data.stores.write import write_store
 from tokenscale.settings.data import SourceSettings, StoreSettings
 
-pytestmark = pytest.mark.slow(11)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(11)]
 
 DOCUMENTS, LARGE = 2000, 6000
 #: of one document; letters at random, so that nothing gets smaller in a file

@@ -14,7 +14,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.report import figures, registry
 
-pytestmark = pytest.mark.slow(20)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
 ROOT = Path(__file__).parents[2]
 

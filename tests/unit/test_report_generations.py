@@ -14,7 +14,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.report import generations, page, pdf, save
 from tokenscale.settings.claims_file import load_claims
 
-pytestmark = pytest.mark.slow(19)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(19)]
 
 PROMPTS = ("Once <script>alert(1)</script>", "a\x00b\x1b[31m é 漢 $x^2$ {{ 7 * 7 }}", "")
 FIGURES = ("inference_tokens_per_second", "inference_step_time")

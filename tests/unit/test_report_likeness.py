@@ -14,7 +14,7 @@ from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.hardware import describe
 from tokenscale.settings.layout import LayoutSettings
 
-pytestmark = pytest.mark.slow(14)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(14)]
 
 
 def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **fields):

@@ -20,7 +20,7 @@ from tokenscale.report.views import VIEWS
 from tokenscale.settings.claims_file import load_claims
 from tokenscale.settings.registry import FIGURES
 
-pytestmark = pytest.mark.slow(25)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(25)]
 
 EVIL = "<script>alert('x')</script> & \"co\""
 

@@ -27,6 +27,7 @@ def write_parquet(path, texts):
     pq.write_table(pa.table({"body": texts}), path, compression="none")
 
 
+@pytest.mark.experiment
 def test_own_files_rebuild_the_corpus_when_their_content_changes_and_only_then(fresh):
     path = fresh.root / "data/mine.parquet"
     write_parquet(path, DOCUMENTS)
@@ -61,6 +62,7 @@ def test_files_that_are_not_there_are_told_before_anything_runs(fresh):
     assert "did you mean 'mine.parquet'" in done.stdout
 
 
+@pytest.mark.experiment
 def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     with Server() as web:
         web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
