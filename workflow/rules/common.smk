@@ -147,7 +147,9 @@ wildcard_constraints:
 
 def content_of(corpus):
     """The content of a corpus' own files: what Snakemake cannot see in large files, it sees in this parameter."""
-    return fingerprint.fingerprint_corpus(settings.corpora[corpus], Path("results/corpus"))
+    return fingerprint.fingerprint_corpus(
+        settings.corpora[corpus], Path("results/corpus")
+    )
 
 
 def downloads_of(corpus):
@@ -313,7 +315,9 @@ def report_missing():
 
 
 def say_missing(files):
-    if note := missing.MissingFiles(sorted(files), dry_run.snakemake_command(call)).render():
+    if note := missing.MissingFiles(
+        sorted(files), dry_run.snakemake_command(call)
+    ).render():
         print(note, file=sys.stderr, flush=True)
 
 

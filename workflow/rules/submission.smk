@@ -14,7 +14,11 @@ def without_a_value(jobs):
 def taken_away(jobs):
     maps = internals.given_resources(workflow)
     rules = {job.rule.name for job in jobs}
-    lost = profile.find_replaced_entries(maps, rules, COMMAND_LINE, os.environ) if jobs else {}
+    lost = (
+        profile.find_replaced_entries(maps, rules, COMMAND_LINE, os.environ)
+        if jobs
+        else {}
+    )
     return before.taken_away(lost)
 
 
