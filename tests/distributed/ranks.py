@@ -10,7 +10,7 @@ from queue import Empty
 from tests.forks import context
 
 
-def run_ranks(function, world_size: int, *arguments, timeout_s: float = 120):
+def run_ranks(function, world_size: int, *arguments, timeout_s: float = 300):
     """`function(world, *arguments)` on every rank, one thread each. Returns their results, in rank order.
 
     The function lives in an importable module; results are picklable. A rank's failure fails the caller.

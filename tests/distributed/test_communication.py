@@ -151,7 +151,7 @@ def found():
     process = context.Process(target=all_of, args=(queue, [case[:2] for case in CASES.values()]))
     process.start()
     try:
-        answer = queue.get(timeout=120)
+        answer = queue.get(timeout=300)
     finally:
         process.join(5)
         process.kill()
