@@ -93,7 +93,7 @@ def after(request):
     selected = {
         (item.callspec.params["name"], item.callspec.params["variant"])
         for item in request.session.items
-        if "after" in getattr(item, "fixturenames", ())
+        if item.path == request.path and "after" in item.fixturenames
     }
     cases = {case: run for case, run in CASES.items() if case[0] == "single" or case in selected}
     plain = {case: run for case, run in cases.items() if case[1] == "plain"}
