@@ -89,8 +89,8 @@ def measure(
         "parquet_bytes": parquet,
         "figures": figures,
         "threads": threads,
-        "hardware": hardware.describe(),
-        "versions": provenance.versions(("duckdb", "pandas", "pyarrow", "numpy")),
+        "hardware": hardware.describe_machine(),
+        "versions": provenance.find_versions(("duckdb", "pandas", "pyarrow", "numpy")),
         "records": records,
     }
     if output is not None:
@@ -145,7 +145,7 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
         told = (json.dumps({"schema": 2, "t_unix_s": 1.7e9, "t_mono_s": 0.0, **event}) + "\n" for event in events)
         (place / "events.jsonl").write_text("".join(told))
     record = {"schema": 1, "run_id": folder.name, "run": to_dict(run), "hardware": {"device_kind": "cpu", "cores": 64}}
-    provenance.seal(folder, record, {"status": "complete", "steps": steps})
+    provenance.seal_record(folder, record, {"status": "complete", "steps": steps})
     return size
 
 

@@ -23,7 +23,7 @@ from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import versions
+from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
 
 SCRIPT = "plain script"
@@ -78,8 +78,8 @@ def measure(
         "records": records,
         "engines": engines,
         "memory": peaks,
-        "hardware": hardware.describe(),
-        "versions": versions(),
+        "hardware": hardware.describe_machine(),
+        "versions": find_versions(),
         "finished_unix_s": time.time(),
     }
     write_json(output, result)

@@ -71,7 +71,7 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
             expected="1 or more",
             next="--runs 10 --rounds 1",
         )
-    machine = hardware.describe()
+    machine = hardware.describe_machine()
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         projects = {size: _projects(Path(folder) / str(size), size) for size in dict.fromkeys(sizes)}
         cases = [(size, state, profile) for size in projects for state in states for profile in profiles]

@@ -111,7 +111,7 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
     }
     diverges = (attempts or [{}])[-1].get("diverges")
     outcome = {"status": status, "steps": run.budget.steps}
-    provenance.seal(folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges})
+    provenance.seal_record(folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges})
     write_json(folder / "done.json", {"run_id": run.identity})
     return folder
 

@@ -13,7 +13,7 @@ from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, held, on_ra
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.files import read_json
 from tokenscale.data.order.digest import MODULUS
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -128,7 +128,7 @@ def one_rank(world: World, run, inputs, directory):
 def trained(lab, directory, run):
     """(step → (loss, digest), step → (validation loss, correct labels)) of a whole training."""
     run_ranks(one_rank, run.layout.world_size, run, lab.inputs(run), directory)
-    assert sealed(directory / "run.json")["outcome"]["status"] == "complete"
+    assert read_sealed(directory / "run.json")["outcome"]["status"] == "complete"
     found: dict[int, list] = {}
     for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):

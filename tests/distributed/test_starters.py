@@ -7,7 +7,7 @@ import pytest
 from tests import served
 from tests.corpora import Lab, make_run
 from tokenscale.base.files import read_json
-from tokenscale.runs.launch.start import start
+from tokenscale.runs.launch.start import start_run
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.presets import PRESETS
@@ -40,7 +40,7 @@ def test_torchrun_starts_what_our_launcher_starts(lab, tmp_path):
     losses = []
     for starter, python in {"here": served.python(), "torchrun": None}.items():  # a fork each, and as users start it
         folder = tmp_path / starter
-        assert start(run, folder / "done.json", manifests, machine=Machine(starter=starter, python=python)) == 0
+        assert start_run(run, folder / "done.json", manifests, machine=Machine(starter=starter, python=python)) == 0
         assert read_json(folder / "run.json")["launch"]["starter"] == starter
         lines = [
             json.loads(line)

@@ -19,7 +19,7 @@ from tests import served
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.base.files import read_json
 from tokenscale.data.order.digest import MODULUS
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.run import RunSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
@@ -91,7 +91,7 @@ def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings,
     """(settings, loss of each step, order digest of each step) of the run that a command says it made."""
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("run ")]
     directory = root / line.split()[1]
-    record = sealed(directory / "run.json")
+    record = read_sealed(directory / "run.json")
     assert record["outcome"]["status"] == read_json(directory / "done.json")["status"] == "complete"
     run = RunSettings.from_json(json.dumps(record["run"]))
     steps = run.budget.steps

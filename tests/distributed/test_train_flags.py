@@ -238,7 +238,7 @@ def train(place, monkeypatch, capsys):
         return 0
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("tokenscale.cli.train.start", start)
+    monkeypatch.setattr("tokenscale.cli.train.start_run", start)
     monkeypatch.setattr("tokenscale.cli.train.print_summary", lambda folder: None)
 
     def call(*arguments: str) -> tuple[int, str, tuple | None]:

@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -83,7 +83,7 @@ def trained(lab, directory, run):
     slices = {json.dumps([e["useful_tokens"], e["rows"]]) for e in held_out}
     assert slices == {json.dumps(slice_of(lab, run))}, "every rank's rows count once"
     validation = [e["loss_sum"] / e["useful_tokens"] for e in held_out]
-    assert sealed(directory / "run.json")["outcome"]["status"] == "complete"
+    assert read_sealed(directory / "run.json")["outcome"]["status"] == "complete"
     # a batch of the shortest documents alone may hold nothing to learn from
     return [a / max(b, 1) for a, b in zip(losses, useful, strict=True)], digests, validation
 
@@ -130,7 +130,7 @@ def test_bf16_learns_like_fp32_but_is_not_it(lab, alone, tmp_path):
 def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path, world_size):
     run = run_of(world_size=world_size, optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
     run_ranks(one_rank, world_size, run, lab.inputs(run), tmp_path)
-    outcome = sealed(tmp_path / "run.json")["outcome"]
+    outcome = read_sealed(tmp_path / "run.json")["outcome"]
     assert outcome["status"] == "nonfinite" and outcome["steps"] < STEPS
     for path in tmp_path.glob("attempt=00/rank=*/steps.jsonl"):
         last = json.loads(path.read_text().splitlines()[-1])

@@ -48,8 +48,8 @@ GUARDS = {
     ),
     "a tokenizer has one writer": Guard(
         "cli/tokenizer.py",
-        "from tokenscale.runs.launch.lock import held\n",
-        "from contextlib import nullcontext\nheld = lambda *a, **k: nullcontext()\n",
+        "from tokenscale.runs.launch.lock import hold_run_folder\n",
+        "from contextlib import nullcontext\nhold_run_folder = lambda *a, **k: nullcontext()\n",
         "tests/unit/test_launch_lock.py",
     ),
     "a run has one writer": Guard(
@@ -74,7 +74,7 @@ GUARDS = {
         "base/files.py", "    if not oldest <= version <= newest:", "    if False:", MANIFESTS
     ),
     "ids outside of the vocabulary": Guard(
-        "data/stores/packed.py", "                raise outside(", "                print(", MANIFESTS
+        "data/stores/packed.py", "                raise vocabulary_error(", "                print(", MANIFESTS
     ),
     "content of checkpoints": Guard(
         "train/checkpoint.py", "(verify and not _matches(path, stated))", "False", MANIFESTS

@@ -32,8 +32,8 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(l
     run = run_of(world_size=2)
     with pytest.raises(AssertionError, match=f"exit code {CODE}"):
         run_ranks(one_rank, 2, run, lab.inputs(run), tmp_path)
-    said = standing.describe(tmp_path / "attempt=00", 2)
-    assert "  rank 1  is here\n    | File" in said and "in reading_for_ever" in said
+    said = standing.describe_hang(tmp_path / "attempt=00", 2)
+    assert "  rank 1  is stuck here:\n    | File" in said and "in reading_for_ever" in said
     assert "  waiting for it: rank 0\n" in said
 
 
@@ -65,7 +65,7 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == CODE
-    assert "  rank 1  says nothing: stopped, waiting for a disk, or its node is gone\n" in said
+    assert "  rank 1  wrote no stack: it is stopped, blocked on a disk, or its node is gone\n" in said
     assert "  waiting for it: rank 0\n" in said and "Traceback" not in said
     assert not Path(f"/proc/{stopped}").exists(), "it was ended, too"
     again = launch(lab, run, tmp_path / "run")

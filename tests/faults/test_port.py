@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.test_resume import lab, run_of, series, start  # noqa: F401
 from tokenscale.runs.launch import ranks
-from tokenscale.runs.launch.start import start as launch
+from tokenscale.runs.launch.start import start_run as launch
 from tokenscale.settings.run import CheckpointSettings, ValidationSettings
 
 

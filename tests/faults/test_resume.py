@@ -21,7 +21,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -121,7 +121,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, a
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
     assert first["step"] == 6, "it went on, and did not begin anew"
-    assert sealed(tmp_path / "cut/run.json")["outcome"]["status"] == "complete"
+    assert read_sealed(tmp_path / "cut/run.json")["outcome"]["status"] == "complete"
     assert not (tmp_path / "cut/checkpoints").exists(), "resume states are deleted on success"
 
 
@@ -137,7 +137,7 @@ def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds)
     for step, (loss, _, rate, digest) in rest.items():
         assert (rate, digest) == whole[step][2:]
         assert loss == pytest.approx(whole[step][0], rel=1e-5)
-    outcome = sealed(tmp_path / "after/run.json")["outcome"]
+    outcome = read_sealed(tmp_path / "after/run.json")["outcome"]
     lines = [path.read_text().splitlines()[:4] for path in tmp_path.glob("before/attempt=00/rank=*/steps.jsonl")]
     tokens = sum(json.loads(line)["useful_tokens"] for rank in lines for line in rank)
     assert (outcome["begins_at"], outcome["begins_at_useful_tokens"]) == (4, tokens)
@@ -263,7 +263,7 @@ def test_a_run_in_tokens_that_was_killed_before_its_seal_trains_no_further(lab, 
     (tmp_path / "run.json").unlink()
     start(run, lab.inputs(run), tmp_path, attempt=1)
     assert (tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text() == ""
-    assert sealed(tmp_path / "run.json")["outcome"]["steps"] == done
+    assert read_sealed(tmp_path / "run.json")["outcome"]["steps"] == done
 
 
 def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_path):
@@ -272,7 +272,7 @@ def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_pa
     validation = ValidationSettings(rows=4, every=1, at_start=False)
     run = run_of(checkpoints=asked, optimizer=optimizer, validation=validation)
     start(run, lab.inputs(run), tmp_path)
-    assert sealed(tmp_path / "run.json")["outcome"]["status"] == "nonfinite"
+    assert read_sealed(tmp_path / "run.json")["outcome"]["status"] == "nonfinite"
     assert list((tmp_path / "checkpoints").glob("step=*"))
 
 

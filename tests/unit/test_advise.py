@@ -63,7 +63,7 @@ def truth(place):
     for t in (T, *command.LENGTHS):
         pieces = split_documents(lengths, t)[2]
         rows = len(best_fit_decreasing(pieces, t + 1)[1]) - 1
-        fill, padding = costs.fill(lengths, t, rows), float(costs.padding_share(lengths, t))
+        fill, padding = costs.fill_share(lengths, t, rows), float(costs.padding_share(lengths, t))
         found |= {
             f"{t} padding": padding,
             f"{t} cut": float(costs.cut_share(lengths, t)),

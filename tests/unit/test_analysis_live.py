@@ -35,10 +35,10 @@ def write_logs(folder, ranks=2):
 
 
 def test_a_summary_sums_ranks_and_leaves_out_warm_up_and_what_is_not_finite(tmp_path):
-    record = provenance.start(tmp_path, {"attempt": 1})
+    record = provenance.start_record(tmp_path, {"attempt": 1})
     write_logs(tmp_path)
     assert live.run_summary(tmp_path) is None and "not sealed" in live.summary_lines(tmp_path)[0]
-    provenance.seal(tmp_path, record, {"status": "nonfinite", "steps": 5})
+    provenance.seal_record(tmp_path, record, {"status": "nonfinite", "steps": 5})
     found = live.run_summary(tmp_path)
     assert (found["loss"], found["status"], found["held_out_loss"]) == (5.0, "nonfinite", None)
     assert found["useful_tokens_per_s"] == pytest.approx((3 + 3 + 1 + 1) / (2.0 + 1.0))
@@ -48,12 +48,12 @@ def test_a_summary_sums_ranks_and_leaves_out_warm_up_and_what_is_not_finite(tmp_
 
 
 def test_a_run_within_its_warm_up_has_no_speed(tmp_path):
-    record = provenance.start(tmp_path, {"attempt": 0})
+    record = provenance.start_record(tmp_path, {"attempt": 0})
     path = tmp_path / "attempt=00/rank=00000"
     path.mkdir(parents=True)
     line = {"step": 0, "loss_sum": 2.0, "useful_tokens": 1, "total_tokens": 2, "step_s": 1.0}
     (path / "steps.jsonl").write_text(json.dumps(line) + "\n")
-    provenance.seal(tmp_path, record, {"status": "complete", "steps": 1})
+    provenance.seal_record(tmp_path, record, {"status": "complete", "steps": 1})
     assert live.run_summary(tmp_path)["useful_tokens_per_s"] is None
     assert live.summary_lines(tmp_path)[-1] == "speed  not measured: all steps are warm-up"
     assert live.current_throughput(tmp_path / "attempt=00") is None

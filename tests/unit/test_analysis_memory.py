@@ -10,7 +10,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
-from tokenscale.costs.memory import largest
+from tokenscale.costs.memory import largest_memory
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 
@@ -44,7 +44,7 @@ def test_the_rank_that_held_the_most_stands_beside_what_the_settings_predict(tmp
     measured = [(0, 0, (10, 10, 20, 5)), (0, 1, (10, 10, 21, 7))]
     write(tmp_path, run, measured, parameters=parameters(SHAPE))
     (row,) = rows(tmp_path, run)
-    expected = largest(replace(run, model=SHAPE))
+    expected = largest_memory(replace(run, model=SHAPE))
     assert [row[f"{part}_bytes"] for part in PARTS] == [10, 10, 21, 7]
     assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [getattr(expected, part) for part in PARTS]
     assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.total)
@@ -58,7 +58,9 @@ def test_a_gpus_activations_are_predicted_for_a_gpu(tmp_path):
     (row,) = rows(tmp_path, run)
     found = row["predicted_activations_bytes"]
     assert (
-        found == largest(replace(run, model=SHAPE), "cuda").activations < largest(replace(run, model=SHAPE)).activations
+        found
+        == largest_memory(replace(run, model=SHAPE), "cuda").activations
+        < largest_memory(replace(run, model=SHAPE)).activations
     )
 
 

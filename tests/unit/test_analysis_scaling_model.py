@@ -20,7 +20,7 @@ from tokenscale.analysis.scaling_model import (
 )
 from tokenscale.base.errors import UserError
 from tokenscale.costs.communication import Link, collective_s, expected_maximum
-from tokenscale.costs.pipeline_schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble_share
 
 NODES_OF_4 = Work(ranks_per_node=4, exchanged_bytes=2.8e9, messages=100, latency="tree")
 FLAT = Work(ranks_per_node=1, exchanged_bytes=1e8)
@@ -116,10 +116,12 @@ def test_steps_never_get_shorter_with_more_ranks_of_the_same_work_and_the_links_
 def test_a_pipelines_bubble_follows_from_its_schedule():
     line = Pipeline(ranks=2, schedule="1f1b", micro_batch=1)
     work = replace(FLAT, global_rows=16, model_ranks=2, pipeline=line)
-    found = fit([Point(2, 1 / (1 - bubble("1f1b", 2, 16))), Point(4, 0.5 / (1 - bubble("1f1b", 2, 8)))], work)
+    found = fit(
+        [Point(2, 1 / (1 - bubble_share("1f1b", 2, 16))), Point(4, 0.5 / (1 - bubble_share("1f1b", 2, 8)))], work
+    )
     assert found.constants["compute"] == pytest.approx(1) and found.constants["between"] == pytest.approx(0, abs=1e-12)
     (eight,) = predict(found, [8])
-    assert eight.parts_s["bubble"] / eight.step_s == pytest.approx(bubble("1f1b", 2, 4)) == pytest.approx(1 / 5)
+    assert eight.parts_s["bubble"] / eight.step_s == pytest.approx(bubble_share("1f1b", 2, 4)) == pytest.approx(1 / 5)
 
 
 def test_waiting_for_data_is_known_and_shrinks_with_the_rows():

@@ -51,7 +51,7 @@ def test_alpha_and_beta_are_fitted_to_the_medians_and_to_each_round(measured):
 
 @pytest.mark.distributed
 def test_the_table_has_bandwidths_by_the_definitions_of_nccl_tests(measured):
-    lines = collectives.table(measured).splitlines()
+    lines = collectives.format_table(measured).splitlines()
     row = next(line.split() for line in lines if line.startswith("all_gather ") and " 262144 " in line)
     microseconds, algorithm, bus = float(row[2]), float(row[4]), float(row[5])
     assert algorithm == pytest.approx(262144 / microseconds / 1e3, rel=0.05, abs=1e-3)
@@ -65,7 +65,7 @@ def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
     seconds = {size: 2 * link["alpha_s"] + link["beta_s_per_byte"] * size / 4 for size in sizes}
     records = [{"collective": "all_reduce", "bytes": s, "round": 0, "seconds": t} for s, t in seconds.items()]
     result = {"nodes": 2, "ranks_per_node": 4, "world_size": 8, "latency": "tree", "records": records}
-    found = collectives._fit(result, "all_reduce")
+    found = collectives._fit_link(result, "all_reduce")
     assert {key: found[key] for key in link} == pytest.approx(link)
 
 

@@ -51,7 +51,7 @@ def measured(lab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     more = ["--figure", str(folder / "out.svg"), "--peers", sys.executable]
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenscale.benchmark.machine.forget", lambda paths: 0.0 if list(paths) else 1.0)
+        patch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
         patch.setattr("tokenscale.benchmark.peers.MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
         assert main([*arguments(lab, folder / "out.json"), *more]) == 0
     return json.loads((folder / "out.json").read_text()), printed.getvalue(), (folder / "out.svg").read_text()
@@ -92,7 +92,7 @@ def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measure
 
 
 def test_no_arm_is_called_cold_where_files_stay_in_memory(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.benchmark.machine.forget", lambda paths: 1.0)
+    monkeypatch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(sys.modules, "transformers", None)
     settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=())
     result = data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
@@ -103,11 +103,11 @@ def test_no_arm_is_called_cold_where_files_stay_in_memory(lab, tmp_path, monkeyp
 def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, monkeypatch):
     asked = ("gigatoken", "tiktoken", "tokenizers")
     pytest.importorskip("gigatoken")
-    found, left_out = data.engines.listed(asked, lab.tokenizer, auto="gigatoken")
+    found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="gigatoken")
     assert found == ["tokenizers"] and left_out["gigatoken"] == "it is the engine that auto takes here"
     assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
     monkeypatch.setattr("tokenscale.data.tokenizers.backends.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
-    found, left_out = data.engines.listed(asked, lab.tokenizer, auto="none")
+    found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="none")
     assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
 

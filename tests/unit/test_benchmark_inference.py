@@ -91,7 +91,7 @@ def test_answers_are_those_of_the_verb_and_say_how_they_were_chosen(result, runs
 def test_what_was_measured_is_named(result):
     assert len(result["code_sha256"]) == 64 and result["versions"]["torch"] and result["hardware"]["threads"] == 1
     assert all(len(m["checkpoint_sha256"]) == 64 and m["model_step"] == 7 for m in result["models"])
-    text = inference_table.table(result)
+    text = inference_table.format_table(result)
     assert "llama" in text and "equal" in text and "differ" not in text and "'<script>'" in text
 
 
@@ -108,12 +108,12 @@ def test_a_text_that_differs_is_said_and_gives_no_speed_up(runs, tmp_path, monke
     made = inference.measure(replace(SHORT, batches=(2,), rounds=1), runs[:1], tmp_path / "out.json")
     told = {(r["new_tokens"], r["cached"]): (r["rows_equal"], r["first_difference"]) for r in made["records"]}
     assert told == {(3, True): (2, None), (3, False): (2, None), (8, True): (2, None), (8, False): (1, 9)}
-    lines = inference_table.table(made).splitlines()
+    lines = inference_table.format_table(made).splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["equal", "differ"] and " – " in lines[2]
 
 
 def test_no_eos_ends_a_timed_text(runs):
-    writer = inference._opened(runs[0], SHORT)
+    writer = inference._open_writer(runs[0], SHORT)
     (tokens,) = writer.write((1, 4, 8), cached=True)
     ends = SimpleNamespace(bos_id=writer.engine.bos_id, eos_id=tokens[0], vocabulary_size=290)
     assert replace(writer, engine=ends).write((1, 4, 8), cached=True) == [tokens] and len(tokens) == 8

@@ -18,7 +18,7 @@ def test_files_in_memory_are_kept_and_that_is_seen():
     try:
         (folder / "file").write_bytes(bytes(3 * mmap.PAGESIZE))
         (folder / "empty").touch()
-        assert machine.forget(folder.iterdir()) == 1.0
+        assert machine.drop_page_cache(folder.iterdir()) == 1.0
     finally:
         shutil.rmtree(folder)
 
@@ -27,26 +27,26 @@ def test_files_in_memory_are_kept_and_that_is_seen():
 def test_a_file_that_is_mapped_stays_or_goes_but_the_share_is_told(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(8 * mmap.PAGESIZE))
-    assert path.read_bytes() and machine._resident(path) == (8, 8)
-    assert 0 <= machine.forget([path]) <= 1
+    assert path.read_bytes() and machine._count_resident_pages(path) == (8, 8)
+    assert 0 <= machine.drop_page_cache([path]) <= 1
 
 
 def test_a_system_that_cannot_be_asked_is_not_cold(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"x")
-    monkeypatch.setattr(machine, "_resident", lambda path: None)
-    assert machine.forget([path]) is None
-    assert "does not tell" in machine.why_not_cold(None)
+    monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
+    assert machine.drop_page_cache([path]) is None
+    assert "does not tell" in machine.explain_warm_cache(None)
 
 
 def test_a_hundredth_of_the_pages_may_stay():
-    assert machine.why_not_cold(0.01) is None
-    assert machine.why_not_cold(0.5) == "50% of its files stay in the page cache"
+    assert machine.explain_warm_cache(0.01) is None
+    assert machine.explain_warm_cache(0.5) == "50% of its files stay in the page cache"
 
 
 @pytest.mark.skipif(not machine.available_cores(), reason="the system does not say which cores there are")
 def test_cores_are_given_back():
     before = machine.available_cores()
-    with machine.on_cores({min(before)}):
+    with machine.pin_to_cores({min(before)}):
         assert machine.available_cores() == {min(before)}
     assert machine.available_cores() == before

@@ -65,7 +65,7 @@ def test_peers_are_arms_with_each_number_of_workers(tmp_path, monkeypatch):
     lab = Lab(tmp_path / "lab", [*HOSTILE, *texts_around(T)], vocabulary_size=262)
     for form in ("padded", "token-list", "packed"):
         lab.store(StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T})))
-    monkeypatch.setattr(data.studies, "missing", lambda: "left out here")
+    monkeypatch.setattr(data.studies, "explain_missing", lambda: "left out here")
     settings = DataBenchmarkSettings(sequence_length=T, rows=3, batches=2, rounds=1, workers=(0, 2))
     folders = lab.corpus, lab.tokenizer, lab.directory / "tokens"
     result = data.measure(settings, *folders, tmp_path / "out.json", peers=sys.executable)

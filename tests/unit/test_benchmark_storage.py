@@ -28,7 +28,7 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def held(lab):
-    return storage.Held(lab.corpus, lab.tokenizer, None)
+    return storage.TokenizedText(lab.corpus, lab.tokenizer, None)
 
 
 def test_every_format_has_the_options_that_it_knows_and_each_store_once():
@@ -44,7 +44,7 @@ def test_every_format_has_the_options_that_it_knows_and_each_store_once():
 
 @pytest.mark.parametrize("store", SHORT.stores, ids=lambda s: s.directory)
 def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store):
-    record = storage._stored(store, held, tmp_path, SHORT)
+    record = storage._measure_store(store, held, tmp_path, SHORT)
     assert list(tmp_path.iterdir()) == []
     by_row = store.format != "archive"
     assert (record["shuffled_s"] is not None) == by_row == (record["single_rows_s"] is not None)
@@ -85,7 +85,7 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
 
     monkeypatch.setattr(cls, method, wrong)
     with pytest.raises(UserError, match="does not give back what was written"):
-        storage._stored(store, held, tmp_path, SHORT)
+        storage._measure_store(store, held, tmp_path, SHORT)
 
 
 def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
     right = padded.make_labels
     monkeypatch.setattr(padded, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
     with pytest.raises(UserError, match="does not give back"):
-        storage._stored(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
+        storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
 
 def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
@@ -106,11 +106,11 @@ def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match="has changed"):
-        storage.check(store, where, held)
+        storage.check_store(store, where, held)
 
 
 def test_only_the_first_documents_are_held(lab, held):
-    few = storage.Held(lab.corpus, lab.tokenizer, 5)
+    few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
     assert len(few) == 5 < len(held)
     assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist()
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])

@@ -27,7 +27,7 @@ def test_every_arm_is_timed_in_each_round_in_turns(result):
 
 
 def test_the_table_says_our_part_of_each_peer_and_our_bookkeeping(result):
-    text = training.table(result)
+    text = training.format_table(result)
     assert text.count("tokenscale's part of it") == 1 and text.count("bookkeeping a step") == 2
     line = next(t for t in text.splitlines() if t.startswith("llama-micro") and training.LOOP in t)
     rounds = {}
@@ -39,7 +39,7 @@ def test_the_table_says_our_part_of_each_peer_and_our_bookkeeping(result):
 
 
 def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
-    monkeypatch.setattr(training._Loop, "first_loss", lambda self: 1.0)
+    monkeypatch.setattr(training._PlainLoopArm, "first_loss", lambda self: 1.0)
     with pytest.raises(UserError, match="same loss"):
         training.measure(
             None, models=("llama-micro",), sequence_length=16, rows=1, vocabulary_size=64, steps=1, rounds=1
@@ -53,7 +53,7 @@ def test_a_case_says_what_it_measured(tmp_path, name):
     case = record["case"]
     median = sorted(record["step_s"])[1]
     assert record["tokens_per_s"] == pytest.approx(case["rows"] * 64 / median)
-    assert record["mfu"] is None and "its peak is not known" in gpu.line(record), "no guess for a CPU"
+    assert record["mfu"] is None and "its peak is not known" in gpu.format_case(record), "no guess for a CPU"
     assert record["memory_peak_bytes"] is None and record["joules_per_token"] is None
     assert (record["parts_s"] is None) == case["peer"]
 

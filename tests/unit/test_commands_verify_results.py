@@ -41,8 +41,8 @@ def made(tmp_path_factory):
     write_rank(folder, 0, State({"model.a": Piece.of(torch.arange(40.0))}))
     facts = {"kind": "model", "run_id": run.name, "step": 2}
     commit(folder, 1, facts | {"run": to_dict(make_run("packed", 16)), "model": to_dict(ModelSettings())})
-    record = provenance.start(run, {"run_id": run.name, "attempt": 0})
-    provenance.seal(run, record, {"status": "complete", "steps": 2, "logs": log_hashes(run)})
+    record = provenance.start_record(run, {"run_id": run.name, "attempt": 0})
+    provenance.seal_record(run, record, {"status": "complete", "steps": 2, "logs": log_hashes(run)})
     write_json(run / "done.json", {"seal": read_json(run / "run.json")["seal"]})
     return results
 
@@ -151,7 +151,7 @@ def test_the_diff_of_a_dirty_tree_is_held_against_the_record(results, capsys):
     (path,) = results.glob("runs/*/run.json")
     record = read_json(path)
     record["git"] = {"commit": "0" * 40, "dirty": True, "diff_sha256": "0" * 64}
-    provenance.seal(path.parent, record, record["outcome"])
+    provenance.seal_record(path.parent, record, record["outcome"])
     write_json(path.parent / "done.json", {"seal": read_json(path)["seal"]})
     (path.parent / "dirty.diff").unlink(missing_ok=True)
     assert "dirty.diff: missing" in verified(results, capsys)[1]

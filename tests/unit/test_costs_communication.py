@@ -11,7 +11,7 @@ from tokenscale.costs.communication import (
     collective_s,
     expected_maximum,
     hops,
-    legs,
+    split_hierarchy,
 )
 
 
@@ -52,4 +52,4 @@ def test_a_tree_is_left_by_fewer_hops_than_a_ring_where_there_are_many_ranks():
 
 @pytest.mark.parametrize("ranks, per_node, expected", [(1, 4, (1, 1)), (4, 4, (4, 1)), (5, 4, (4, 2)), (9, 1, (1, 9))])
 def test_ranks_fill_a_node_before_the_next(ranks, per_node, expected):
-    assert legs(ranks, per_node) == expected
+    assert split_hierarchy(ranks, per_node) == expected

@@ -33,8 +33,8 @@ def test_fill_counts_every_label_once(lengths, t):
     _, starts, sizes = split_documents(lengths, t)
     pieces, rows = best_fit_decreasing(sizes, t + 1)
     useful = sum(int(size) - 1 for size in sizes[pieces])  # a piece's first token is nobody's label in its row
-    assert costs.fill(lengths, t, len(rows) - 1) == pytest.approx(useful / ((len(rows) - 1) * t))
-    assert costs.fill(lengths, t, len(rows) - 1) <= costs.fill_at_most(lengths, t) + 1e-9
+    assert costs.fill_share(lengths, t, len(rows) - 1) == pytest.approx(useful / ((len(rows) - 1) * t))
+    assert costs.fill_share(lengths, t, len(rows) - 1) <= costs.bound_fill(lengths, t) + 1e-9
 
 
 @given(LENGTHS, T, st.data())
@@ -72,11 +72,11 @@ def test_an_epoch_is_its_steps_and_its_data():
 
 def test_a_unit_is_drawn_whole():
     units = np.array([0, 0, 1, 2, 2, 2])
-    weights = costs.resampled(units, 4, 50, seed=1)  # a fourth unit holds no document
+    weights = costs.bootstrap_weights(units, 4, 50, seed=1)  # a fourth unit holds no document
     assert weights.shape == (50, 6)
     assert (weights[:, 0] == weights[:, 1]).all() and (weights[:, 3] == weights[:, 5]).all()
-    assert (costs.resampled(np.arange(6), 6, 50, seed=1).sum(axis=1) == 6).all()
-    assert (weights == costs.resampled(units, 4, 50, seed=1)).all()
+    assert (costs.bootstrap_weights(np.arange(6), 6, 50, seed=1).sum(axis=1) == 6).all()
+    assert (weights == costs.bootstrap_weights(units, 4, 50, seed=1)).all()
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
@@ -87,7 +87,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     held = np.zeros(2)
     for number in range(200):
         lengths = generator.choice(everything, 400)
-        weights = costs.resampled(np.arange(400), 400, 200, seed=number)
+        weights = costs.bootstrap_weights(np.arange(400), 400, 200, seed=number)
         for i, function in enumerate((costs.padding_share, costs.cut_share)):
             low, high = costs.interval(function(lengths, 512, weights))
             held[i] += low <= truth[i] <= high
@@ -98,7 +98,7 @@ def test_of_a_rare_thing_there_may_be_more():
     """Poisson counts: in 39 of 40 the bound is above the mean."""
     generator = np.random.default_rng(0)
     for mean in (1.0, 3.0, 10.0, 25.0):
-        bounds = [costs.count_at_most(int(k)) for k in generator.poisson(mean, 4000)]
+        bounds = [costs.bound_count(int(k)) for k in generator.poisson(mean, 4000)]
         assert np.mean(np.array(bounds) >= mean) > 0.965
 
 
@@ -110,5 +110,5 @@ def test_a_sample_without_long_documents_does_not_say_that_there_are_none():
         for _ in range(200):
             long = generator.random(300) < share
             if not long.any():
-                missed += costs.unseen_cut(np.full(300, 50))[0] < share
+                missed += costs.bound_unseen_cut(np.full(300, 50))[0] < share
     assert missed / 600 < 0.05

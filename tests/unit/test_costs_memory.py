@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tokenscale.costs.flops import parameters
-from tokenscale.costs.memory import largest, memory
+from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
@@ -153,13 +153,13 @@ def test_gathered_weights_are_held_once_however_many_passes_are_in_flight():
 )
 def test_no_rank_holds_more_than_the_one_with_the_most(layout):
     run = run_of(layout, micro_batch=1)
-    assert largest(run).total == max(memory(run, rank).total for rank in range(layout.world_size))
+    assert largest_memory(run).total == max(memory(run, rank).total for rank in range(layout.world_size))
 
 
 def test_the_last_stage_may_be_the_one_with_the_most():
     """It keeps log-probabilities of a large vocabulary for each pass in flight."""
     run = run_of(LayoutSettings(pipeline=2, schedule="gpipe"), replace(SMALL, vocabulary_size=4096))
-    assert largest(run) == memory(run, 1) != memory(run, 0)
+    assert largest_memory(run) == memory(run, 1) != memory(run, 0)
 
 
 def test_what_is_not_predicted_is_none_and_not_a_number():

@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tokenscale.costs.prices import Price, Rows, fewest_useful, job_minutes, most_rows, price, store_bytes, total
+from tokenscale.costs.prices import (
+    Price,
+    StoreSize,
+    estimate_run,
+    job_minutes,
+    max_rows,
+    min_useful_tokens,
+    store_bytes,
+    sum_prices,
+)
 from tokenscale.data.order.packing import pack, split_documents
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
@@ -34,7 +43,7 @@ def on(world_size, **changes):
 
 
 def seconds(run, **facts):
-    return price(run, CLUSTER, **facts).seconds
+    return estimate_run(run, CLUSTER, **facts).seconds
 
 
 def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak():
@@ -43,7 +52,7 @@ def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak()
 
 
 def test_whole_nodes_are_charged():
-    one, sixteen = price(on(1), CLUSTER), price(on(16), CLUSTER)
+    one, sixteen = estimate_run(on(1), CLUSTER), estimate_run(on(16), CLUSTER)
     assert (one.nodes, sixteen.nodes) == (1, 4)
     assert one.node_hours == one.gpu_hours == pytest.approx(2653.5 / 3600, rel=1e-3)
     assert sixteen.node_hours == pytest.approx(4 * 278.3 / 3600, rel=1e-3)
@@ -60,11 +69,11 @@ def test_of_a_run_that_goes_on_from_another_the_steps_that_are_left_are_priced()
     """Of 500 steps 350; validation before the first step was the other run's, and so was that after step 100."""
     validation = ValidationSettings(rows=64, every=100)
     rest = {"resume_from": "results/runs/other/checkpoints/step=00000150"}
-    assert price(on(1, **rest), CLUSTER).steps == 350
+    assert estimate_run(on(1, **rest), CLUSTER).steps == 350
     assert seconds(on(1, **rest)) - 120 == pytest.approx(0.7 * ONE_GPU_S, rel=1e-3)
     passes = seconds(on(1, validation=validation, **rest)) - seconds(on(1, **rest))
     assert passes == pytest.approx(4 / 6 * 6.757, rel=1e-3)
-    assert price(on(1, budget=BudgetSettings(steps=100), **rest), CLUSTER).steps == 0
+    assert estimate_run(on(1, budget=BudgetSettings(steps=100), **rest), CLUSTER).steps == 0
 
 
 def test_the_peak_is_that_of_the_number_format():
@@ -89,17 +98,17 @@ def test_every_budget_is_priced_where_it_can_be():
     def of(**budget):
         return on(1, budget=BudgetSettings(**budget))
 
-    rows = Rows(per_epoch=4800, useful_tokens=4800 * 1024)
-    assert price(of(epochs=10), CLUSTER, rows=rows).steps == 500
-    assert price(of(useful_tokens=500 * 96 * 1024), CLUSTER, rows=rows).steps == 500
-    assert price(of(flops=500 * 96 * 2048 * 7.65e9), CLUSTER).steps in (500, 501)
+    rows = StoreSize(per_epoch=4800, useful_tokens=4800 * 1024)
+    assert estimate_run(of(epochs=10), CLUSTER, rows=rows).steps == 500
+    assert estimate_run(of(useful_tokens=500 * 96 * 1024), CLUSTER, rows=rows).steps == 500
+    assert estimate_run(of(flops=500 * 96 * 2048 * 7.65e9), CLUSTER).steps in (500, 501)
     assert seconds(of(wall_s=3600)) == 3720
     assert seconds(of(epochs=10), rows=rows) == seconds(on(1))
     for budget, what in (({"epochs": 10}, "epoch"), ({"useful_tokens": 10**6}, "useful tokens")):
-        unknown = price(of(**budget), BOX)
+        unknown = estimate_run(of(**budget), BOX)
         assert unknown.seconds is unknown.node_hours is unknown.gpu_hours is None and what in unknown.unknown
     masked = replace(of(useful_tokens=10**6), objective="masked")
-    assert price(masked, BOX, rows=rows).seconds is None, "15 % of the stored tokens are predicted, at random"
+    assert estimate_run(masked, BOX, rows=rows).seconds is None, "15 % of the stored tokens are predicted, at random"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +121,11 @@ def test_every_budget_is_priced_where_it_can_be():
     ],
 )
 def test_what_is_not_known_is_said_and_files_are_counted_all_the_same(run, machine, reason):
-    found = price(run, machine)
+    found = estimate_run(run, machine)
     assert found.seconds is None and reason in found.unknown
     assert found.bound is None and job_minutes(found, machine) == machine.minutes
     assert found.steps == 500 and found.bytes == pytest.approx(25_000 + 1_000 + 500 * 600) and found.files >= 9
-    assert total([found, price(on(1), CLUSTER)]).unknown == {found.unknown: 1}
+    assert sum_prices([found, estimate_run(on(1), CLUSTER)]).unknown == {found.unknown: 1}
 
 
 @pytest.mark.parametrize(
@@ -130,17 +139,17 @@ def test_what_is_not_known_is_said_and_files_are_counted_all_the_same(run, machi
     ],
 )
 def test_the_time_limit_of_its_job_bounds_what_nothing_else_does(run, machine, reason):
-    found = price(run, machine)
+    found = estimate_run(run, machine)
     assert found.unknown is None and reason in found.bound and found.bound.startswith("the time limit")
     assert found.node_hours == found.nodes * 12 and job_minutes(found, machine) == 720
-    assert total([found, price(on(1), CLUSTER)]).bounded == {found.bound: 1}
+    assert sum_prices([found, estimate_run(on(1), CLUSTER)]).bounded == {found.bound: 1}
 
 
 def test_bounds_of_what_a_store_will_hold_are_bounds_of_the_price():
-    rows = Rows(per_epoch=4800, useful_tokens=4800 * 1024, bound="by the corpus")
-    found = price(on(1, budget=BudgetSettings(epochs=10)), CLUSTER, rows=rows)
+    rows = StoreSize(per_epoch=4800, useful_tokens=4800 * 1024, bound="by the corpus")
+    found = estimate_run(on(1, budget=BudgetSettings(epochs=10)), CLUSTER, rows=rows)
     assert (found.steps, found.bound, found.unknown) == (500, "by the corpus", None)
-    assert price(on(1), CLUSTER, rows=rows).bound is None, "a budget in steps needs no store"
+    assert estimate_run(on(1), CLUSTER, rows=rows).bound is None, "a budget in steps needs no store"
 
 
 @pytest.mark.parametrize("mean", [8, 30, 100, 129, 1000])
@@ -152,8 +161,8 @@ def test_packed_rows_are_no_more_and_no_emptier_than_their_bounds(mean):
         _, _, pieces = split_documents(lengths, 256)
         _, rows = pack(pieces, 257)
         useful = int((pieces - 1).sum())
-        assert len(rows) - 1 <= most_rows(run, False, len(lengths), int(lengths.sum()))
-        assert useful / (len(rows) - 1) >= fewest_useful(run, streams=False)
+        assert len(rows) - 1 <= max_rows(run, False, len(lengths), int(lengths.sum()))
+        assert useful / (len(rows) - 1) >= min_useful_tokens(run, streams=False)
 
 
 def test_a_job_asks_for_three_times_its_estimate_and_the_time_to_write_a_state():
@@ -176,7 +185,7 @@ def test_a_vocabulary_that_the_built_tokenizer_says_is_enough():
 
 def test_logs_grow_with_ranks_and_steps():
     """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
-    found = price(on(16), CLUSTER)
+    found = estimate_run(on(16), CLUSTER)
     assert found.bytes == 25_000 + 16 * (1_000 + 600 * 500)
     assert found.files == 6 + 1 + 16 * 3
 
@@ -185,26 +194,30 @@ def test_checkpoints_are_weights_and_moments():
     """1.41 G weights in fp32: 5.64 GB a model, three times that with two moments."""
     # 2 x 131072 x 2048 + 16 x (2 x 2048**2 + 2 x 2048 x 512 + 3 x 2048 x 7168 + 2 x 2048) + 2048
     count = 1_409_353_728
-    logs = price(on(4), CLUSTER)
+    logs = estimate_run(on(4), CLUSTER)
 
     def beside(**settings):
-        found = price(on(4, checkpoints=CheckpointSettings(**settings)), CLUSTER)
+        found = estimate_run(on(4, checkpoints=CheckpointSettings(**settings)), CLUSTER)
         return found.bytes - logs.bytes, found.passing_bytes, found.files - logs.files
 
     assert beside() == (0, 0, 0)
     assert beside(final=True) == (4 * count, 0, 1 + 2 * 4 + 2)
     assert beside(every=100) == (0, 2 * 12 * count, 0), "the next is written before the last is deleted"
     assert beside(every=100, keep_last=2, keep_resume_state=True) == (2 * 12 * count, 12 * count, 2 * 11)
-    half = price(on(4, precision="bf16-true", checkpoints=CheckpointSettings(final=True)), CLUSTER)
+    half = estimate_run(on(4, precision="bf16-true", checkpoints=CheckpointSettings(final=True)), CLUSTER)
     assert half.bytes - logs.bytes == 2 * count
 
 
 def test_a_total_adds_up():
-    prices = [price(on(1), CLUSTER), price(on(16), CLUSTER), price(on(1, budget=BudgetSettings(epochs=1)), BOX)]
-    found = total(prices)
+    prices = [
+        estimate_run(on(1), CLUSTER),
+        estimate_run(on(16), CLUSTER),
+        estimate_run(on(1, budget=BudgetSettings(epochs=1)), BOX),
+    ]
+    found = sum_prices(prices)
     assert (found.runs, found.timed, found.unlogged) == (3, 2, 1)
     assert found.node_hours == pytest.approx(2653.5 / 3600 + 4 * 278.3 / 3600, rel=1e-3)
-    assert found.files == 10 + 55 + 9 and total([]).node_hours == 0
+    assert found.files == 10 + 55 + 9 and sum_prices([]).node_hours == 0
 
 
 def test_ids_are_as_wide_as_the_format_stores_them():

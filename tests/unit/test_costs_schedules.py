@@ -3,7 +3,14 @@
 import pytest
 
 from tokenscale.costs import pipeline_schedules
-from tokenscale.costs.pipeline_schedules import Action, balanced, bubble, in_flight, schedule, stages_of
+from tokenscale.costs.pipeline_schedules import (
+    Action,
+    assign_stages,
+    bubble_share,
+    build_schedule,
+    max_in_flight,
+    partition_costs,
+)
 from tokenscale.settings.presets import PRESETS
 
 NAMES = ("naive", "gpipe", "1f1b", "zero-bubble")
@@ -15,7 +22,7 @@ SIZES = [(2, 1), (2, 3), (3, 2), (4, 4), (4, 9), (8, 16)]
 def test_each_rank_does_everything_once_and_in_an_order_that_can_be(name, ranks, micro_batches):
     kinds = "FBW" if name == "zero-bubble" else "FB"
     for rank in range(ranks):
-        actions = schedule(name, rank, ranks, micro_batches)
+        actions = build_schedule(name, rank, ranks, micro_batches)
         assert sorted(actions) == sorted(Action(kind, micro) for kind in kinds for micro in range(micro_batches))
         for micro in range(micro_batches):
             assert [a.kind for a in actions if a.micro == micro] == list(kinds)
@@ -27,25 +34,25 @@ def test_each_rank_does_everything_once_and_in_an_order_that_can_be(name, ranks,
 def test_interleaving_does_everything_once(ranks, micro_batches, chunks):
     everything = sorted(Action(k, m, c) for k in "FB" for m in range(micro_batches) for c in range(chunks))
     for rank in range(ranks):
-        assert sorted(schedule("interleaved", rank, ranks, micro_batches, chunks)) == everything
+        assert sorted(build_schedule("interleaved", rank, ranks, micro_batches, chunks)) == everything
 
 
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
 def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
     p, m = ranks, micro_batches
-    assert bubble("naive", p, m) == pytest.approx((p - 1) / p)
-    assert bubble("gpipe", p, m) == bubble("1f1b", p, m) == pytest.approx((p - 1) / (m + p - 1))
+    assert bubble_share("naive", p, m) == pytest.approx((p - 1) / p)
+    assert bubble_share("gpipe", p, m) == bubble_share("1f1b", p, m) == pytest.approx((p - 1) / (m + p - 1))
     if m % p == 0:
         for v in (2, 3):
-            assert bubble("interleaved", p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
+            assert bubble_share("interleaved", p, m, v) == pytest.approx((p - 1) / (v * m + p - 1))
     if m >= p:  # ZB-H1, table 2: (p - 1)(F + B - W), of three equal parts
-        assert bubble("zero-bubble", p, m) == pytest.approx((p - 1) / (3 * m + p - 1))
+        assert bubble_share("zero-bubble", p, m) == pytest.approx((p - 1) / (3 * m + p - 1))
 
 
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
 def test_how_many_micro_batches_a_rank_holds(ranks, micro_batches):
     for rank in range(ranks):
-        held = {name: in_flight(schedule(name, rank, ranks, micro_batches)) for name in NAMES}
+        held = {name: max_in_flight(build_schedule(name, rank, ranks, micro_batches)) for name in NAMES}
         assert held["naive"] == 1 and held["gpipe"] == micro_batches
         assert held["1f1b"] == min(ranks - rank, micro_batches)
         assert held["zero-bubble"] <= min(ranks, micro_batches), "the memory of 1f1b's first rank"
@@ -53,20 +60,20 @@ def test_how_many_micro_batches_a_rank_holds(ranks, micro_batches):
 
 def test_orders_that_wait_for_each_other_are_found(monkeypatch):
     """A test of the test: all ranks begin with the backward pass that needs the other's."""
-    monkeypatch.setattr(pipeline_schedules, "schedule", lambda *_: [Action("B", 0), Action("F", 0)])
+    monkeypatch.setattr(pipeline_schedules, "build_schedule", lambda *_: [Action("B", 0), Action("F", 0)])
     with pytest.raises(RuntimeError, match="each waits for another"):
-        bubble("turned round", 2, 1)
+        bubble_share("turned round", 2, 1)
 
 
 def test_interleaving_needs_whole_rounds():
     with pytest.raises(ValueError, match="no multiple"):
-        schedule("interleaved", 0, 4, 6, 2)
+        build_schedule("interleaved", 0, 4, 6, 2)
 
 
 @pytest.mark.parametrize("name", [n for n, shape in PRESETS.items() if shape.vocabulary_size and shape.layers >= 4])
 def test_stages_have_all_layers_and_no_other_cut_is_better(name):
     shape = PRESETS[name].with_positions(1024)
-    stages = stages_of(shape, 1024, 4)
+    stages = assign_stages(shape, 1024, 4)
     assert [layer for stage in stages for layer in stage] == list(range(shape.layers))
     assert all(stages) and len(stages[-1]) == min(map(len, stages)), "the output head is work, too"
 
@@ -79,7 +86,7 @@ def test_a_partition_is_the_best_of_all():
     for _ in range(50):
         costs = [pick.randint(1, 9) for _ in range(pick.randint(3, 8))]
         stages = pick.randint(1, len(costs))
-        most = max(sum(costs[i] for i in part) for part in balanced(costs, stages))
+        most = max(sum(costs[i] for i in part) for part in partition_costs(costs, stages))
         cuts = combinations(range(1, len(costs)), stages - 1)
         ways = ([0, *cut, len(costs)] for cut in cuts)
         assert most == min(max(sum(costs[a:b]) for a, b in zip(w, w[1:], strict=False)) for w in ways)

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from tokenscale.analysis import live
-from tokenscale.base.files import locked
+from tokenscale.base.files import lock_folder
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.records.events import Status
-from tokenscale.runs.records.provenance import seal
+from tokenscale.runs.records.provenance import seal_record
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 
@@ -67,7 +67,7 @@ def said(capsys):
 @pytest.mark.parametrize("outcome, word", [("complete", "complete"), ("nonfinite", "diverged")])
 def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
     folder = made(results, ago=900, step=24, steps=24, state=outcome)
-    seal(folder, {"attempt": 0}, {"status": outcome, "steps": 24})
+    seal_record(folder, {"attempt": 0}, {"status": outcome, "steps": 24})
     assert only(results).state == word
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"attempt": 1}))  # the seal does not match: not a result
@@ -76,7 +76,7 @@ def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
 
 def test_a_running_one_tells_how_far_it_is(results, capsys):
     folder = made(results, attempt=1, ago=14, step=120, steps=400, loss=4.12341, state="running")
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         text = said(capsys)
     assert "runs   1 under results/runs: 1 running\n" in text
     assert f"  running  {RUN}  attempt=01  step 120 of 400, loss 4.1234, 14 s ago\n" in text
@@ -84,7 +84,7 @@ def test_a_running_one_tells_how_far_it_is(results, capsys):
 
 def test_a_silent_one_is_called_so(results, capsys):
     folder = made(results, ago=720, step=120, steps=400, loss=4.1, state="running")
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         assert "silent for 12 min" in said(capsys)
 
 
@@ -100,7 +100,7 @@ def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
     folder = made(results, ago=2, step=4, steps=400, loss=4.0, state="running")
     logged(folder, 0)
     logged(folder, 1, steps=4, step_s=0.8, useful=600, end=b'{"step": 4, "step')
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         text = " ".join(said(capsys).split())
         found = only(results)
     assert "step 4 of 400, loss 4.0000, 2,000 useful tokens/s, 5 min 16 s to go" in text
@@ -113,7 +113,7 @@ def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
 def test_a_log_that_says_no_pace_is_no_error(results, capsys, content):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
     logged(folder, steps=0, end=content)
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         assert "step 1 of 400, loss 4.0000, under 1 s ago" in said(capsys)
 
 
@@ -155,14 +155,14 @@ def test_watching_without_a_terminal_is_plain_and_ends_at_an_interrupt(results, 
 
 
 def test_before_its_first_step_it_has_no_progress(results, capsys):
-    with locked(made(results, ago=3), "it"):
+    with lock_folder(made(results, ago=3), "it"):
         assert f"running  {RUN}  attempt=00  before its first step, 3 s ago" in said(capsys)
 
 
 def test_looking_takes_no_lock(results):
     """A training that starts while somebody looks would be refused its folder."""
     folder = made(results)
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         assert runs.is_locked_here(folder / ".lock")
     assert not runs.is_locked_here(folder / ".lock")
     assert not runs.is_locked_here(folder / "none")
@@ -199,7 +199,7 @@ def test_of_two_jobs_of_one_run_the_first_that_runs_has_it(results):
 def test_a_new_attempt_has_not_the_progress_of_the_one_before(results):
     folder = made(results, attempt=1, ago=90, step=91, steps=400, loss=4.8, state="running")
     (folder / "attempt=01/attempt.json").write_text("{}")
-    with locked(folder, "it"):
+    with lock_folder(folder, "it"):
         assert (only(results).state, only(results).step) == ("running", None)
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
-from tokenscale.costs.memory import largest
-from tokenscale.costs.pipeline_schedules import bubble, in_flight, schedule
+from tokenscale.costs.memory import largest_memory
+from tokenscale.costs.pipeline_schedules import bubble_share, build_schedule, max_in_flight
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.config import Config
 from tokenscale.settings.layout import LayoutSettings
@@ -55,7 +55,7 @@ def test_what_ranks_hold_is_what_is_predicted(example):
     table = rows("layout", "parameters")
     assert len(table) == 8
     for cell, *numbers in table:
-        held = largest(with_cell(example, cell), "cuda")
+        held = largest_memory(with_cell(example, cell), "cuda")
         parts = (held.parameters, held.gradients, held.optimizer, held.activations, held.total)
         assert numbers == [f"{part / GIB:.2f}" for part in parts], cell
 
@@ -88,8 +88,8 @@ def test_bubbles_are_those_of_the_schedules():
     assert [row[0].strip("`") for row in table] == ["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"]
     for name, chunks, *numbers in table:
         name, chunks = name.strip("`"), int(chunks)
-        kept = [in_flight(schedule(name, rank, 4, 32, chunks)) for rank in (0, 3)]
-        assert numbers == [f"{bubble(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(map(str, kept)), name
+        kept = [max_in_flight(build_schedule(name, rank, 4, 32, chunks)) for rank in (0, 3)]
+        assert numbers == [f"{bubble_share(name, 4, m, chunks):.3f}" for m in (8, 32)] + list(map(str, kept)), name
 
 
 def test_what_checkpointing_saves_and_costs(example):
@@ -99,7 +99,7 @@ def test_what_checkpointing_saves_and_costs(example):
         computed = hardware_flops_per_token(
             run.model, run.sequence_length, Convention.FULL, run.activation_checkpointing
         )
-        assert (gib, times) == (f"{largest(run, 'cuda').activations / GIB:.2f}", f"{computed / trained:.2f}")
+        assert (gib, times) == (f"{largest_memory(run, 'cuda').activations / GIB:.2f}", f"{computed / trained:.2f}")
 
 
 def test_numbers_in_sentences_stand_in_a_table():

@@ -57,7 +57,7 @@ def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
 
 def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
     monkeypatch.setattr(hardware, "cgroup_limits", lambda: (1.5, None))
-    monkeypatch.setattr(doctor_checks, "affinity", lambda: 16)
+    monkeypatch.setattr(doctor_checks, "count_affinity_cores", lambda: 16)
     found = doctor_checks.check_cores(asked())
     assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
 

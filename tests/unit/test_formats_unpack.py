@@ -3,7 +3,7 @@
 import threading
 
 from tests.corpora import Lab
-from tokenscale.base.files import locked
+from tokenscale.base.files import lock_folder
 from tokenscale.data.stores import unpack
 from tokenscale.data.stores.manifest import rebuild_command
 from tokenscale.settings.data import StoreSettings
@@ -15,7 +15,7 @@ def test_a_second_job_waits_for_the_first_and_takes_what_it_made(tmp_path):
     lab = Lab(tmp_path / "lab", ["some words", "and others"])
     archive, disk, found = lab.store(ARCHIVE), tmp_path / "disk", []
     second = threading.Thread(target=lambda: found.append(unpack.unpack_once(archive, PACKED, disk)), daemon=True)
-    with locked(disk / PACKED.directory, "the store"):  # the first job, at work
+    with lock_folder(disk / PACKED.directory, "the store"):  # the first job, at work
         second.start()
         second.join(0.3)
         assert second.is_alive() and not found

@@ -266,7 +266,7 @@ def test_a_record_or_a_log_that_was_edited_later_is_suspect(tmp_path):
     folder = tmp_path / "runs" / two.identity
     record = read_json(folder / "run.json")
     outcome = record["outcome"] | {"logs": {"attempt=00/rank=00000/steps.jsonl": "0" * 64}}
-    logs.provenance.seal(folder, record, outcome)
+    logs.provenance.seal_record(folder, record, outcome)
     found = {r["repeat"]: r for r in rows(tables_of(tmp_path, [one, two]), "runs")}
     assert (found[0]["validity"], found[0]["reasons"]) == ("suspect", "run.json does not match its seal")
     assert found[1]["validity"] == "suspect"

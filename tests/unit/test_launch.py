@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import locked, read_json, write_json
+from tokenscale.base.files import lock_folder, read_json, write_json
 from tokenscale.runs.launch import ranks
-from tokenscale.runs.launch.attempts import finish, identity_of, prepare
+from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt, write_done_file
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import geometry
@@ -39,57 +39,57 @@ def place(tmp_path):
 
 
 def train(directory, attempt, identity, status="complete"):
-    record = provenance.start(directory, {"attempt": attempt, "digest": identity.digest})
-    provenance.seal(directory, record, {"status": status, "steps": 3})
+    record = provenance.start_record(directory, {"attempt": attempt, "digest": identity.digest})
+    provenance.seal_record(directory, record, {"status": status, "steps": 3})
 
 
 def test_a_complete_run_is_not_trained_again(place):
     directory, code, manifest = place
-    identity = identity_of([code], {"store": manifest})
-    assert prepare(directory, RunSettings(), identity) == 0
+    identity = hash_identity([code], {"store": manifest})
+    assert prepare_attempt(directory, RunSettings(), identity) == 0
     train(directory, 0, identity)
-    assert prepare(directory, RunSettings(), identity) is None
-    assert finish(directory, directory / "done.json", identity, RunSettings())
+    assert prepare_attempt(directory, RunSettings(), identity) is None
+    assert write_done_file(directory, directory / "done.json", identity, RunSettings())
     assert read_json(directory / "done.json")["status"] == "complete"
 
 
 def test_an_unfinished_attempt_is_followed_by_the_next(place):
     directory, code, manifest = place
-    identity = identity_of([code], {"store": manifest})
-    assert [prepare(directory, RunSettings(), identity) for _ in range(3)] == [0, 1, 2]
-    assert not finish(directory, directory / "done.json", identity, RunSettings())
+    identity = hash_identity([code], {"store": manifest})
+    assert [prepare_attempt(directory, RunSettings(), identity) for _ in range(3)] == [0, 1, 2]
+    assert not write_done_file(directory, directory / "done.json", identity, RunSettings())
 
 
 @pytest.mark.parametrize("changed", ["code", "manifest"])
 def test_attempts_of_other_code_or_data_are_set_aside(place, changed):
     directory, code, manifest = place
-    identity = identity_of([code], {"store": manifest})
-    prepare(directory, RunSettings(), identity)
+    identity = hash_identity([code], {"store": manifest})
+    prepare_attempt(directory, RunSettings(), identity)
     train(directory, 0, identity)
     {"code": code, "manifest": manifest}[changed].write_text("y = 2\n")
-    other = identity_of([code], {"store": manifest})
-    assert prepare(directory, RunSettings(), other) == 0
+    other = hash_identity([code], {"store": manifest})
+    assert prepare_attempt(directory, RunSettings(), other) == 0
     assert read_json(directory / "superseded/000/run.json")["digest"] == identity.digest
     assert not (directory / "run.json").exists()
-    assert not finish(directory, directory / "done.json", other, RunSettings())
+    assert not write_done_file(directory, directory / "done.json", other, RunSettings())
 
 
 def test_an_edited_record_is_not_sealed(place):
     directory, code, manifest = place
-    identity = identity_of([code], {"store": manifest})
-    prepare(directory, RunSettings(), identity)
+    identity = hash_identity([code], {"store": manifest})
+    prepare_attempt(directory, RunSettings(), identity)
     train(directory, 0, identity)
     record = read_json(directory / "run.json")
     write_json(directory / "run.json", record | {"attempt": 9})
-    assert provenance.sealed(directory / "run.json") is None
-    assert not finish(directory, directory / "done.json", identity, RunSettings())
+    assert provenance.read_sealed(directory / "run.json") is None
+    assert not write_done_file(directory, directory / "done.json", identity, RunSettings())
 
 
 def test_moving_the_project_keeps_the_digest(place, tmp_path):
     _, code, manifest = place
-    before = identity_of([code], {"store": manifest}).digest
+    before = hash_identity([code], {"store": manifest}).digest
     (tmp_path / "elsewhere").mkdir()
-    assert identity_of([code.rename(tmp_path / "elsewhere/code.py")], {"store": manifest}).digest == before
+    assert hash_identity([code.rename(tmp_path / "elsewhere/code.py")], {"store": manifest}).digest == before
 
 
 def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
@@ -114,7 +114,7 @@ def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
 )
 def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, expected):
     """Snakemake sets OMP_NUM_THREADS for the whole job; each rank taking all of them is the mistake."""
-    monkeypatch.setattr(ranks, "cores", lambda: 8)
+    monkeypatch.setattr(ranks, "count_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if stated:
         monkeypatch.setenv("OMP_NUM_THREADS", stated)
@@ -139,11 +139,11 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
 
 
 def test_a_folder_has_one_writer(tmp_path):
-    with locked(tmp_path, "run x"), pytest.raises(UserError, match="another process") as error:
-        with locked(tmp_path, "run x"):
+    with lock_folder(tmp_path, "run x"), pytest.raises(UserError, match="another process") as error:
+        with lock_folder(tmp_path, "run x"):
             pass
     assert str(os.getpid()) in str(error.value)
-    with locked(tmp_path, "run x"):
+    with lock_folder(tmp_path, "run x"):
         pass
 
 
@@ -152,15 +152,15 @@ def test_superseded_numbers_are_not_reused(place):
     (directory / "superseded/004").mkdir(parents=True)
     for text in ("a = 1", "b = 2"):
         code.write_text(text)
-        prepare(directory, RunSettings(), identity_of([code], {"store": manifest}))
+        prepare_attempt(directory, RunSettings(), hash_identity([code], {"store": manifest}))
     assert (directory / "superseded/005").is_dir()
 
 
 def test_a_run_that_diverged_is_not_trained_again(place):
     directory, code, manifest = place
-    identity = identity_of([code], {"store": manifest})
-    prepare(directory, RunSettings(), identity)
+    identity = hash_identity([code], {"store": manifest})
+    prepare_attempt(directory, RunSettings(), identity)
     train(directory, 0, identity, status="nonfinite")
-    assert prepare(directory, RunSettings(), identity) is None
-    assert finish(directory, directory / "done.json", identity, RunSettings())
+    assert prepare_attempt(directory, RunSettings(), identity) is None
+    assert write_done_file(directory, directory / "done.json", identity, RunSettings())
     assert read_json(directory / "done.json")["status"] == "nonfinite"

@@ -21,7 +21,7 @@ sys.exit(7)
 
 def test_srun_starts_one_process_on_one_gpu_in_the_container():
     site = machine.load_machine("profiles/alps/machine.toml", ROOT)
-    words = shlex.join(alone.argv_of(site, ["benchmark", "inference", "--run", "r"], ROOT))
+    words = shlex.join(alone.build_argv(site, ["benchmark", "inference", "--run", "r"], ROOT))
     assert words == (
         "srun --job-name=benchmark --nodes=1 --ntasks=1 --ntasks-per-node=1 --distribution=block:block "
         "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local --kill-on-bad-exit=1 "
@@ -50,4 +50,4 @@ def test_outside_of_a_job_it_is_refused(monkeypatch, capsys):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     argv = ["benchmark", "inference", "--run", "a", "--output", "out.json", "--site"]
     assert main([*argv, str(ROOT / "profiles/alps/machine.toml")]) == 2
-    assert "in no SLURM job" in capsys.readouterr().err
+    assert "not in a SLURM job" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_what_is_printed_is_a_command_of_a_shell(machine):
 
 
 @pytest.mark.parametrize(
-    "job, said", [(None, "in no SLURM job"), (Job("45", ("nid1",), "", "", 0, 0, 0, None), "fewer")]
+    "job, said", [(None, "not in a SLURM job"), (Job("45", ("nid1",), "", "", 0, 0, 0, None), "fewer")]
 )
 def test_without_a_job_that_is_large_enough_nothing_begins(job, said):
     with pytest.raises(UserError, match=said):
@@ -77,7 +77,7 @@ def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):
         "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
         "srun: error: nid1: tasks 0-3: Killed\n"
     )
-    text = failure_hints.describe(tmp_path)
+    text = failure_hints.describe_failure(tmp_path)
     assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
     assert "a GPU's memory was full" in text and "closed by peer" not in text
 
@@ -86,9 +86,9 @@ def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
     (tmp_path / failure_hints.SRUN).write_text(
         "srun: error: Unable to create step for job 45: More processors requested\n"
     )
-    assert "did not run to their end" in failure_hints.describe(
+    assert "did not run to their end" in failure_hints.describe_failure(
         tmp_path
-    ) and "More processors" in failure_hints.describe(tmp_path)
+    ) and "More processors" in failure_hints.describe_failure(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch.failure_hints import CAUSES, hint
+from tokenscale.runs.launch.failure_hints import CAUSES, find_hint
 
 PEER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
@@ -80,7 +80,7 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
 def test_a_message_is_told_by_its_cause(words, text):
     if words == "port":
         text += "code: -98, name: EADDRINUSE, message: address already in use"
-    found = hint("step 1/24  loss 8.3  16,991 useful tokens/s  6 s left", text)
+    found = find_hint("step 1/24  loss 8.3  16,991 useful tokens/s  6 s left", text)
     assert found and words in found.what, found
     assert found.next and found.line in text
 
@@ -96,7 +96,7 @@ def test_a_message_is_told_by_its_cause(words, text):
     ],
 )
 def test_the_state_of_a_silent_job_is_enough(state, words):
-    assert words in hint("", state=state).what
+    assert words in find_hint("", state=state).what
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -113,32 +113,34 @@ def test_the_state_of_a_silent_job_is_enough(state, words):
 def test_an_echo_never_hides_the_cause(cause, words, first):
     """Wherever it stands: ranks write at the same time."""
     texts = [f"{cause}\n", PEER] if first else [PEER, f"{cause}\n"]
-    assert words in hint(*texts, state="FAILED").what
+    assert words in find_hint(*texts, state="FAILED").what
 
 
 def test_a_dead_peer_brings_the_watchdog_of_the_others_along():
-    assert "GPU's memory" in hint(WATCHDOG, CUDA).what
+    assert "GPU's memory" in find_hint(WATCHDOG, CUDA).what
 
 
 def test_our_own_message_says_it_best():
     error = UserError("the token store does not match this run.", run="x wants 2048", next="snakemake -f x")
-    found = hint(PEER, f"step 1\n{error.render()}\n")
+    found = find_hint(PEER, f"step 1\n{error.render()}\n")
     assert (found.what, found.next) == ("the token store does not match this run", "snakemake -f x")
 
 
 def test_what_a_launcher_found_before_is_said_again():
     told = "tokenscale: rank 5 on nid2 failed first (Killed).\n  output  x/rank=00005.log, which ends:\n    | step 3\n"
-    found = hint(told + "  cause   a GPU's memory was full\n  next    a smaller micro_batch\n")
+    found = find_hint(told + "  cause   a GPU's memory was full\n  next    a smaller micro_batch\n")
     assert (found.what, found.next) == ("a GPU's memory was full", "a smaller micro_batch")
     assert found.line == "tokenscale: rank 5 on nid2 failed first (Killed)."
 
 
 def test_what_nobody_knows_is_not_guessed():
-    assert hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED", reason="None") is None
-    assert hint() is None
+    assert (
+        find_hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED", reason="None") is None
+    )
+    assert find_hint() is None
     # what NCCL says at any start
-    assert hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None
-    assert hint("NCCL_TIMEOUT=600 is set") is None
+    assert find_hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None
+    assert find_hint("NCCL_TIMEOUT=600 is set") is None
 
 
 def test_every_row_can_be_read():

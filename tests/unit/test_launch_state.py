@@ -7,8 +7,8 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.runs.launch.attempts import identity_of, prepare
-from tokenscale.runs.launch.start import opened
+from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
+from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
 from tokenscale.settings.continuation import state_path
 from tokenscale.settings.run import RunSettings
@@ -27,9 +27,9 @@ def run(tmp_path, monkeypatch):
 
 def sealed(run, directory):
     """The identity of an attempt that was made and sealed."""
-    with opened(run, directory / "done.json", {}) as (identity, attempt, _):
-        record = provenance.start(directory, {"attempt": attempt, "digest": identity.digest})
-        provenance.seal(directory, record, {"status": "complete", "steps": 24})
+    with open_run(run, directory / "done.json", {}) as (identity, attempt, _):
+        record = provenance.start_record(directory, {"attempt": attempt, "digest": identity.digest})
+        provenance.seal_record(directory, record, {"status": "complete", "steps": 24})
         return identity
 
 
@@ -37,10 +37,10 @@ def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_i
     directory = tmp_path / "results/runs/later"
     first = sealed(run, directory)
     assert read_json(directory / "attempt=00/attempt.json")["state"] == first.state
-    with opened(run, directory / "done.json", {}) as (same, attempt, _):
+    with open_run(run, directory / "done.json", {}) as (same, attempt, _):
         assert attempt is None and same == first
     write_json(tmp_path / run.resume_from / "checkpoint.json", {"step": 8, "ranks": "others"})
-    with opened(run, directory / "done.json", {}) as (other, attempt, _):
+    with open_run(run, directory / "done.json", {}) as (other, attempt, _):
         assert attempt == 0 and other.digest != first.digest
         assert other.code_and_inputs == first.code_and_inputs, "what repeats share is the same"
     assert (directory / "superseded/000/attempt=00").is_dir()
@@ -48,16 +48,16 @@ def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_i
 
 def test_what_a_run_without_a_state_is_made_of_says_nothing_of_one(tmp_path):
     (tmp_path / "code.py").write_text("")
-    identity = identity_of([tmp_path / "code.py"], {})
+    identity = hash_identity([tmp_path / "code.py"], {})
     assert identity.digest == identity.code_and_inputs and "state" not in identity.record()
-    assert prepare(tmp_path / "run", RunSettings(), identity) == 0
+    assert prepare_attempt(tmp_path / "run", RunSettings(), identity) == 0
 
 
 def test_a_state_that_was_purged_is_told_with_what_makes_it_again(run, tmp_path):
     shutil.rmtree(tmp_path / run.resume_from)
-    with pytest.raises(UserError) as caught, opened(run, tmp_path / "results/runs/later/done.json", {}):
+    with pytest.raises(UserError) as caught, open_run(run, tmp_path / "results/runs/later/done.json", {}):
         pass
     assert f"rm -r results/runs/{WRITER}, and snakemake results/runs/{WRITER}/done.json" in str(caught.value)
-    with pytest.raises(UserError, match="name one that is there"):
-        with opened(replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}):
+    with pytest.raises(UserError, match="existing state"):
+        with open_run(replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}):
             pass

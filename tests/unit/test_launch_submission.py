@@ -73,8 +73,8 @@ def run_of(size: int) -> RunSettings:
 @pytest.mark.parametrize("size", SIZES)
 def test_what_sbatch_is_asked_for(site, size):
     name, stated, where = site
-    resources = submission.resources_of(geometry(size, where.gpus_per_node), where, stated)
-    words = submission.options(resources, name="name", comment="what", log="log", directory="here")
+    resources = submission.merge_resources(geometry(size, where.gpus_per_node), where, stated)
+    words = submission.sbatch_options(resources, name="name", comment="what", log="log", directory="here")
     assert shlex.join(words) == f"{COMMON} {SUBMITTED[name][size]}"
 
 
@@ -94,7 +94,7 @@ def test_a_job_holds_the_cores_of_its_ranks(site):
     """Two tasks are asked for where there is one rank, as the plugin wants it; the cores are those of one."""
     _, stated, where = site
     for size in SIZES:
-        resources = submission.resources_of(geometry(size, where.gpus_per_node), where, stated)
+        resources = submission.merge_resources(geometry(size, where.gpus_per_node), where, stated)
         held = resources["nodes"] * resources["tasks_per_node"] * resources["cpus_per_task"]
         assert held >= size * where.cores_per_rank and resources["ranks"] == size
 
@@ -102,8 +102,8 @@ def test_a_job_holds_the_cores_of_its_ranks(site):
 def test_nodes_that_are_not_full_have_as_many_gpus_each(site):
     """Six for the whole job may be four on the one and two on the other."""
     _, stated, where = site
-    resources = submission.resources_of(geometry(6, where.gpus_per_node), where, stated)
-    words = submission.options(resources, name="name", comment="what", log="log")
+    resources = submission.merge_resources(geometry(6, where.gpus_per_node), where, stated)
+    words = submission.sbatch_options(resources, name="name", comment="what", log="log")
     assert {"--nodes=2", "--ntasks-per-node=3", "--gres=gpu:3"} <= set(words)
 
 
@@ -116,7 +116,9 @@ def test_runs_that_share_a_node_take_only_their_part(site):
 
 def test_a_job_script_asks_for_the_same(site):
     name, stated, where = site
-    text = submission.script([run_of(8)], where, stated, [["launch", "--run", "{}"]], ["results/a/manifest.json"])
+    text = submission.render_script(
+        [run_of(8)], where, stated, [["launch", "--run", "{}"]], ["results/a/manifest.json"]
+    )
     options = " ".join(line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH"))
     asked = SUBMITTED[name][8].replace("-D here", f"-D {Path.cwd()}")
     assert asked in options and "--parsable" not in options
@@ -127,25 +129,25 @@ def test_a_job_script_asks_for_the_same(site):
 def test_runs_of_one_rank_share_a_node_in_one_script(site):
     name, stated, where = site
     words = [["launch", "--share", "4", "--output", str(number)] for number in range(4)]
-    text = submission.script([replace(run_of(1), seed=n) for n in range(4)], where, stated, words, [])
+    text = submission.render_script([replace(run_of(1), seed=n) for n in range(4)], where, stated, words, [])
     options = " ".join(line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH"))
     assert SUBMITTED[name][4].replace("-D here", f"-D {Path.cwd()}") in options
     assert text.count(" &\npids+=($!)") == 4
     for runs in ([replace(run_of(1), seed=n) for n in range(5)], [run_of(1), run_of(2)]):
         with pytest.raises(UserError, match="cannot share a node"):
-            submission.script(runs, where, stated, words, [])
+            submission.render_script(runs, where, stated, words, [])
 
 
 def test_an_account_without_a_value_is_no_account(monkeypatch):
     monkeypatch.delenv("ALPS_ACCOUNT", raising=False)
     stated = profile.load_profile("alps", ROOT)[1]
-    resources = submission.resources_of(
+    resources = submission.merge_resources(
         geometry(1, 4), machine.load_machine("profiles/alps/machine.toml", ROOT), stated
     )
     with pytest.raises(UserError, match="ALPS_ACCOUNT"):
-        submission.options(resources, name="name", comment="what", log="log")
+        submission.sbatch_options(resources, name="name", comment="what", log="log")
 
 
 def test_a_machine_without_slurm_has_no_job_script():
-    with pytest.raises(UserError, match="no SLURM to submit to"):
-        submission.script([run_of(1)], machine.Machine(), {}, [], [])
+    with pytest.raises(UserError, match="does not use SLURM"):
+        submission.render_script([run_of(1)], machine.Machine(), {}, [], [])

@@ -12,7 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.cli.plan import plan
 from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices
-from tokenscale.costs.prices import total
+from tokenscale.costs.prices import sum_prices
 from tokenscale.data.tokenizers import tekken
 from tokenscale.settings import config as configuration
 from tokenscale.settings import profile
@@ -86,7 +86,7 @@ def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_
 def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
     """Runs whose steps follow from what their stores hold, which are not made yet, have an upper bound."""
     runs = alps.all_runs([name])
-    found = total(RunPrices(alps, tmp_path).price(run) for run in runs.values())
+    found = sum_prices(RunPrices(alps, tmp_path).price(run) for run in runs.values())
     print(f"{name}: {found.node_hours:.1f} node-hours, bounded {found.bounded}")
     asked = [run.settings for run in runs.values()]
     assert not found.unknown and found.timed == len(runs) and (found.node_hours > 0 or not runs)

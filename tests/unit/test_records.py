@@ -47,19 +47,19 @@ def test_secrets_stay_out_of_the_record(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted_secret_too")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    provenance.start(tmp_path, {"run_id": "x"})
+    provenance.start_record(tmp_path, {"run_id": "x"})
     text = (tmp_path / "run.json").read_text()
     assert "planted" not in text and "NCCL_DEBUG" in text
 
 
 def test_the_seal_covers_every_field(tmp_path):
-    record = provenance.start(tmp_path, {"run_id": "x"})
-    assert provenance.sealed(tmp_path / "run.json") is None
-    provenance.seal(tmp_path, record, {"status": "complete"})
-    assert provenance.sealed(tmp_path / "run.json")["outcome"] == {"status": "complete"}
+    record = provenance.start_record(tmp_path, {"run_id": "x"})
+    assert provenance.read_sealed(tmp_path / "run.json") is None
+    provenance.seal_record(tmp_path, record, {"status": "complete"})
+    assert provenance.read_sealed(tmp_path / "run.json")["outcome"] == {"status": "complete"}
     text = (tmp_path / "run.json").read_text()
     (tmp_path / "run.json").write_text(text.replace('"x"', '"y"'))
-    assert provenance.sealed(tmp_path / "run.json") is None
+    assert provenance.read_sealed(tmp_path / "run.json") is None
 
 
 def test_records_import_no_torch():
@@ -75,7 +75,7 @@ def test_an_attempt_is_logged_once(tmp_path):
     from tokenscale.base.errors import UserError
 
     Writer(tmp_path).close()
-    with pytest.raises(UserError, match="logged already"):
+    with pytest.raises(UserError, match="already been logged"):
         Writer(tmp_path)
 
 
@@ -96,13 +96,13 @@ def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path,
     (package / "old.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "--quiet", "-m", "x")
-    assert provenance.git_state() == (
+    assert provenance.read_git_state() == (
         {"commit": git("rev-parse", "HEAD").strip(), "dirty": False, "diff_sha256": None},
         "",
     )
     (package / "old.py").write_bytes("a = 'é'\n".encode("latin-1"))
     (package / "new module.py").write_text("b = 2\n")
-    state, diff = provenance.git_state()
+    state, diff = provenance.read_git_state()
     assert state["dirty"] and state["diff_sha256"] == sha256_text(diff)
     assert "new file mode" in diff and "+b = 2" in diff and "-a = 1" in diff
     git("checkout", "--quiet", "package/records/old.py")

@@ -74,7 +74,7 @@ def record(folder: Path, run, seal: bool = True) -> None:
     }  # fmt: skip
     provenance.write_json(folder / "run.json", body)
     if seal:
-        provenance.seal(folder, body, {"status": "complete", "steps": STEPS, "ended_unix_s": 1.7e9 + 500})
+        provenance.seal_record(folder, body, {"status": "complete", "steps": STEPS, "ended_unix_s": 1.7e9 + 500})
 
 
 @pytest.fixture

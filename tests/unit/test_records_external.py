@@ -16,7 +16,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.runs.records.external import ExternalRun
-from tokenscale.runs.records.provenance import seal
+from tokenscale.runs.records.provenance import seal_record
 from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
@@ -107,17 +107,17 @@ def test_a_foreign_log_is_checked_as_ours_are(tmp_path, facts, reason):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"steps": "4"}, "steps is a whole number"),
-        ({"steps": -1}, "steps says nothing"),
-        ({"global_batch": True}, "global_batch is a whole number"),
-        ({"sequence_length": None}, "sequence_length is a whole number"),
-        ({"world_size": 0}, "world_size says nothing"),
-        ({"approach": ""}, "approach says nothing"),
-        ({"precision": 16}, "precision is a text"),
-        ({"mfu": "38 %"}, "mfu is a number"),
-        ({"shape": "llama"}, "shape is a mapping"),
-        ({"repeat": 1}, "this says nothing to a table"),
-        ({"rank": 2, "world_size": 2}, "there is no such rank"),
+        ({"steps": "4"}, "steps must be a whole number"),
+        ({"steps": -1}, "steps has no value"),
+        ({"global_batch": True}, "global_batch must be a whole number"),
+        ({"sequence_length": None}, "sequence_length must be a whole number"),
+        ({"world_size": 0}, "world_size has no value"),
+        ({"approach": ""}, "approach has no value"),
+        ({"precision": 16}, "precision must be a text"),
+        ({"mfu": "38 %"}, "mfu must be a number"),
+        ({"shape": "llama"}, "shape must be a mapping"),
+        ({"repeat": 1}, "unknown run facts"),
+        ({"rank": 2, "world_size": 2}, "the rank is out of range"),
     ],
 )
 def test_facts_that_no_table_could_read_are_refused_before_the_first_step(tmp_path, facts, said):
@@ -140,7 +140,7 @@ def test_an_attempt_has_one_writer_and_the_next_one_is_named(tmp_path):
     for attempt in (0, 1):
         with ExternalRun(tmp_path / "external-a", **FACTS, attempt=attempt):
             pass
-    with pytest.raises(UserError, match="attempt=2 for a run that goes on"):
+    with pytest.raises(UserError, match="attempt=2 for a resumed run"):
         ExternalRun(tmp_path / "external-a", **FACTS, attempt=1)
 
 
@@ -163,7 +163,7 @@ def test_facts_of_another_type_in_a_record_of_other_hands_count_as_not_stated(tm
     train(folder)
     record = json.loads((folder / "run.json").read_text())
     record["external"] |= {"seed": "three", "parameters": True, "shape": {"layers": "many"}, "mfu": "high"}
-    seal(folder, record, record["outcome"])
+    seal_record(folder, record, record["outcome"])
     (row,) = rows(tables(tmp_path), "runs")
     assert row["validity"] == "valid"
     assert [row[key] for key in ("seed", "parameters", "flops_per_token", "mfu_stated")] == [None] * 4
@@ -216,12 +216,12 @@ def test_flops_of_the_formula_are_not(tmp_path):
 
 
 def test_mistakes_of_a_user_are_said(tmp_path):
-    with pytest.raises(UserError, match="says so by its name"):
+    with pytest.raises(UserError, match="the prefix of external runs"):
         ExternalRun(tmp_path / "mine", **FACTS)
-    with pytest.raises(UserError, match="says nothing to a table"):
+    with pytest.raises(UserError, match="unknown run facts"):
         ExternalRun(tmp_path / "external-mine", **FACTS, colour="blue")
     train(tmp_path / "external-mine")
-    with pytest.raises(UserError, match="logged already"):
+    with pytest.raises(UserError, match="already been logged"):
         train(tmp_path / "external-mine")
     train(tmp_path / "external-mine", attempt=1)
 

@@ -11,7 +11,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
 from tokenscale.report import page, paired_comparisons, registry, summary
 from tokenscale.runs.records.external import ExternalRun
-from tokenscale.runs.records.hardware import describe
+from tokenscale.runs.records.hardware import describe_machine
 from tokenscale.settings.layout import LayoutSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(14)]
@@ -192,7 +192,7 @@ def test_runs_of_other_layouts_are_lines_of_their_own(tmp_path):
 
 def test_runs_of_other_programs_are_in_the_grid_and_in_no_pair(tmp_path):
     runs = [logs.settings(a, repeat=k, steps=4) for a in ("padded", "packed") for k in range(2)]
-    here = {key: value for key, value in describe().items() if key in ("cpu", "cores")}
+    here = {key: value for key, value in describe_machine().items() if key in ("cpu", "cores")}
     tables = made(tmp_path, runs, hardware=logs.HARDWARE | here)
     for k in range(4):
         facts = {"approach": "packed", "steps": 4, "global_batch": 8, "sequence_length": 1024}

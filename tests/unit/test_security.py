@@ -14,7 +14,7 @@ import yaml
 from tests import tables
 from tests.planted import ENVIRONMENT, SECRETS, VALUE
 from tokenscale.analysis import claims, queries
-from tokenscale.base.errors import UserError, without_password
+from tokenscale.base.errors import UserError, redact_credentials
 from tokenscale.cli import doctor_checks
 from tokenscale.cli import main as cli
 from tokenscale.cli.doctor_checks import DoctorContext
@@ -194,7 +194,7 @@ def planted(monkeypatch):
 
 def test_no_secret_of_the_environment_is_in_a_record(planted, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tokenscale", "train", "--data", f"https://me:{planted}@host/a.txt"])
-    provenance.seal(tmp_path, provenance.start(tmp_path, {"run_id": "x"}), {"status": "complete"})
+    provenance.seal_record(tmp_path, provenance.start_record(tmp_path, {"run_id": "x"}), {"status": "complete"})
     record = json.loads((tmp_path / "run.json").read_text())
     assert planted not in (tmp_path / "run.json").read_text()
     assert record["environment"]["NCCL_DEBUG"] == "INFO" and record["argv"][-1] == "https://…@host/a.txt"
@@ -228,16 +228,16 @@ def test_messages_carry_no_password_whoever_writes_them():
     )
     assert "planted" not in text and "a:b" not in text and "host/x" in text
     for innocent in ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment"):
-        assert without_password(innocent) == innocent
+        assert redact_credentials(innocent) == innocent
 
 
 @pytest.mark.parametrize("name", ["X-Amz-Signature", "X-Goog-Signature", "sig", "token", "access_token", "api_key"])
 def test_messages_carry_no_signature_of_an_address(name):
     address = f"https://host/a.txt?part=1&{name}=planted%2B7&x=2"
-    assert without_password(f"no answer from {address}.") == f"no answer from https://host/a.txt?part=1&{name}=…&x=2."
-    assert without_password(address.replace(name, name.upper())).count("planted") == 0
+    assert redact_credentials(f"no answer from {address}.") == f"no answer from https://host/a.txt?part=1&{name}=…&x=2."
+    assert redact_credentials(address.replace(name, name.upper())).count("planted") == 0
     for innocent in ("https://host/a?signal=1&tokens=5", "sig=1 and token=2", "https://host/a?design=x"):
-        assert without_password(innocent) == innocent
+        assert redact_credentials(innocent) == innocent
 
 
 def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch):

@@ -36,12 +36,16 @@ def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
 @pytest.mark.parametrize(
     ("runs", "asked", "words"),
     [
-        (RUNS | {"objective": "masked"}, {}, ["a masked model writes no text", "inference_benchmark", "e.yaml"]),
-        ({**RUNS, "checkpoints": {}}, {}, ["keep no weights", "checkpoints: {final: true}"]),
+        (
+            RUNS | {"objective": "masked"},
+            {},
+            ["a model of objective masked cannot generate text", "inference_benchmark", "e.yaml"],
+        ),
+        ({**RUNS, "checkpoints": {}}, {}, ["do not save their weights", "checkpoints: {final: true}"]),
         (
             RUNS,
             {"new_tokens": [8, 57]},
-            ["more than a row has positions", "8 + 57 tokens", "at most sequence_length, 64"],
+            ["exceed the sequence length", "8 + 57 tokens", "at most sequence_length, 64"],
         ),
         (RUNS, {"new_tokens": [1]}, ["inference_benchmark.new_tokens", "at least 2"]),
         (RUNS, {"batches": []}, ["inference_benchmark.batches"]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_run
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train import loop
@@ -59,7 +59,7 @@ def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab,
         loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
     monkeypatch.undo()
     assert stopped.value.step == 3 and signal.getsignal(number) is before
-    assert sealed(tmp_path / "run/run.json") is None
+    assert read_sealed(tmp_path / "run/run.json") is None
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["step"]) == ("interrupted", 3)
     loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 1)
@@ -71,7 +71,7 @@ def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypa
     run = make_run("packed", 32, budget=BudgetSettings(steps=3), **SETTINGS)
     tell(monkeypatch, signal.SIGTERM)
     loop.train(run, lab.inputs(run), tmp_path, WORLD)
-    assert sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
+    assert read_sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
 
 
 def test_a_second_interrupt_of_a_terminal_ends_at_once():

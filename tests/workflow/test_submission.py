@@ -88,7 +88,7 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     file.write_text(file.read_text().replace('"safetensors", ', ""))
     code, text, calls = submit(cluster, "ranks")
     assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: runs import packages that the image of the container lacks."]
+    assert refusals(text) == ["tokenscale: runs import packages that the container image lacks."]
     assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text) and unlocked(cluster)
     assert "install safetensors in the image (profiles/alps/Containerfile)" in text
     code, text, _ = submit(cluster, "-n", "ranks")
@@ -107,7 +107,7 @@ def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
     options = ("--default-resources", "slurm_partition=debug", "--", "ranks")
     code, text, calls = submit(cluster, *options)
     assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: --default-resources on the command line took away what the profile says."]
+    assert refusals(text) == ["tokenscale: --default-resources on the command line replaced settings of the profile."]
     assert re.search(r"lost +default-resources: slurm_account, runtime, nodes\n", text) and unlocked(cluster)
     code, text, calls = submit(cluster, "-n", *options)
     assert (code, calls) == (0, []) and len(refusals(text)) == 1

@@ -139,7 +139,7 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
         assert sha256_text(data.read_text()) == found["data"]
         assert found["runs"], drawing
         for run_id, seal in found["runs"].items():
-            record = provenance.sealed(results / "runs" / run_id / "run.json")
+            record = provenance.read_sealed(results / "runs" / run_id / "run.json")
             assert record["seal"].startswith(seal) and record["environment"] and record["versions"]["torch"]
             for name, digest in record["outcome"]["logs"].items():
                 assert sha256_file(results / "runs" / run_id / name) == digest

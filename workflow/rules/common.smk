@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import workflow_lock as workflows
 from tokenscale.runs.launch.workflow_lock import use_this_python
@@ -90,7 +90,7 @@ if workflow.is_main_process and settings.broken_experiments:
     names = ", ".join(settings.broken_experiments)
     hint = "python -m tokenscale plan NAME says why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
-if workflow.is_main_process and workflows.enter(WORDS):
+if workflow.is_main_process and workflows.enter_workflow(WORDS):
     call.save()
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
@@ -323,7 +323,7 @@ def say_missing(files):
 
 def run_of(w):
     if w.run_id not in RUNS:
-        near = nearest(w.run_id, RUNS)
+        near = find_nearest(w.run_id, RUNS)
         refuse(
             UserError(
                 f"no experiment has a run {w.run_id}.",
@@ -436,7 +436,7 @@ def check_command_line():
     for target in internals.requested_targets(WORDS):
         if target in unknown:
             names = [name for name, rule in made.items() if not rule.has_wildcards()]
-            near = nearest(target, files_of_all() if "/" in target else names)
+            near = find_nearest(target, files_of_all() if "/" in target else names)
             hint_list = "snakemake --list-target-rules lists the rules"
             hint = f"did you mean {near}?" if near else hint_list
             refuse(UserError("no rule makes this target.", target=target, next=hint))

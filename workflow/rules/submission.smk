@@ -8,7 +8,7 @@ from tokenscale.settings.closure import find_missing_packages
 
 
 def without_a_value(jobs):
-    return before.without_a_value(dict(job.resources.items()) for job in jobs)
+    return before.unset_variable_error(dict(job.resources.items()) for job in jobs)
 
 
 def taken_away(jobs):
@@ -19,7 +19,7 @@ def taken_away(jobs):
         if jobs
         else {}
     )
-    return before.taken_away(lost)
+    return before.replaced_options_error(lost)
 
 
 def totals_of(jobs):
@@ -29,7 +29,7 @@ def totals_of(jobs):
 
 
 def over_budget(jobs):
-    return before.over_budget(totals_of(jobs), settings.settings.budget.node_hours)
+    return before.budget_error(totals_of(jobs), settings.settings.budget.node_hours)
 
 
 def not_in_the_image(jobs):
@@ -42,7 +42,7 @@ def not_in_the_image(jobs):
         if job.rule.name == "train"
     }
     found = find_missing_packages(runs, machine.container_packages)
-    return before.not_in_the_image(found, settings.settings.machine, machine.container)
+    return before.missing_package_error(found, settings.settings.machine, machine.container)
 
 
 def say(error):
@@ -71,7 +71,7 @@ def warn():
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found += [not_in_the_image(jobs), over_budget(jobs)]
-            costs = before.cost(totals_of(jobs), settings.settings.budget.node_hours)
+            costs = before.format_costs(totals_of(jobs), settings.settings.budget.node_hours)
             print(*costs, sep="\n", file=sys.stderr, flush=True)
         for error in filter(None, found):
             say(error)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenscale.costs.peaks import peak_of
+from tokenscale.costs.peaks import find_peak
 
 Row = dict[str, Any]
 
@@ -18,7 +18,7 @@ NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 def peak_columns(row: Row, number: str | None) -> Row:
     """FLOP/s that a device of the row can do at most in a number format, with its source; null on CPUs and of what no
     table knows."""
-    peak = peak_of(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
+    peak = find_peak(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
     flops = peak and getattr(peak, number)
     return {
         "number_format": number,

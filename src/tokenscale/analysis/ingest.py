@@ -16,7 +16,7 @@ from tokenscale.analysis.bleu import bleu_columns
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.store_rows import rows as store_rows
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, read_json, understood, write_json
+from tokenscale.base.files import check_types, read_json, report_malformed, write_json
 from tokenscale.runs.records import provenance
 
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ def ingest(
             expected='an object with a list "runs"',
             next="python -m tokenscale plan EXPERIMENT --output FILE",
         )
-    with understood(experiment, "experiment's run table", next=f"snakemake -f {experiment} --cores 2"):
+    with report_malformed(experiment, "experiment's run table", next=f"snakemake -f {experiment} --cores 2"):
         check_types(table, {"experiment": str})
         for entry in table["runs"]:
             check_types(entry, {"run_id": str})
@@ -214,6 +214,6 @@ def _record(path: Path) -> tuple[Row | None, bool, str | None]:
         record = read_json(path, "run record")
         if not isinstance(record, dict):
             return None, False, "run.json is no object"
-        return record, provenance.sealed(path) is not None, None
+        return record, provenance.read_sealed(path) is not None, None
     except (UserError, ValueError):
         return None, False, "run.json is not readable JSON"

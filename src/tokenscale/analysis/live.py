@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tokenscale.analysis.queries import PARAMETERS, create_views, sql
 from tokenscale.analysis.tables import ARROW, TABLES
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.runs.records.schema import FIELDS
 
 #: bytes read at the end of each rank's log for the current throughput: about a hundred steps
@@ -31,7 +31,7 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
 
     None for a run that is not sealed.
     """
-    record = sealed(directory / "run.json")
+    record = read_sealed(directory / "run.json")
     if record is None:
         return None
     found = {"status": record["outcome"]["status"], "steps": record["outcome"]["steps"]}

@@ -10,7 +10,7 @@ from tokenscale.analysis.computing import FLOPS, peak_columns
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
-from tokenscale.costs.memory import largest
+from tokenscale.costs.memory import largest_memory
 from tokenscale.settings.continuation import parse_run_id, start_step
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import flatten_cell
@@ -113,7 +113,7 @@ def _predicted(run: RunSettings | None, shape: ModelSettings | None, row: Row) -
     """Columns of the memory that a run should need; none where its settings cannot say."""
     if shape is None:
         return {}
-    held = largest(replace(run, model=shape), row["device_kind"])
+    held = largest_memory(replace(run, model=shape), row["device_kind"])
     return {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
 
 

@@ -31,8 +31,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.costs.communication import Latency, Link, bus_factor, collective_s, expected_maximum, hops, legs
-from tokenscale.costs.pipeline_schedules import bubble
+from tokenscale.costs.communication import (
+    Latency,
+    Link,
+    bus_factor,
+    collective_s,
+    expected_maximum,
+    hops,
+    split_hierarchy,
+)
+from tokenscale.costs.pipeline_schedules import bubble_share
 
 #: relative standard deviation of a run's step time where no repeats tell it. The source study's replicate by another
 #: group differed by 0.5 %, its steps by 0.15 to 1.8 % (their coefficient of variation).
@@ -121,11 +129,11 @@ class Work:
         micro = -(-rows // self.pipeline.micro_batch)
         if self.pipeline.schedule == "interleaved":
             micro = -(-micro // self.pipeline.ranks) * self.pipeline.ranks
-        return bubble(self.pipeline.schedule, self.pipeline.ranks, micro, self.pipeline.chunks)
+        return bubble_share(self.pipeline.schedule, self.pipeline.ranks, micro, self.pipeline.chunks)
 
     def legs(self, world_size: int) -> tuple[int, int]:
         """(replicas of a node, nodes) of the exchange."""
-        return legs(self.replicas(world_size), max(1, self.ranks_per_node // self.model_ranks))
+        return split_hierarchy(self.replicas(world_size), max(1, self.ranks_per_node // self.model_ranks))
 
 
 @dataclass(frozen=True)

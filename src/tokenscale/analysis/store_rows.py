@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file, understood
+from tokenscale.base.files import read_json, report_malformed, sha256_file
 
 Row = dict[str, Any]
 
@@ -24,7 +24,7 @@ def rows(manifests: list[Path], corpora: list[Path] = ()) -> list[Row]:
 def _corpus(path: Path) -> tuple[str, dict[str, int]]:
     """(hash of a corpus' manifest, split → bytes of its text)."""
     manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
-    with understood(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
+    with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
         return sha256_file(path), {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
 
 

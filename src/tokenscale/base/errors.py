@@ -21,8 +21,8 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, **facts: object):
-        self.what = _shown(what)
-        self.facts = {label: _shown(str(text)) for label, text in facts.items() if text is not None}
+        self.what = _escape(what)
+        self.facts = {label: _escape(str(text)) for label, text in facts.items() if text is not None}
         super().__init__(self.render())
 
     def render(self) -> str:
@@ -36,29 +36,29 @@ class UserError(Exception):
         return "\n".join(lines)
 
 
-def _shown(text: str) -> str:
+def _escape(text: str) -> str:
     """Text of other hands, such as a file's name, as a terminal may show it: nothing that steers one, no passwords.
 
-    >>> print(_shown("red \\x1b[31m"))
+    >>> print(_escape("red \\x1b[31m"))
     red \\x1b[31m
     """
-    text = without_password(text)
+    text = redact_credentials(text)
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def without_password(text: str) -> str:
+def redact_credentials(text: str) -> str:
     """The text with the user's name and password, and what signs it, taken out of each web address in it.
 
-    >>> without_password("no answer from http://me:secret@proxy:3128/?sig=9f3c")
+    >>> redact_credentials("no answer from http://me:secret@proxy:3128/?sig=9f3c")
     'no answer from http://…@proxy:3128/?sig=…'
     """
     return _SIGNATURE.sub(r"\1…", _PASSWORD.sub("//…@", text))
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
+def find_nearest(word: str, words: Iterable[str]) -> str | None:
     """The word that was probably meant, or None.
 
-    >>> nearest("lama-tiny", ["llama-tiny", "gpt2"])
+    >>> find_nearest("lama-tiny", ["llama-tiny", "gpt2"])
     'llama-tiny'
     """
     found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
@@ -68,6 +68,6 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 def unknown(kind: str, word: str, words: Iterable[str], **facts: object) -> UserError:
     """The error for a name that is not in a list: names the value, the allowed ones and the nearest spelling."""
     words = sorted(str(w) for w in words)
-    near = nearest(word, words)
+    near = find_nearest(word, words)
     hint = f"did you mean {near!r}?" if near else "choose one of the allowed values"
     return UserError(f"unknown {kind} {word!r}.", **facts, allowed=", ".join(words) or "(none)", next=hint)

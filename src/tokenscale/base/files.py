@@ -30,7 +30,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = aside(path)
+    temporary = temporary_path(path)
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -40,17 +40,17 @@ def atomic(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def aside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A name beside `path` for this process alone. Those of this node's processes that have ended are removed."""
     mine = f".{path.name}.{platform.node()}-"
     for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
         process = left.name[len(mine) : -len(".tmp")]
-        if process.isdigit() and not _alive(int(process)):
+        if process.isdigit() and not _is_alive(int(process)):
             left.unlink(missing_ok=True)
     return path.with_name(f"{mine}{os.getpid()}.tmp")
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -61,7 +61,7 @@ def _alive(process: int) -> bool:
 
 
 @contextmanager
-def locked(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+def lock_folder(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the folder's lock while the block runs; the operating system releases it when the process dies.
 
     Raises UserError when another process holds it, naming that process; with `wait`, waits until that one lets go of
@@ -74,14 +74,14 @@ def locked(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             file.seek(0)
-            raise lock_failed(error, what, path, file.read().strip() or "unknown") from None
+            raise lock_error(error, what, path, file.read().strip() or "unknown") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
 
 
-def lock_failed(error: OSError, what: str, path: Path, owner: str) -> UserError:
+def lock_error(error: OSError, what: str, path: Path, owner: str) -> UserError:
     """What `flock` said, for people: another process has the lock, or the file system knows none."""
     if isinstance(error, BlockingIOError):
         return UserError(
@@ -175,7 +175,7 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
 
 
 @contextmanager
-def understood(path: str | Path, what: str, next: str) -> Iterator[None]:
+def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
     """Around the first look at what a file of other hands holds: what is not there, or of another type, is a UserError
     that names the file."""
     try:
@@ -202,7 +202,7 @@ def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
             check_types(value, kind)
 
 
-def plain_name(name: Any) -> str:
+def check_file_name(name: Any) -> str:
     """The name, where it is that of a file in the folder at hand. ValueError for `../x`, `/x` and the like."""
     if not isinstance(name, str) or "\0" in name or Path(name).name != name or name in ("", "..", "."):
         raise ValueError(f"{name!r} is no name of a file in this folder")

@@ -26,7 +26,7 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.costs.communication import COLLECTIVES, bandwidths
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import versions
+from tokenscale.runs.records.provenance import find_versions
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.world import World, join
 
@@ -58,9 +58,9 @@ def measure(
         **{"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(dict.fromkeys(collectives))},
         **{"rounds": rounds, "device": device},
     }
-    _check(settings)
+    _check_settings(settings)
     if started:
-        return _rank(settings, output)
+        return _run_rank(settings, output)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "collectives.json"
         code = run_ranks([sys.executable, "-m", __name__, json.dumps(settings), str(written)], world_size)
@@ -72,12 +72,12 @@ def measure(
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """Median times, algorithm and bus bandwidth as nccl-tests defines them; alpha and beta with their residuals."""
     place = f"{result['world_size']} ranks on {result['nodes']} node(s), {result['backend']}, {result['device']}"
     lines = [place, f"{'collective':<15} {'bytes':>12} {'us':>10} {'rounds':>19} {'algbw GB/s':>11} {'busbw GB/s':>11}"]
     for collective in result["fits"]:
-        for size, seconds in _times(result, collective).items():
+        for size, seconds in _group_times(result, collective).items():
             median = statistics.median(seconds)
             algorithm, bus = bandwidths(collective, size, result["world_size"], median)
             spread = f"{min(seconds) * 1e6:.0f}-{max(seconds) * 1e6:.0f}"
@@ -96,7 +96,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check(settings: dict[str, Any]) -> None:
+def _check_settings(settings: dict[str, Any]) -> None:
     for name, least in (("world_size", 2), ("rounds", 1)):
         if settings[name] < least:
             raise UserError(
@@ -118,7 +118,7 @@ def _check(settings: dict[str, Any]) -> None:
         )
 
 
-def _rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
+def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
     """One rank's part. The first rank gathers, fits, writes and returns the result."""
     world = join(settings["world_size"], settings["device"])
     cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
@@ -132,7 +132,7 @@ def _rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | Non
             call = calls[cell]
             place = {"collective": cell[0], "bytes": call.size_bytes, "round": number, "calls": call.calls}
             records.append(place | {"seconds": call.seconds()})
-    result = _result(settings, world, records) if world.rank == 0 else None
+    result = _build_result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
         write_json(output, result)
     world.close()
@@ -173,7 +173,7 @@ class _Call:
             torch.cuda.synchronize(self._world.device)
 
 
-def _result(settings: dict[str, Any], world: World, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_result(settings: dict[str, Any], world: World, records: list[dict[str, Any]]) -> dict[str, Any]:
     cuda, nodes = world.device.type == "cuda", max(1, len(world.nodes))
     result = {
         "schema_version": 1,
@@ -186,21 +186,21 @@ def _result(settings: dict[str, Any], world: World, records: list[dict[str, Any]
         "nodes": nodes,
         "ranks_per_node": -(-world.size // nodes),
         "latency": "tree" if cuda else "ring",
-        "hardware": hardware.describe(),
-        "versions": versions(),
+        "hardware": hardware.describe_machine(),
+        "versions": find_versions(),
         "records": records,
     }
-    return result | {"fits": {name: _fit(result, name) for name in settings["collectives"]}}
+    return result | {"fits": {name: _fit_link(result, name) for name in settings["collectives"]}}
 
 
-def _fit(result: dict[str, Any], collective: str) -> dict[str, Any]:
+def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
     """Alpha and beta of the link that limits: between nodes where there are several, else between the ranks of one.
 
     Between nodes each rank of a node sends its own part of the buffer.
     """
     nodes, each = result["nodes"], result["ranks_per_node"]
     ranks, parts = (nodes, each) if nodes > 1 else (result["world_size"], 1)
-    times = _times(result, collective)
+    times = _group_times(result, collective)
     sizes = [size / parts for size in times]
 
     def link(seconds: Sequence[float]) -> Any:
@@ -217,7 +217,7 @@ def _fit(result: dict[str, Any], collective: str) -> dict[str, Any]:
     }
 
 
-def _times(result: dict[str, Any], collective: str) -> dict[int, list[float]]:
+def _group_times(result: dict[str, Any], collective: str) -> dict[int, list[float]]:
     """Bytes → seconds of each round, by round."""
     times: dict[int, list[float]] = {}
     for record in sorted(result["records"], key=lambda r: (r["bytes"], r["round"])):
@@ -227,4 +227,4 @@ def _times(result: dict[str, Any], collective: str) -> dict[int, list[float]]:
 
 
 if __name__ == "__main__":
-    _rank(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    _run_rank(json.loads(sys.argv[1]), Path(sys.argv[2]))

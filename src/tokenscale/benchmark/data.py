@@ -21,20 +21,19 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine, studies
-from tokenscale.benchmark import machine as engines
-from tokenscale.benchmark.machine import timing
+from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.benchmark.peers import Peers
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.packed import PackedBatches
-from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus_manifest
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.order.permutation import get_samples, permute
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import versions
+from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
@@ -68,18 +67,18 @@ class Arm:
         return ", ".join(part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part)
 
 
-def listed(
+def list_arms(
     settings: DataBenchmarkSettings, engines: Iterable[str], files: dict[str, list[Path]]
 ) -> tuple[list[Arm], dict[str, str]]:
     """(Arms of ours and of the studies, arm → why it is left out). `files`: what an arm reads, by what it is."""
     arms, left_out = [Arm(approach) for approach in APPROACHES], {}
     arms += [Arm(online, engine) for engine in engines for online in ONLINE]
-    if (reason := studies.missing()) is None:
+    if (reason := studies.explain_missing()) is None:
         arms += [Arm(name) for name in studies.ARMS]
     else:
         left_out |= dict.fromkeys(studies.ARMS, reason)
     for arm in [Arm(arm.what, cold=True) for arm in arms if arm.engine is None]:
-        reason = machine.why_not_cold(machine.forget(files[arm.what]))
+        reason = machine.explain_warm_cache(machine.drop_page_cache(files[arm.what]))
         if reason is None:
             arms.append(arm)
         else:
@@ -113,14 +112,14 @@ def measure(
     match, and for a pair whose batches differ.
     """
     bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
-    arms, left_out = listed(settings, bench.engines, bench.files())
+    arms, left_out = list_arms(settings, bench.engines, bench.files())
     left_out |= {f"{online}, {engine}": why for engine, why in bench.left_out.items() for online in ONLINE}
     if peers is not None:
         bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
         arms += [Arm(peer, workers=n) for peer in bench.peers.names for n in (None, *settings.workers)]
         left_out |= bench.peers.left_out
     core = min(bench.cores) if bench.cores else None
-    with machine.on_cores({core} if bench.cores else set()):
+    with machine.pin_to_cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
         gc.collect()
         gc.freeze()  # what is here by now is no arm's garbage: it is not searched again before each of them
@@ -144,8 +143,8 @@ def measure(
         "left_out": left_out,
         "peers": bench.peers.versions if bench.peers else {},
         "checked": checked,
-        "hardware": {**hardware.describe(), "core_used": core},
-        "versions": versions(),
+        "hardware": {**hardware.describe_machine(), "core_used": core},
+        "versions": find_versions(),
         "finished_unix_s": time.time(),
         "records": [record for records in rounds for record in records],
     }
@@ -158,7 +157,7 @@ class _Bench:
 
     def __init__(self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path):
         self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
-        self.runs = {approach: _run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
+        self.runs = {approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
         self.peers: Peers | None = None
         self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
@@ -166,7 +165,7 @@ class _Bench:
         self.token_file_bytes = self._manifest["files"][0]["bytes"]
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load_tokenizer(tokenizer).engine
-        self.engines, self.left_out = engines.listed(settings.engines, tokenizer, self.engine)
+        self.engines, self.left_out = machine.list_engines(settings.engines, tokenizer, self.engine)
         self._pool: list[Any] = []
 
     def open(self, arm: Arm) -> Batches:
@@ -198,7 +197,7 @@ class _Bench:
             before = machine.anonymous_bytes()
             many = arm.what in FAST and not arm.cold and arm.workers is None
             count = self.settings.batches * (TIMES_AS_MANY if many else 1)
-            kept_share = machine.forget(self.files()[arm.what]) if arm.cold else None
+            kept_share = machine.drop_page_cache(self.files()[arm.what]) if arm.cold else None
             record, kept = self._arm(arm, count)
             record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
             del kept
@@ -214,7 +213,9 @@ class _Bench:
         checked, count = [], self.settings.batches
         for online, offline in PAIRS:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
-                pair = zip(_take(self.open(arm), count), _take(self.open(Arm(offline)), count), strict=True)
+                pair = zip(
+                    _take_batches(self.open(arm), count), _take_batches(self.open(Arm(offline)), count), strict=True
+                )
                 for number, (a, b) in enumerate(pair):
                     if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
                         raise UserError(
@@ -245,9 +246,11 @@ class _Bench:
         start = time.perf_counter()
         if arm.what in studies.ARMS:
             theirs = self._study(arm.what)
-            return _timed(theirs.next, lambda batch: batch[2:], count, start), theirs
+            return _time_batches(theirs.next, lambda batch: batch[2:], count, start), theirs
         batches = self._packed_arm(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
-        return _timed(batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start), batches
+        return _time_batches(
+            batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start
+        ), batches
 
     def _peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
         """A peer over full rows, all of whose tokens count; through a DataLoader, where workers are given."""
@@ -255,10 +258,12 @@ class _Bench:
         batches = count if workers is None else count + 1  # the first batch of a loader is a part of its opening
         places = np.arange(batches * settings.rows)
         order = get_samples(places, self._manifest["rows"], self.runs["packed"].effective_seed)
-        with machine.on_cores(set() if workers is None else self.cores):
+        with machine.pin_to_cores(set() if workers is None else self.cores):
             found = self.peers.measure(peer, order.reshape(batches, settings.rows), workers)
         tokens = count * settings.rows * settings.sequence_length
-        return timing(found["open_s"], found["batch_s"], tokens, tokens) | {"memory_bytes": found["memory_bytes"]}
+        return make_timing_record(found["open_s"], found["batch_s"], tokens, tokens) | {
+            "memory_bytes": found["memory_bytes"]
+        }
 
     def _study(self, arm: str) -> studies.StudyBatches:
         settings = self.settings
@@ -280,7 +285,7 @@ class _Bench:
             run = replace(run, engine=arm.engine) if arm.engine else run
             return {"dataset": BatchStream(run, **self.folders(run)), "batch_size": None}
 
-        with machine.on_cores(self.cores):
+        with machine.pin_to_cores(self.cores):
             (record,) = workers.measure(make, count, workers=(arm.workers,))
         return record
 
@@ -310,11 +315,11 @@ class _Bench:
             labels.copy_(pool[(k + 1) % size])
             return tokens.numel()
 
-        record = _timed(copy, lambda total: (total, total), count, time.perf_counter())
+        record = _time_batches(copy, lambda total: (total, total), count, time.perf_counter())
         return record | {"memory_bytes": 0}, None
 
 
-def _timed(
+def _time_batches(
     take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
 ) -> dict[str, Any]:
     """Times of `count` batches; what came since `start` is opening."""
@@ -327,14 +332,14 @@ def _timed(
         batch_s.append(time.perf_counter() - start)
         found = counts(batch)
         useful, total = useful + found[0], total + found[1]
-    return timing(open_s, batch_s, useful, total)
+    return make_timing_record(open_s, batch_s, useful, total)
 
 
-def _take(batches: Batches, count: int) -> list[Batch]:
+def _take_batches(batches: Batches, count: int) -> list[Batch]:
     return [batches.next().copy() for _ in range(count)]
 
 
-def _run(
+def _build_run(
     settings: DataBenchmarkSettings, approach: str, corpus_directory: Path, tokenizer_directory: Path
 ) -> RunSettings:
     """The same run for every arm but for its approach. Kind and name of the tokenizer are the manifest's."""
@@ -370,12 +375,12 @@ class Table:
         return float(np.median(found)), float(found.min()), float(found.max())
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """The result for a terminal: medians over rounds with the range of the rounds; then the ratios that matter."""
     found = Table(result)
     width = max(map(len, found.records))
     lines = [
-        heading(result),
+        format_heading(result),
         f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
         f"{'x memcpy':>9}",
     ]
@@ -388,7 +393,7 @@ def table(result: dict[str, Any]) -> str:
             f"{us.max():>9,.1f} {useful:>7.1%} {found.ratio(arm, LIMIT)[0]:>9,.2f}"
         )
     lines += ["", "ratios in the same round, median (least – most):"]
-    for name, (mid, low, high) in sorted(ratios(found).items(), key=lambda item: item[1]):
+    for name, (mid, low, high) in sorted(compute_ratios(found).items(), key=lambda item: item[1]):
         lines.append(f"  {name:<{width + 9}} {mid:>9,.2f}  ({low:,.2f} – {high:,.2f})")
     if {"packed", "packed, first touch"} <= found.records.keys():
         extra = (found.batch_s["packed, first touch"] - found.batch_s["packed"]) * 1e6
@@ -398,7 +403,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def heading(result: dict[str, Any]) -> str:
+def format_heading(result: dict[str, Any]) -> str:
     """What was measured, in a line."""
     settings = result["settings"]
     return (
@@ -407,7 +412,7 @@ def heading(result: dict[str, Any]) -> str:
     )
 
 
-def ratios(found: Table) -> dict[str, tuple[float, float, float]]:
+def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
     """What ours is against the limit, and everything else against ours."""
     named = {f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records}
     others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
@@ -432,6 +437,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set_yticks(range(len(arms)), arms)
         axes.grid(False, axis="y")
         axes.set_xlabel("µs a batch (log scale); the dotted line copies ready batches")
-        axes.set_title(heading(result), fontsize=8)
+        axes.set_title(format_heading(result), fontsize=8)
         drawing.plain(axes.xaxis, log=True)
         made.savefig(path, bbox_inches="tight", facecolor="white")

@@ -26,7 +26,7 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.hardware import Energy
-from tokenscale.runs.records.provenance import git_state, versions
+from tokenscale.runs.records.provenance import find_versions, read_git_state
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings
@@ -58,7 +58,9 @@ class Case:
     attention: str = "auto"
 
 
-def ladder(name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None) -> list[Case]:
+def build_ladder(
+    name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None
+) -> list[Case]:
     """Eager, compiled, fused update, loss in chunks, larger batches; and the peer at the first and largest batch."""
     eager = Case(f"{name}-eager-b{first}", model, length, first)
     compiled = replace(eager, name=f"{name}-compiled-b{first}", compile=True)
@@ -72,14 +74,14 @@ def ladder(name: str, model: str, length: int, first: int, larger: tuple[int, ..
 
 #: targets: half of the peak and more for the 8B shape, and what hand-written CUDA reaches for GPT-2
 CASES = [
-    *ladder("8b", "llama-8b-nemo", 2048, 1, (2, 4), 11_000),
-    *ladder("1.4b", "llama-1.4b-nemo", 2048, 8, (16,), None),
-    *ladder("gpt2-124m", "gpt2-124m", 1024, 16, (32, 64), 430_000),
-    *ladder("gpt2-355m", "gpt2-355m", 1024, 8, (16, 32), 165_000),
+    *build_ladder("8b", "llama-8b-nemo", 2048, 1, (2, 4), 11_000),
+    *build_ladder("1.4b", "llama-1.4b-nemo", 2048, 8, (16,), None),
+    *build_ladder("gpt2-124m", "gpt2-124m", 1024, 16, (32, 64), 430_000),
+    *build_ladder("gpt2-355m", "gpt2-355m", 1024, 8, (16, 32), 165_000),
 ]
 TOY = [
-    *ladder("llama-micro", "llama-micro", 64, 1, (2,), None),
-    *ladder("gpt2-micro", "gpt2-micro", 64, 1, (2,), None),
+    *build_ladder("llama-micro", "llama-micro", 64, 1, (2,), None),
+    *build_ladder("gpt2-micro", "gpt2-micro", 64, 1, (2,), None),
 ]
 TOY_VOCABULARY = 512
 
@@ -90,9 +92,9 @@ def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_
     `names` choose cases, by their beginnings; `budget_s`: begin none that might not end before so many seconds.
     """
     began = time.monotonic()
-    cases = [c for c in cases_here() if not names or any(c.name.startswith(name) for name in names)]
+    cases = [c for c in list_cases() if not names or any(c.name.startswith(name) for name in names)]
     if not cases:
-        known = ", ".join(case.name for case in cases_here())
+        known = ", ".join(case.name for case in list_cases())
         raise UserError(
             "no case has such a name.",
             requested=", ".join(names),
@@ -114,11 +116,11 @@ def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_
             failed = [f"not done within {LIMIT_S} s"]
         if failed or not path.is_file():
             write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
-        print(line(read_json(path)), flush=True)
+        print(format_case(read_json(path)), flush=True)
     return {c.name: read_json(folder / f"{c.name}.json") for c in cases if (folder / f"{c.name}.json").is_file()}
 
 
-def cases_here() -> list[Case]:
+def list_cases() -> list[Case]:
     """The cases for this machine."""
     return CASES if torch.cuda.is_available() else TOY
 
@@ -130,7 +132,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         raise UserError(
             "there is no such case.",
             requested=name,
-            allowed=", ".join(c.name for c in cases_here()),
+            allowed=", ".join(c.name for c in list_cases()),
             next="choose one of the allowed names",
         )
     cuda = torch.cuda.is_available()
@@ -140,14 +142,14 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     shape = PRESETS[case.model].with_vocabulary(TOY_VOCABULARY if case in TOY else 50_257)
     shape = shape.with_positions(case.sequence_length)
     energy = Energy(pci_bus_id(device))
-    step = _peer(case, shape, device) if case.peer else _ours(case, shape, device)
+    step = _build_peer_step(case, shape, device) if case.peer else _build_trainer_step(case, shape, device)
     for k in range(WARM_UP):
         loss = step(k)
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     joules, steps, laps = energy.joules(), STEPS if cuda else 3, []
-    seconds = _timed(step, steps, device, laps)
+    seconds = _time_steps(step, steps, device, laps)
     used = None if joules is None else energy.joules() - joules
     tokens = case.rows * case.sequence_length
     name_of_device = torch.cuda.get_device_name(device) if cuda else "cpu"
@@ -168,15 +170,15 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         "joules_per_token": used / (tokens * steps) if used is not None else None,
         "last_loss": float(loss),
         "kernel": None if case.peer else step.kernel,
-        "hardware": hardware.describe() | {"clocks": _clocks() if cuda else None},
-        "versions": versions(),
-        "git": git_state()[0],
+        "hardware": hardware.describe_machine() | {"clocks": _read_clocks() if cuda else None},
+        "versions": find_versions(),
+        "git": read_git_state()[0],
     }
     write_json(folder / f"{case.name}.json", record)
     return record
 
 
-def _timed(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
+def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
     """Seconds of each step. On a GPU by events: the host runs ahead and waits once, at the end."""
     if device.type != "cuda":
         seconds = []
@@ -200,7 +202,7 @@ def _timed(step: Any, steps: int, device: torch.device, laps: list[dict[str, flo
     return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[:-1], marks[1:], strict=True)]
 
 
-def _ours(case: Case, shape: ModelSettings, device: torch.device) -> Any:
+def _build_trainer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     """A step of the trainer's engine: what a run does on one GPU, its log and its data left out."""
     run = RunSettings(
         model=shape,
@@ -214,8 +216,8 @@ def _ours(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     )
     kernel = choose_kernel(case.attention, device=device, bounds=False, dtype=torch.bfloat16, dropout=shape.dropout)
     with device:
-        trainer = Trainer(run, shape, World(0, 1, 0, device), kernel, initial=_quick)
-    batches = _batches(case, shape)
+        trainer = Trainer(run, shape, World(0, 1, 0, device), kernel, initial=_initialise_weights)
+    batches = _make_batches(case, shape)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
 
@@ -228,7 +230,7 @@ def _ours(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     return step
 
 
-def _quick(model: torch.nn.Module, seed: int) -> None:
+def _initialise_weights(model: torch.nn.Module, seed: int) -> None:
     """Weights of the usual size, drawn where they lie."""
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -236,7 +238,7 @@ def _quick(model: torch.nn.Module, seed: int) -> None:
             weight.fill_(1.0) if weight.dim() < 2 else weight.normal_(0, 0.02)
 
 
-def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
+def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     """The plain loop: the library's model in bf16, its loss, clipping, AdamW as it comes."""
     try:
         import transformers
@@ -255,7 +257,7 @@ def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
         )
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    batches = [torch.from_numpy(batch.tokens_bt) for batch in _batches(case, shape)]
+    batches = [torch.from_numpy(batch.tokens_bt) for batch in _make_batches(case, shape)]
 
     def step(k: int) -> torch.Tensor:
         tokens = batches[k % len(batches)].to(device)
@@ -269,7 +271,7 @@ def _peer(case: Case, shape: ModelSettings, device: torch.device) -> Any:
     return step
 
 
-def _batches(case: Case, shape: ModelSettings) -> list[Batch]:
+def _make_batches(case: Case, shape: ModelSettings) -> list[Batch]:
     random = np.random.default_rng(0)
     size = (case.rows, case.sequence_length + 1)
     rows = [random.integers(0, shape.vocabulary_size, size) for _ in range(4)]
@@ -279,7 +281,7 @@ def _batches(case: Case, shape: ModelSettings) -> list[Batch]:
     ]
 
 
-def line(record: dict[str, Any]) -> str:
+def format_case(record: dict[str, Any]) -> str:
     """One case in a line."""
     case = record["case"]
     head = f"{case['name']:<28}"
@@ -292,12 +294,12 @@ def line(record: dict[str, Any]) -> str:
     return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {mfu}  {memory}{target}"
 
 
-def table(records: dict[str, Any]) -> str:
+def format_table(records: dict[str, Any]) -> str:
     """All cases, in their order."""
-    return "\n".join(line(record) for record in records.values())
+    return "\n".join(format_case(record) for record in records.values())
 
 
-def _clocks() -> dict[str, str] | None:
+def _read_clocks() -> dict[str, str] | None:
     """What the driver says of clocks and power while the last step is warm; None where it cannot be asked."""
     fields = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
     with contextlib.suppress(OSError, subprocess.SubprocessError):

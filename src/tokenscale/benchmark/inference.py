@@ -25,7 +25,7 @@ from tokenscale.data.order.permutation import permute
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import git_state, versions
+from tokenscale.runs.records.provenance import find_versions, read_git_state
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import to_dict
@@ -92,23 +92,23 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
 
     Raises UserError for weights that are not there, masked models, and prompts or texts that are longer than a row.
     """
-    writers = [_opened(folder, settings) for folder in runs]
+    writers = [_open_writer(folder, settings) for folder in runs]
     device = writers[0].opened.device
-    with _threads(device) as threads:
-        answers = [answer for writer in writers for answer in _answers(writer, settings)]
-        records = list(_timed(writers, settings))
-    described = hardware.describe() | {"threads": threads}
+    with _single_thread(device) as threads:
+        answers = [answer for writer in writers for answer in _answer_prompts(writer, settings)]
+        records = list(_time_cells(writers, settings))
+    described = hardware.describe_machine() | {"threads": threads}
     described["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = {
         "schema": VERSION,
         "benchmark": "inference",
         "settings": to_dict(settings),
-        "models": [_model(writer) for writer in writers],
+        "models": [_describe_model(writer) for writer in writers],
         "left_out": {w.run_id: "models of transformers are asked for no cache" for w in writers if not w.offers_cache},
-        "code_sha256": _code(),
-        "git": git_state()[0],
+        "code_sha256": _hash_code(),
+        "git": read_git_state()[0],
         "hardware": described,
-        "versions": versions(),
+        "versions": find_versions(),
         "finished_unix_s": time.time(),
         "generations": answers,
         "records": records,
@@ -117,7 +117,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
     return result
 
 
-def _opened(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
+def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     weights, again = folder / "checkpoints" / "final", f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are not there.", checkpoint=weights, next=again)
@@ -140,7 +140,7 @@ def _opened(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
 
 
 @contextmanager
-def _threads(device: torch.device) -> Iterator[int]:
+def _single_thread(device: torch.device) -> Iterator[int]:
     """One thread on a CPU: a token at a time gives several nothing to share, and their waiting would be timed."""
     before = torch.get_num_threads()
     if device.type == "cpu":
@@ -151,7 +151,7 @@ def _threads(device: torch.device) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+def _answer_prompts(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
     """Each prompt, answered in each way; without the cache, too, to be compared."""
     for way in settings.sampling:
         for number, prompt in enumerate(settings.prompts):
@@ -172,7 +172,7 @@ def _answers(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[d
             }
 
 
-def _timed(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+def _time_cells(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
     """A record a model, cell, cache or none, and round."""
     able = [writer for writer in writers if writer.offers_cache]
     turns = [(writer, cell, cached) for writer in able for cell in settings.cells for cached in (True, False)]
@@ -180,12 +180,12 @@ def _timed(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Itera
     for number in range(settings.rounds):
         for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
             writer, cell, cached = turns[i]
-            yield {"round": number, **_record(writer, cell, cached, expected[writer.run_id, cell])}
+            yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
 
 
-def _record(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:
+def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:
     device = writer.opened.device
-    before = _settled(device)
+    before = _allocated_bytes(device)
     times = [time.perf_counter()]
     found = writer.write(cell, cached, on_token=lambda _: times.append(time.perf_counter()))
     return {
@@ -194,18 +194,18 @@ def _record(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]])
         "prompt_tokens": cell[1],
         "new_tokens": cell[2],
         "cached": cached,
-        "parts": stretches(times, cell[1]),
-        **differences(found, expected, cell[1]),
+        "parts": group_by_position(times, cell[1]),
+        **compare_rows(found, expected, cell[1]),
         "cache_bytes": writer.cache_bytes(cell) if cached else 0,
         "peak_bytes": torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None,
     }
 
 
-def stretches(times: list[float], prompt: int) -> list[dict[str, Any]]:
+def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
     """Seconds by positions: until the first new token, then of `STRETCH` positions each. `times` are those of the call,
     and when each token was known.
 
-    >>> [(p["position"], p["tokens"], p["seconds"]) for p in stretches([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
+    >>> [(p["position"], p["tokens"], p["seconds"]) for p in group_by_position([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
     [(0, 30, 3.0), (31, 1, 1.0), (32, 2, 3.0)]
     """
     parts = [{"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}]
@@ -218,10 +218,10 @@ def stretches(times: list[float], prompt: int) -> list[dict[str, Any]]:
     return parts
 
 
-def differences(found: list[list[int]], expected: list[list[int]], prompt: int) -> dict[str, int | None]:
+def compare_rows(found: list[list[int]], expected: list[list[int]], prompt: int) -> dict[str, int | None]:
     """How many rows are what was expected, and the position of the first token that is not.
 
-    >>> differences([[1, 2], [3, 4]], [[1, 2], [3, 5]], prompt=10)
+    >>> compare_rows([[1, 2], [3, 4]], [[1, 2], [3, 5]], prompt=10)
     {'rows_equal': 1, 'first_difference': 11}
     """
     wrong = np.array(found) != np.array(expected)
@@ -232,7 +232,7 @@ def differences(found: list[list[int]], expected: list[list[int]], prompt: int) 
     }
 
 
-def _settled(device: torch.device) -> int:
+def _allocated_bytes(device: torch.device) -> int:
     """Bytes that are allocated now; the device has done all that it was asked."""
     if device.type != "cuda":
         return 0
@@ -241,7 +241,7 @@ def _settled(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _model(writer: Writer) -> dict[str, Any]:
+def _describe_model(writer: Writer) -> dict[str, Any]:
     opened, shape = writer.opened, writer.opened.model.settings
     weight: Tensor = opened.model.head.weight
     return {
@@ -259,13 +259,13 @@ def _model(writer: Writer) -> dict[str, Any]:
     }
 
 
-def _code() -> str:
+def _hash_code() -> str:
     """Digest of the source files that were measured."""
     paths = map(Path, import_closure("tokenscale.cli.benchmark", __name__))
     return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """A line a model and cell, medians over rounds, with the cache beside without; then the answers."""
     names = {model["of_run"]: model["model"] for model in result["models"]}
     cells: dict[tuple, dict[bool, list[dict[str, Any]]]] = {}
@@ -278,7 +278,7 @@ def table(result: dict[str, Any]) -> str:
         f"{'no cache':>9} {'x':>6} {'cache KiB':>9} {'texts':>9}"
     ]
     for (name, batch, prompt, new), by in sorted(cells.items()):
-        with_cache, without = (np.median([_speed(record) for record in by[cached]]) for cached in (True, False))
+        with_cache, without = (np.median([_tokens_per_s(record) for record in by[cached]]) for cached in (True, False))
         same = all(r["rows_equal"] == batch for records in by.values() for r in records)
         first_ms = 1e3 * np.median([r["parts"][0]["seconds"] for r in by[True]])
         speed_up = f"{with_cache / without:.1f}" if same else "–"
@@ -293,6 +293,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _speed(record: dict[str, Any]) -> float:
+def _tokens_per_s(record: dict[str, Any]) -> float:
     decoded = [part for part in record["parts"] if part["part"] == "decode"]
     return record["batch"] * sum(part["tokens"] for part in decoded) / sum(part["seconds"] for part in decoded)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.tokenizers import backends as gate
+from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.benchmark import Engine
@@ -21,7 +21,7 @@ from tokenscale.settings.benchmark import Engine
 WARM_SHARE = 0.01
 
 
-def forget(paths: Iterable[Path]) -> float | None:
+def drop_page_cache(paths: Iterable[Path]) -> float | None:
     """Ask the system to drop files from its page cache; the share of their pages that it kept, from 0 to 1.
 
     It keeps all where files lie in memory (tmpfs), and those that a process has mapped. None where it cannot be asked,
@@ -37,20 +37,20 @@ def forget(paths: Iterable[Path]) -> float | None:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-    found = [_resident(path) for path in paths]
+    found = [_count_resident_pages(path) for path in paths]
     if any(one is None for one in found):
         return None
     return sum(kept for kept, _ in found) / max(1, sum(pages for _, pages in found))
 
 
-def why_not_cold(kept: float | None) -> str | None:
+def explain_warm_cache(kept: float | None) -> str | None:
     """Why a reader that opens now is not cold, in words; None where it is. `kept` is what `forget` says."""
     if kept is None:
         return "the system does not tell whether it drops files from its page cache"
     return f"{kept:.0%} of its files stay in the page cache" if kept > WARM_SHARE else None
 
 
-def _resident(path: Path) -> tuple[int, int] | None:
+def _count_resident_pages(path: Path) -> tuple[int, int] | None:
     """(pages of a file that are in memory, all its pages), by mincore(2); None where that is not to be had."""
     size = path.stat().st_size
     if size == 0:
@@ -94,7 +94,7 @@ def available_cores() -> set[int]:
 
 
 @contextmanager
-def on_cores(cores: set[int]) -> Iterator[None]:
+def pin_to_cores(cores: set[int]) -> Iterator[None]:
     """Hold this process, threads of libraries included, to some cores; where the system can."""
     if not cores:
         yield
@@ -107,7 +107,9 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def timing(open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int) -> dict[str, Any]:
+def make_timing_record(
+    open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int
+) -> dict[str, Any]:
     """Seconds until the first batch could be asked for, seconds of each batch, and the tokens of these batches."""
     return {
         "open_s": open_s,
@@ -122,19 +124,19 @@ def timing(open_s: float, batch_s: Sequence[float], useful_tokens: int, total_to
 NAMES = get_args(Engine)
 
 
-def listed(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
+def list_engines(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
     """(Those of the engines asked for that can be used, the others → why not): one that is not here, whose ids are not
     the reference's on the hostile texts, or that `auto` takes anyway."""
     found, left_out = [], {}
     for engine in requested:
-        if (reason := _why_not(engine, tokenizer, auto)) is None:
+        if (reason := _explain_unusable(engine, tokenizer, auto)) is None:
             found.append(engine)
         else:
             left_out[engine] = reason
     return found, left_out
 
 
-def _why_not(engine: str, folder: Path, auto: str) -> str | None:
+def _explain_unusable(engine: str, folder: Path, auto: str) -> str | None:
     if read_tokenizer_manifest(folder)["kind"] == "numbers":
         return "numbers are read by no engine"
     if engine == auto:
@@ -143,5 +145,5 @@ def _why_not(engine: str, folder: Path, auto: str) -> str | None:
         tokenizer = load_tokenizer(folder, engine)
     except UserError as error:
         return error.facts.get("reason") or error.what
-    differs = tokenizer.difference(gate.make_fuzz_texts())
+    differs = tokenizer.difference(backends.make_fuzz_texts())
     return None if differs is None else "its ids are not those of the reference"

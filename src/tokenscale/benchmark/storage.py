@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine
-from tokenscale.benchmark import machine as engines
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import Chunk, Origin, encode_chunk
@@ -31,7 +30,7 @@ from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import versions
+from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
@@ -41,7 +40,7 @@ VERSION = 1
 BULK_DOCUMENTS = 4096
 
 
-class Held:
+class TokenizedText:
     """The first documents of a corpus, tokenized: what every format's writer is given (see `documents.Documents`)."""
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
@@ -75,21 +74,21 @@ def measure(
     Stores are written below `folder` (by default beside the output) and removed. Raises UserError for a store that does
     not give back what was written.
     """
-    held = Held(corpus, tokenizer, settings.documents)
-    found, left_out = engines.listed(settings.engines, tokenizer, held.engine)
+    held = TokenizedText(corpus, tokenizer, settings.documents)
+    found, left_out = machine.list_engines(settings.engines, tokenizer, held.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
     turns = [*settings.stores, *dict.fromkeys([held.engine, *found])]
     cores = machine.available_cores()
     records = []
     try:
-        with machine.on_cores({min(cores)} if cores else set()):
+        with machine.pin_to_cores({min(cores)} if cores else set()):
             for number in range(settings.rounds):
                 for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
                     turn = turns[i]
                     if isinstance(turn, StoreSettings):
-                        record = _stored(dataclasses.replace(turn, eos=held.eos), held, folder, settings)
+                        record = _measure_store(dataclasses.replace(turn, eos=held.eos), held, folder, settings)
                     else:
-                        record = _on_the_fly(turn, held, tokenizer, settings.rows)
+                        record = _measure_online(turn, held, tokenizer, settings.rows)
                     records.append({"round": number, **record})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -106,8 +105,8 @@ def measure(
         "text_bytes": held.text_bytes,
         "vocabulary_size": held.origin.vocabulary_size,
         "left_out": {f"text, {engine}": why for engine, why in left_out.items()},
-        "hardware": {**hardware.describe(), "core_used": min(cores) if cores else None},
-        "versions": versions(),
+        "hardware": {**hardware.describe_machine(), "core_used": min(cores) if cores else None},
+        "versions": find_versions(),
         "finished_unix_s": time.time(),
         "records": records,
     }
@@ -115,28 +114,30 @@ def measure(
     return result
 
 
-def _stored(store: StoreSettings, held: Held, folder: Path, settings: StorageBenchmarkSettings) -> dict[str, Any]:
+def _measure_store(
+    store: StoreSettings, held: TokenizedText, folder: Path, settings: StorageBenchmarkSettings
+) -> dict[str, Any]:
     """One store: written, compared, read in order and shuffled, warm and cold, and by single rows."""
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
     manifest = load_format(store.format).write(store, held, where)
     write_s = time.perf_counter() - start
-    check(store, where, held)
+    check_store(store, where, held)
     manifest = open_store(where, store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
     shuffled = permute(order, len(order), seed=0)
     by_row = store.format != "archive"
     seconds = {
         "write_s": write_s,
-        "sequential_s": _read(store, where, manifest, order, settings.rows),
-        "shuffled_s": _read(store, where, manifest, shuffled, settings.rows) if by_row else None,
+        "sequential_s": _time_read(store, where, manifest, order, settings.rows),
+        "shuffled_s": _time_read(store, where, manifest, shuffled, settings.rows) if by_row else None,
     }
     single = shuffled[: settings.single_rows]
-    seconds["single_rows_s"] = _read(store, where, manifest, single, 1, cache_bytes=0) if by_row else None
-    kept = machine.forget(where / file["name"] for file in manifest["files"])
-    why = machine.why_not_cold(kept)
-    seconds["cold_s"] = None if why else _read(store, where, manifest, order, settings.rows)
+    seconds["single_rows_s"] = _time_read(store, where, manifest, single, 1, cache_bytes=0) if by_row else None
+    kept = machine.drop_page_cache(where / file["name"] for file in manifest["files"])
+    why = machine.explain_warm_cache(kept)
+    seconds["cold_s"] = None if why else _time_read(store, where, manifest, order, settings.rows)
     shutil.rmtree(where)
     codec = store.codec + (f"-{store.codec_level}" if store.codec == "zstd" else "")
     parquet = "codec" in StoreSettings.OPTIONS[store.format]
@@ -159,7 +160,7 @@ def _stored(store: StoreSettings, held: Held, folder: Path, settings: StorageBen
     }
 
 
-def _read(
+def _time_read(
     store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int, **cache: int
 ) -> float:
     """Seconds to open a store's reader and read these rows, some at a time; an archive's documents, in order. The
@@ -179,7 +180,7 @@ def _read(
     return time.perf_counter() - start
 
 
-def check(store: StoreSettings, where: Path, held: Held) -> None:
+def check_store(store: StoreSettings, where: Path, held: TokenizedText) -> None:
     """Hold all that a store gives back against the ids that it was written from. UserError where one differs."""
     manifest = open_store(where, store)
     reader = load_reader(store.format)(where, manifest)
@@ -190,16 +191,16 @@ def check(store: StoreSettings, where: Path, held: Held) -> None:
             tokens, labels = reader.rows(np.array([i]))
             right = np.array_equal(tokens[0], row[:-1]) and np.array_equal(labels[0, : length - 1], row[1:length])
             if not right or (labels[0, length - 1 :] >= 0).any():
-                raise _differs(store, f"row {i}")
+                raise _difference_error(store, f"row {i}")
         return
     found = list(reader.chunks(0, manifest["documents"]))
     for name in ("ids", "lengths"):
         values = np.concatenate([getattr(chunk, name) for chunk in found])
         if not np.array_equal(values, getattr(held.whole, name)):
-            raise _differs(store, f"the documents' {name}")
+            raise _difference_error(store, f"the documents' {name}")
 
 
-def _differs(store: StoreSettings, what: str) -> UserError:
+def _difference_error(store: StoreSettings, what: str) -> UserError:
     return UserError(
         "a store does not give back what was written: nothing about it was recorded.",
         store=store.directory,
@@ -208,15 +209,15 @@ def _differs(store: StoreSettings, what: str) -> UserError:
     )
 
 
-def _on_the_fly(engine: str, held: Held, tokenizer: Path, rows: int) -> dict[str, Any]:
+def _measure_online(engine: str, held: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:
     """The text, tokenized by one engine: `sequential_s` some documents at a time, `bulk_s` all at once. Each by one
     that is ready and has seen no text yet, as engines remember words."""
-    made = _ready(tokenizer, engine)
+    made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
     for first in range(0, len(held), rows):
         encode_chunk(made, held.texts.slice(first, rows).to_pylist(), held.eos, held.pairs)
     sequential_s = time.perf_counter() - start
-    made = _ready(tokenizer, engine)
+    made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
     whole = encode_chunk(made, held.texts, held.eos, held.pairs)
     bulk_s = time.perf_counter() - start
@@ -226,15 +227,15 @@ def _on_the_fly(engine: str, held: Held, tokenizer: Path, rows: int) -> dict[str
     return {**facts, **counts, "sequential_s": sequential_s, "bulk_s": bulk_s}
 
 
-def _ready(folder: Path, engine: str) -> Tokenizer:
+def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
     """A tokenizer that has imported and started what it takes to encode few texts, and many."""
-    made = load_tokenizer(folder, engine if engine in engines.NAMES else "auto")
+    made = load_tokenizer(folder, engine if engine in machine.NAMES else "auto")
     for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
         made.encode(texts)
     return made
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """A line a store, the smallest first, then the engines on the fly: medians over rounds."""
     by_store: dict[str, list[dict[str, Any]]] = {}
     for record in result["records"]:
@@ -251,24 +252,23 @@ def table(result: dict[str, Any]) -> str:
         first = records[0]
         size = first["stored_bytes"] / first["ids"]
         entropy = first["entropy_bits"] / 8
-        times = [_us(records, key) for key in ("write_s", "sequential_s", "shuffled_s", "cold_s")]
-        times.append(_median(records, "single_rows_s", 1e3 / max(1, first["single_rows"] or 1)))
+        times = [_format_us(records, key) for key in ("write_s", "sequential_s", "shuffled_s", "cold_s")]
+        times.append(_format_median(records, "single_rows_s", 1e3 / max(1, first["single_rows"] or 1)))
         lines.append(f"{name:<{width}} {size:>11.2f} {size / entropy:>9.2f} " + " ".join(f"{t:>9}" for t in times))
     for name, records in by_store.items():
         if name not in stores:
-            lines.append(
-                f"{name:<{width}} on the fly {_us(records, 'sequential_s')} us, at once {_us(records, 'bulk_s')}"
-            )
+            online, bulk = _format_us(records, "sequential_s"), _format_us(records, "bulk_s")
+            lines.append(f"{name:<{width}} on the fly {online} us, at once {bulk}")
     lines += [f"left out: {name}: {reason}" for name, reason in result["left_out"].items()]
     warm = sorted({record["not_cold"] for record in result["records"] if record.get("not_cold")})
     lines += [f"not cold: {reason}" for reason in warm]
     return "\n".join(lines)
 
 
-def _us(records: list[dict[str, Any]], key: str) -> str:
-    return _median(records, key, 1e6 / records[0]["useful_tokens"])
+def _format_us(records: list[dict[str, Any]], key: str) -> str:
+    return _format_median(records, key, 1e6 / records[0]["useful_tokens"])
 
 
-def _median(records: list[dict[str, Any]], key: str, unit: float) -> str:
+def _format_median(records: list[dict[str, Any]], key: str, unit: float) -> str:
     values = [record[key] for record in records if record[key] is not None]
     return f"{np.median(values) * unit:.3f}" if values else "–"

@@ -18,7 +18,7 @@ ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "stud
 STORAGE = {"codec": "snappy", "dtype": "int64"}
 
 
-def missing() -> str | None:
+def explain_missing() -> str | None:
     """Why these arms cannot run here."""
     try:
         import transformers  # noqa: F401
@@ -46,28 +46,28 @@ def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer:
     """The batches of one arm. `stores` holds the folders of their `padded` and `token-list` files."""
     length = sequence_length
     if arm == "studies' padding-free":
-        encode, bos, _ = _tokenizer(tokenizer)
-        texts = pq.read_table(_files(corpus, "train"), memory_map=True)["text"]
-        return StudyBatches(_stream(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows)
+        encode, bos, _ = _load_tokenizer(tokenizer)
+        texts = pq.read_table(_list_files(corpus, "train"), memory_map=True)["text"]
+        return StudyBatches(_stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows)
     if arm == "studies' padded":
-        encode, _, pad = _tokenizer(tokenizer, length + 1)
-        texts = pq.read_table(_files(corpus, "train"), memory_map=True)["text"]
-        return StudyBatches(_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows)
-    bos, pad = _ids(tokenizer)
+        encode, _, pad = _load_tokenizer(tokenizer, length + 1)
+        texts = pq.read_table(_list_files(corpus, "train"), memory_map=True)["text"]
+        return StudyBatches(_iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows)
+    bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
-        lists = pq.read_table(_files(stores["token-list"], "shard"), memory_map=True)["tokens"]
-        return StudyBatches(_stream(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows)
-    table = pq.read_table(_files(stores["padded"], "shard"), memory_map=True)
+        lists = pq.read_table(_list_files(stores["token-list"], "shard"), memory_map=True)["tokens"]
+        return StudyBatches(_stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows)
+    table = pq.read_table(_list_files(stores["padded"], "shard"), memory_map=True)
     ids, masks = table["input_ids"], table["attention_mask"]
 
     def padded(i: int) -> list[int]:
         masks[i].as_py()  # read, and used by nobody
         return ids[i].as_py()
 
-    return StudyBatches(_rows(padded, len(ids), pad), rows)
+    return StudyBatches(_iterate_rows(padded, len(ids), pad), rows)
 
 
-def _stream(document: Callable[[int], list[int]], count: int, bos: int, length: int) -> Iterator[tuple[Any, Any]]:
+def _stream_rows(document: Callable[[int], list[int]], count: int, bos: int, length: int) -> Iterator[tuple[Any, Any]]:
     """A buffer that documents are put into, a BOS before each beside the tokenizer's own, and rows are cut from."""
     import torch
 
@@ -85,7 +85,7 @@ def _stream(document: Callable[[int], list[int]], count: int, bos: int, length: 
         yield tokens, labels
 
 
-def _rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tuple[Any, Any]]:
+def _iterate_rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tuple[Any, Any]]:
     import torch
 
     i = 0
@@ -97,7 +97,7 @@ def _rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tup
         yield ids[:-1].clone(), labels
 
 
-def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[str], list[int]], int, int]:
+def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[str], list[int]], int, int]:
     """`transformers`' tokenizer that adds a BOS, as Mistral-Nemo's does; (text → ids, BOS, pad)."""
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
@@ -116,12 +116,12 @@ def _tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[st
     return lambda text: fast(text, **options)["input_ids"], bos, fast.pad_token_id
 
 
-def _ids(folder: Path) -> tuple[int, int]:
+def _read_ids(folder: Path) -> tuple[int, int]:
     from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 
     manifest = read_tokenizer_manifest(folder)
     return manifest["bos_id"], manifest["pad_id"]
 
 
-def _files(folder: Path, prefix: str) -> list[str]:
+def _list_files(folder: Path, prefix: str) -> list[str]:
     return sorted(str(path) for path in folder.glob(f"{prefix}-*.parquet"))

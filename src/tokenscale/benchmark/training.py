@@ -23,7 +23,7 @@ from tokenscale.base.files import write_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.provenance import versions
+from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import Inputs, Training
@@ -61,18 +61,18 @@ def measure(
             **{"sequence_length": sequence_length, "rows": rows, "vocabulary_size": vocabulary_size},
             **{"steps": steps, "rounds": rounds, "threads": torch.get_num_threads()},
         },
-        "hardware": hardware.describe(),
-        "versions": versions(),
+        "hardware": hardware.describe_machine(),
+        "versions": find_versions(),
         "left_out": [],
         "records": [],
     }
     for model in models:
-        batches = _batches(rows, sequence_length, vocabulary_size, steps + 1)
+        batches = _make_batches(rows, sequence_length, vocabulary_size, steps + 1)
         with tempfile.TemporaryDirectory() as folder:
-            ours = _Ours(model, vocabulary_size, sequence_length, batches, Path(folder))
-            arms: dict[str, Arm] = {OURS: ours, LOOP: _Loop(_twin(ours), batches)}
+            ours = _TokenscaleArm(model, vocabulary_size, sequence_length, batches, Path(folder))
+            arms: dict[str, Arm] = {OURS: ours, LOOP: _PlainLoopArm(_convert_model(ours), batches)}
             try:
-                arms[TRAINER] = _Trainer(_twin(ours), batches, Path(folder))
+                arms[TRAINER] = _HuggingFaceArm(_convert_model(ours), batches, Path(folder))
             except ImportError as error:
                 result["left_out"].append(f"{TRAINER}: {error}".splitlines()[0])
             losses = {name: arm.first_loss() for name, arm in arms.items()}
@@ -93,12 +93,12 @@ def measure(
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def format_table(result: dict[str, Any]) -> str:
     """Median step of each arm, its range over rounds, and ours as a part of each peer's, by rounds."""
     lines = [f"{'model':<14} {'arm':<26} {'step ms':>9} {'rounds':>17}   tokenscale's part of it"]
     for model in dict.fromkeys(r["model"] for r in result["records"]):
         rounds = {
-            arm: [statistics.median(r["step_s"]) for r in _of(result, model, arm)]
+            arm: [statistics.median(r["step_s"]) for r in _select_records(result, model, arm)]
             for arm in dict.fromkeys(r["arm"] for r in result["records"])
         }
         for arm, medians in rounds.items():
@@ -115,11 +115,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of(result: dict[str, Any], model: str, arm: str) -> list[dict[str, Any]]:
+def _select_records(result: dict[str, Any], model: str, arm: str) -> list[dict[str, Any]]:
     return [r for r in result["records"] if r["model"] == model and r["arm"] == arm]
 
 
-def _batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[Batch]:
+def _make_batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[Batch]:
     random = np.random.default_rng(0)
     found = []
     for step in range(count):
@@ -130,7 +130,7 @@ def _batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[B
     return found
 
 
-class _Fixed:
+class _RepeatedBatches:
     """These batches, over and over."""
 
     def __init__(self, batches: list[Batch], vocabulary_size: int):
@@ -150,7 +150,7 @@ class _Fixed:
         self._step = state["step"]
 
 
-class _Ours:
+class _TokenscaleArm:
     """The whole loop as a run has it: log, status, progress and garbage included."""
 
     def __init__(self, model: str, vocabulary_size: int, length: int, batches: list[Batch], folder: Path):
@@ -168,7 +168,7 @@ class _Ours:
         self._own: list[float] = []
         with contextlib.redirect_stdout(io.StringIO()):
             world = World(0, 1, 0, torch.device("cpu"))
-            self.training = Training(run, Inputs(), folder, world, batches=_Fixed(batches, vocabulary_size))
+            self.training = Training(run, Inputs(), folder, world, batches=_RepeatedBatches(batches, vocabulary_size))
         self.training.progress.enabled = False
         self._path = self.training.writer.directory / "steps.jsonl"
 
@@ -200,7 +200,7 @@ class _Ours:
         return self._own
 
 
-def _twin(ours: _Ours) -> torch.nn.Module:
+def _convert_model(ours: _TokenscaleArm) -> torch.nn.Module:
     """The model of transformers with our weights."""
     try:
         import transformers
@@ -219,7 +219,7 @@ def _twin(ours: _Ours) -> torch.nn.Module:
     return model.train()
 
 
-class _Loop:
+class _PlainLoopArm:
     """What one would write by hand."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch]):
@@ -245,7 +245,7 @@ class _Loop:
         return [b - a for a, b in zip(times[1:-1], times[2:], strict=True)]
 
 
-class _Trainer:
+class _HuggingFaceArm:
     """Hugging Face's Trainer, nothing logged, nothing saved. Raises ImportError without `accelerate`."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch], folder: Path):

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenscale.base.errors import UserError
-from tokenscale.benchmark.machine import timing
+from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.data.stores.labels import IGNORED
 
 WORKERS = (0, 1, 2, 4)
@@ -38,16 +38,16 @@ def measure(
     cache and counts tokens, and the last batch of each timed pass must equal its last; UserError where it does not.
     """
     counts = []
-    for expected in _take(make, batches + 1, {}):
+    for expected in _take_batches(make, batches + 1, {}):
         counts.append((int((expected["labels"] != IGNORED).sum()), expected["labels"].numel()))
     useful, total = np.sum(counts[1:], axis=0).tolist()
     records = []
     for number in workers:
         options: Arguments = {}
         if number:
-            options = {"num_workers": number, "multiprocessing_context": start_method, "worker_init_fn": _alone}
+            options = {"num_workers": number, "multiprocessing_context": start_method, "worker_init_fn": _limit_threads}
         times = [time.perf_counter()]
-        for last in _take(make, batches + 1, options):  # noqa: B007
+        for last in _take_batches(make, batches + 1, options):  # noqa: B007
             times.append(time.perf_counter())
         open_s, *batch_s = np.diff(times).tolist()
         if not all(torch.equal(last[name], expected[name]) for name in ("input_ids", "labels")):
@@ -56,11 +56,11 @@ def measure(
                 batch=batches,
                 next="this is a bug worth reporting",
             )
-        records.append({"workers": number, **timing(open_s, batch_s, useful, total)})
+        records.append({"workers": number, **make_timing_record(open_s, batch_s, useful, total)})
     return records
 
 
-def _take(make: Callable[[], Arguments], count: int, options: Arguments) -> Iterator[dict[str, torch.Tensor]]:
+def _take_batches(make: Callable[[], Arguments], count: int, options: Arguments) -> Iterator[dict[str, torch.Tensor]]:
     """So many batches; the workers end with the generator."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores, on purpose
@@ -69,7 +69,7 @@ def _take(make: Callable[[], Arguments], count: int, options: Arguments) -> Iter
         yield next(batches)
 
 
-def _alone(worker: int) -> None:
+def _limit_threads(worker: int) -> None:
     """The threads of tokenizers are not in a fork, and what asks them waits for ever."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

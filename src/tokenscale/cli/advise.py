@@ -218,13 +218,13 @@ class Estimator:
     def __init__(self, measured: SampleMeasurements):
         found = measured.sample
         self.measured, self.lengths = measured, measured.lengths
-        self.weights = costs.resampled(found.units, found.unit_count, RESAMPLES, SEED)
+        self.weights = costs.bootstrap_weights(found.units, found.unit_count, RESAMPLES, SEED)
         # finite population: seen documents are certain
         seen = len(found.texts) / found.documents if found.counted and found.unit_count == len(found.texts) else 0.0
         self.unseen = math.sqrt(max(0.0, 1 - seen))
         self.documents = found.documents
         count = len(measured.batch_s)
-        batches = costs.resampled(np.arange(count), count, RESAMPLES, SEED + 1)
+        batches = costs.bootstrap_weights(np.arange(count), count, RESAMPLES, SEED + 1)
         #: tokens a second and core, and the same of each resample
         self.speed = float(costs.ratio(measured.batch_tokens, measured.batch_s))
         self.speeds = costs.ratio(measured.batch_tokens, measured.batch_s, batches)
@@ -269,7 +269,7 @@ class Estimator:
         more = max(0.0, lost[0], lost[1] / 3) * max(0.0, 1 - len(lengths) / self.documents)
         drawn = (np.repeat(lengths, weights.astype(int)) for weights in self.weights[:PACKINGS])
         low, high = costs.interval([compute_packed_fill(some, sequence_length) for some in drawn])
-        most = self.estimate(lambda w: costs.fill_at_most(lengths, sequence_length, w))
+        most = self.estimate(lambda w: costs.bound_fill(lengths, sequence_length, w))
         row = sequence_length / (
             self.documents * max(1.0, float(np.mean(lengths - 1)))
         )  # one row more or less, relative to all
@@ -280,7 +280,7 @@ class Estimator:
 def compute_packed_fill(lengths: np.ndarray, sequence_length: int) -> float:
     """Return the share of useful positions if these documents are packed."""
     rows = len(best_fit_decreasing(split_documents(lengths, sequence_length)[2], sequence_length + 1)[1]) - 1
-    return costs.fill(lengths, sequence_length, rows)
+    return costs.fill_share(lengths, sequence_length, rows)
 
 
 def estimate_length(estimator: Estimator, t: int) -> dict[str, Any]:
@@ -291,13 +291,13 @@ def estimate_length(estimator: Estimator, t: int) -> dict[str, Any]:
     cut_documents = estimator.estimate(lambda w: costs.cut_documents_share(lengths, t, w))
     seen = int(np.count_nonzero(lengths - 1 > t))
     if seen == 0:  # a sample without long documents has resamples without them
-        share, tokens = costs.unseen_cut(lengths)
+        share, tokens = costs.bound_unseen_cut(lengths)
         cut_tokens = Estimate(0.0, 0.0, tokens * estimator.unseen)
         cut_documents = Estimate(0.0, 0.0, share * estimator.unseen)
     elif seen < FEW:
         cut_tokens, cut_documents = (
             Estimate(
-                e.value, e.low, max(e.high, e.value * (1 + (costs.count_at_most(seen) / seen - 1) * estimator.unseen))
+                e.value, e.low, max(e.high, e.value * (1 + (costs.bound_count(seen) / seen - 1) * estimator.unseen))
             )
             for e in (cut_tokens, cut_documents)
         )

@@ -63,7 +63,7 @@ def _measure_data(module: ModuleType, arguments: argparse.Namespace) -> None:
     result = module.measure(settings, *folders, arguments.output, peers=arguments.peers)
     if arguments.figure:
         module.draw(result, arguments.figure)
-    print(module.table(result))
+    print(module.format_table(result))
 
 
 def _add_storage(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,11 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
 
 def _measure_storage(module: ModuleType, arguments: argparse.Namespace) -> None:
     settings = from_json(StorageBenchmarkSettings, arguments.settings)
-    print(module.table(module.measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)))
+    print(
+        module.format_table(
+            module.measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)
+        )
+    )
 
 
 def _add_inference(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +94,9 @@ def _measure_inference(module: ModuleType, arguments: argparse.Namespace) -> int
         if machine.starter == "srun":
             words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
             single_rank = importlib.import_module("tokenscale.runs.launch.single_rank")
-            return single_rank.run(machine, [*words, "--run", *map(str, arguments.run)])
+            return single_rank.run_single_rank(machine, [*words, "--run", *map(str, arguments.run)])
     settings = from_json(InferenceBenchmarkSettings, arguments.settings)
-    print(module.table(module.measure(settings, arguments.run, arguments.output)))
+    print(module.format_table(module.measure(settings, arguments.run, arguments.output)))
     return None
 
 
@@ -107,7 +111,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _measure_training(module: ModuleType, arguments: argparse.Namespace) -> None:
     options = {"models": tuple(arguments.models), "steps": arguments.steps, "rounds": arguments.rounds}
-    print(module.table(module.measure(arguments.output, **options)))
+    print(module.format_table(module.measure(arguments.output, **options)))
 
 
 def _add_collectives(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +129,7 @@ def _measure_collectives(module: ModuleType, arguments: argparse.Namespace) -> N
     names = ("world_size", "sizes", "collectives", "rounds", "device")
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if (result := module.measure(arguments.output, **options)) is not None:
-        print(module.table(result))
+        print(module.format_table(result))
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:

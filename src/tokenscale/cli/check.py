@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenscale.cli import configuration
 from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
-from tokenscale.runs.launch.submission_checks import some, to_install
-from tokenscale.runs.records.hardware import cores
+from tokenscale.runs.launch.submission_checks import install_hint, shorten_ids
+from tokenscale.runs.records.hardware import count_cores
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
 
@@ -110,8 +110,8 @@ def check_packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
         return
     runs = {run.run_id: run.settings for run in config.runs(name)}
     for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
-        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({some(run_ids)})"
-        following = f"({file}: container_packages). Next: {to_install([package], machine.container)}"
+        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({shorten_ids(run_ids)})"
+        following = f"({file}: container_packages). Next: {install_hint([package], machine.container)}"
         yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
 
 
@@ -156,4 +156,4 @@ def count_gpus_and_cores() -> tuple[int, int]:
     there = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if chosen is not None:
         there = min(there, len([entry for entry in chosen.split(",") if entry.strip() not in ("", "-1")]))
-    return there, cores()
+    return there, count_cores()

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import locked, read_json, sha256_file
+from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.from_store import StoreDocuments
@@ -509,7 +509,7 @@ def _lock_target(goal: Target) -> Iterator[None]:
     place = path.parent / f".{path.stem}.converting" if goal.single else path
     new = [p for p in (path.parent if goal.single else path, *path.parents) if not p.exists()]
     try:
-        with locked(place, str(path)):
+        with lock_folder(place, str(path)):
             yield
     except BaseException:
         if goal.single:

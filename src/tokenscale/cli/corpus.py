@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
-from tokenscale.runs.launch.lock import held
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import from_json
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     progress = Progress(f"corpus {settings.name}")
     downloads = arguments.downloads.parent if arguments.downloads else None
     directory = arguments.output.parent
-    with held(directory, f"the corpus {settings.name}", wait=True):
+    with hold_run_folder(directory, f"the corpus {settings.name}", wait=True):
         splits = build(settings, directory, progress, downloads)["splits"]
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())

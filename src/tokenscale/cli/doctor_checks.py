@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import without_password
+from tokenscale.base.errors import redact_credentials
 from tokenscale.cli import doctor_machine
 from tokenscale.cli.doctor_machine import run_command
 from tokenscale.cli.doctor_probe import WITH_TORCH
@@ -31,7 +31,7 @@ from tokenscale.cli.packages import (
     satisfies,
 )
 from tokenscale.runs.records import hardware
-from tokenscale.runs.records.hardware import affinity
+from tokenscale.runs.records.hardware import count_affinity_cores
 from tokenscale.runs.records.provenance import SECRET
 
 GIB = 2**30
@@ -85,7 +85,7 @@ DEMO_MEMORY = 1_700_000_000
 
 def check_cores(context: DoctorContext) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
-    visible, quota = affinity(), hardware.cgroup_limits()[0]
+    visible, quota = count_affinity_cores(), hardware.cgroup_limits()[0]
     usable = hardware.usable_cores(visible, quota)
     values = {"usable": usable, "affinity": visible, "quota": quota, "built_in": os.cpu_count()}
     fact = f"{usable} usable of {os.cpu_count()}"
@@ -213,10 +213,10 @@ def check_hub(context: DoctorContext) -> Finding:
     except urllib.error.HTTPError:
         pass  # any HTTP status is a response
     except Exception as error:
-        fact = without_password(f"{address} cannot be reached: {getattr(error, 'reason', None) or error}")
+        fact = redact_credentials(f"{address} cannot be reached: {getattr(error, 'reason', None) or error}")
         cure = "needed only for tokenizers and texts on the hub: download them elsewhere and give their folder"
         return Finding("no", fact, cure, {"reached": False})
-    fact = f"{without_password(address)} responds in {time.monotonic() - start:.1f} s"
+    fact = f"{redact_credentials(address)} responds in {time.monotonic() - start:.1f} s"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return Finding("note", f"{fact}; HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE to use it", {"reached": True})
     return Finding("ok", fact, values={"reached": True})
@@ -281,7 +281,7 @@ def check_environment(context: DoctorContext) -> Finding:
     names = "CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|MASTER_(ADDR|PORT)|PYTHON(PATH|OPTIMIZE)"
     families = rf"(NCCL|GLOO|FI|TORCH|PYTORCH|HF)_(?!.*({SECRET.pattern}))\w+"
     others = {n: value for n, value in sorted(os.environ.items()) if re.fullmatch(f"{names}|{families}", n)}
-    values = {"variables": {name: without_password(value) for name, value in (ranks | others).items()}}
+    values = {"variables": {name: redact_credentials(value) for name, value in (ranks | others).items()}}
     fact = ", ".join(f"{n}={value}" for n, value in values["variables"].items()) or "nothing that changes training"
     if {"RANK", "WORLD_SIZE"} <= ranks.keys():  # `train` detects torchrun by these; our own launcher removes them
         hint = "unset RANK WORLD_SIZE: with them, `train` acts as a rank of torchrun; runs of the workflow ignore them"
@@ -455,7 +455,7 @@ def query_driver() -> dict[str, Any]:
             return {"names": [row[1] for row in rows], "version": rows[0][0] if rows else "", "text": ""}
         first = text.splitlines()[0] if text else "it lists no GPU"
         return {"names": [], "version": "", "text": f"nvidia-smi fails: {first}"}
-    version = re.search(r"\d+\.\d+(\.\d+)?", hardware.text_of(Path("/proc/driver/nvidia/version")))
+    version = re.search(r"\d+\.\d+(\.\d+)?", hardware.read_text(Path("/proc/driver/nvidia/version")))
     if version:
         return {"names": [], "version": version[0], "text": f"driver {version[0]}, but nvidia-smi is not found"}
     return {"names": [], "version": "", "text": "no GPU driver found (nvidia-smi)"}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.runs.records.hardware import lines_of
+from tokenscale.runs.records.hardware import read_lines
 
 #: types of file systems, as the kernel names them, by what they mean for results
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "virtiofs")
@@ -57,7 +57,7 @@ def run_command(argv: list[str], timeout_s: float = 5.0) -> tuple[int | None, st
 
 def read_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
     """Return (total, available) bytes of main memory; None where the system does not report it."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", "\n".join(lines_of(root / "proc/meminfo")), re.M))
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", "\n".join(read_lines(root / "proc/meminfo")), re.M))
     total, available = found.get("MemTotal"), found.get("MemAvailable")
     if total is None:
         try:
@@ -69,7 +69,7 @@ def read_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
 
 def read_cpu_flags(root: Path = Path("/")) -> set[str]:
     """Return the CPU's instruction sets as the kernel names them (x86 `flags`, ARM `Features`)."""
-    for line in lines_of(root / "proc/cpuinfo"):
+    for line in read_lines(root / "proc/cpuinfo"):
         name, _, values = line.partition(":")
         if name.strip().lower() in ("flags", "features"):
             return set(values.split())
@@ -80,7 +80,7 @@ def find_file_system(path: Path, mountinfo: Path = Path("/proc/self/mountinfo"))
     """Return (type, mount point) of the file system that holds a path; None if unknown."""
     resolved = path.resolve()
     best = None
-    for line in lines_of(mountinfo):
+    for line in read_lines(mountinfo):
         left, _, right = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), left.split()[4])
         inside = resolved == Path(point) or Path(point) in resolved.parents

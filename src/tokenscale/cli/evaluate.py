@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenscale.analysis.bleu import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json, read_json, understood
+from tokenscale.base.files import canonical_json, read_json, report_malformed
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.held_out import apply_objective
@@ -194,7 +194,7 @@ def evaluate_bleu(
 def _read_training_corpus(checkpoint: Path) -> str:
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
-    with understood(path, "checkpoint's record", next=hint):
+    with report_malformed(path, "checkpoint's record", next=hint):
         return RunSettings.from_json(canonical_json(record["run"])).corpus.name
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import write_text
 from tokenscale.cli import configuration
-from tokenscale.runs.launch.command import Launch, job_of
-from tokenscale.runs.launch.start import start as start_run
+from tokenscale.runs.launch.command import Launch, find_job
+from tokenscale.runs.launch.start import start_run as start_run
 from tokenscale.settings import machine as machines
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
@@ -113,7 +113,7 @@ def requests_by_id(
     runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:
-            near = nearest(run_id, runs)
+            near = find_nearest(run_id, runs)
             lists = "`snakemake -n runs` lists ids; --profile chooses another scale"
             raise UserError(
                 f"no experiment has a run {run_id}.",
@@ -138,7 +138,7 @@ def requests_by_id(
 
 def render_command(request: Request, share: int) -> str:
     """Return the command that would start the run's processes, with the variables it adds, for a shell."""
-    launch = Launch(request.run, request.machine, request.output.parent, share, job=job_of(request.machine))
+    launch = Launch(request.run, request.machine, request.output.parent, share, job=find_job(request.machine))
     return launch.printed(request.manifests)
 
 
@@ -156,7 +156,9 @@ def write_job_script(requests: list[Request], file: Path) -> str:
     manifests = list(dict.fromkeys(str(path) for each in requests for path in each.manifests.values()))
     runs = [each.run for each in requests]
     minutes = max(each.minutes or request.machine.minutes for each in requests)
-    write_text(file, submission.script(runs, request.machine, request.profile or {}, launches, manifests, minutes))
+    write_text(
+        file, submission.render_script(runs, request.machine, request.profile or {}, launches, manifests, minutes)
+    )
     Path(submission.LOGS).mkdir(parents=True, exist_ok=True)  # sbatch makes no folders, and says nothing of it
     missing = [manifest for manifest in manifests if not Path(manifest).is_file()]
     profile = f"--profile {request.profile_name} " if request.profile_name else ""

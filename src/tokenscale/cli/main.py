@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from tokenscale import __version__
-from tokenscale.base.errors import UserError, nearest, unknown
+from tokenscale.base.errors import UserError, find_nearest, unknown
 
 #: command → its purpose. Each is a module of this package, imported when it is called.
 COMMANDS = {
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         """Print argparse's message as a user's error, with the nearest allowed value, and exit with code 2."""
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
+        near = find_nearest(found[1], re.findall(r"[\w.-]+", found[2])) if found else None
         hint = f"did you mean {near}?  " if near else ""
         self._refuse(UserError(f"{message.removesuffix('.')}.", next=f"{hint}{self.prog} --help"))
 
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
                 continue  # a value, as argparse sees it
             if flag not in flags and not (flag[1:2] != "-" and flag[:2] in flags):  # -n4 is -n 4
                 shown = [name for name, action in flags.items() if action.help != argparse.SUPPRESS]
-                near = nearest(flag.replace("_", "-"), shown)
+                near = find_nearest(flag.replace("_", "-"), shown)
                 hint = f"did you mean {near}?" if near else f"{self.prog} --help"
                 self._refuse(UserError(f"unknown flag {flag}.", command=self.prog, next=hint))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
 from tokenscale.cli.plan_prices import RunPrices
-from tokenscale.costs.memory import largest
+from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, total
-from tokenscale.runs.launch.submission_checks import hours, larger
+from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, sum_prices
+from tokenscale.runs.launch.submission_checks import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
 from tokenscale.settings.layout import LayoutSettings, geometry
@@ -94,14 +94,14 @@ def _count_own_steps(run: RunSettings) -> int:
 def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
     """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions and the budget."""
     machine, every = config.machine, config.all_runs(names)
-    of_all = total(prices.price(run) for run in every.values())
+    of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
     heads = ("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")
     rows = [heads]
     for name in names:
         runs = config.runs(name)
         done = sum(prices.is_done(run.run_id) for run in runs)
-        rows.append(_format_row(name, done, total(prices.price(run) for run in runs)))
+        rows.append(_format_row(name, done, sum_prices(prices.price(run) for run in runs)))
     done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
         rows.append(_format_row("total", len(done), of_all))
@@ -182,10 +182,10 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
     pieces = f"{'within' if kept else 'over'} the budget of {allowed:,g} (budget.node_hours)"
     if unknown := sum(sum(of.unknown.values()) for of in totals.values()):
         pieces += f"; {unknown:,} of unknown hours {'is' if unknown == 1 else 'are'} not counted"
-    yield f"  {len(left):,} runs are left to do, {hours(totals)} node-hours: {pieces}"
+    yield f"  {len(left):,} runs are left to do, {format_hours(totals)} node-hours: {pieces}"
     if not kept:
         yield "  submission will be refused. Raise the budget with"
-        yield f"    --config '{larger(needed)}'"
+        yield f"    --config '{suggest_budget(needed)}'"
 
 
 def _format_bytes(count: int) -> str:
@@ -259,7 +259,7 @@ def _predict_memory(run: RunSettings) -> tuple[tuple[str, str] | None, str | Non
         return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
     kernels = "cpu" if run.device == "cpu" else "cuda"
     try:
-        held = largest(replace(run, model=run.model.with_vocabulary(vocabulary)), kernels)
+        held = largest_memory(replace(run, model=run.model.with_vocabulary(vocabulary)), kernels)
     except (ImportError, UserError):
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
     unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")

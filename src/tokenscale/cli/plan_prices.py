@@ -8,14 +8,14 @@ from typing import Any
 
 from tokenscale.costs.prices import (
     Price,
-    Rows,
+    StoreSize,
     Total,
-    fewest_useful,
+    estimate_run,
     job_minutes,
-    most_rows,
-    price,
+    max_rows,
+    min_useful_tokens,
     store_bytes,
-    total,
+    sum_prices,
 )
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
@@ -55,7 +55,9 @@ class RunPrices:
         if run.run_id not in self._prices:
             settings, manifest = run.settings, self._read_manifest("tokenizers", run.settings.tokenizer.name)
             vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
-            self._prices[run.run_id] = price(settings, self._config.machine, vocabulary, self._read_rows(settings))
+            self._prices[run.run_id] = estimate_run(
+                settings, self._config.machine, vocabulary, self._read_rows(settings)
+            )
         return self._prices[run.run_id]
 
     def is_done(self, run_id: str) -> bool:
@@ -77,7 +79,7 @@ class RunPrices:
             runs = [run for run in self._config.runs(name) if run.run_id in wanted]
             wanted -= {run.run_id for run in runs}
             if runs:
-                found[name] = total(self.price(run) for run in runs)
+                found[name] = sum_prices(self.price(run) for run in runs)
         return found
 
     def count_stores(self, names: list[str]) -> StoreCounts:
@@ -103,7 +105,7 @@ class RunPrices:
             unknown=tuple(unknown),
         )
 
-    def _read_rows(self, run: RunSettings) -> Rows | None:
+    def _read_rows(self, run: RunSettings) -> StoreSize | None:
         """Return the size of the store that the run reads; for a run that tokenizes while training, of an equivalent
         store.
 
@@ -117,13 +119,13 @@ class RunPrices:
         stream = BATCHES[run.approach].streams
         if manifest is not None:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
-            return Rows(rows, manifest["tokens_useful"])
+            return StoreSize(rows, manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
-            useful = fewest_useful(run, stream)
-            return Rows(1, useful, "the fewest useful tokens per row") if useful else None
+            useful = min_useful_tokens(run, stream)
+            return StoreSize(1, useful, "the fewest useful tokens per row") if useful else None
         documents, tokens, source = self._bound_text_size(run, store)
-        rows = most_rows(run, stream, documents, tokens)
-        return Rows(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
+        rows = max_rows(run, stream, documents, tokens)
+        return StoreSize(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
 
     def _bound_text_size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:
         """Return upper bounds (documents, tokens, source) of the text that a run reads; None where there is no bound.

@@ -9,7 +9,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.write import write_store
-from tokenscale.runs.launch.lock import held
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 
 #: imported by name, as in registries, so that it is not part of the code of a workflow's store
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     progress = Progress(f"store {store.directory}", total=documents)
     folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
-    with held(arguments.output.parent, f"the store {store.directory}", wait=True):
+    with hold_run_folder(arguments.output.parent, f"the store {store.directory}", wait=True):
         manifest = write_store(store, *folders, progress, engine=arguments.engine)
     progress.close()
     print(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenscale.base.errors import UserError, nearest
-from tokenscale.base.files import locked
+from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.base.files import lock_folder
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
@@ -109,7 +109,7 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
     new = not directory.exists()
     aside = directory / f".{stem}.building"
     try:
-        with locked(aside, f"the tokens of {source}"):
+        with lock_folder(aside, f"the tokens of {source}"):
             try:
                 return _write(settings, source, stem, directory, aside, tokenizer, log)
             finally:
@@ -198,7 +198,7 @@ def _check_source(source: Path) -> None:
         raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
     if not source.exists():
         there = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
-        near = nearest(source.name, there)
+        near = find_nearest(source.name, there)
         raise UserError(
             "the input file is missing.",
             flag="--input-path",

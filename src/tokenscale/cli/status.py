@@ -18,7 +18,7 @@ from tokenscale.cli.status_missing import MissingFiles, find_missing
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, read_runs
 from tokenscale.cli.status_stale import format_duration
-from tokenscale.runs.records.hardware import text_of
+from tokenscale.runs.records.hardware import read_text
 
 #: a folder with one of these is a project, or holds a copy of its results
 PROJECT = ("workflow/Snakefile", "results", ".snakemake")
@@ -231,7 +231,7 @@ def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
             opened = any(os.readlink(number).startswith(logs) for number in (process / "fd").iterdir())
         except OSError:  # gone, or another user's
             continue
-        if opened and "--target-jobs" not in text_of(process / "cmdline").split("\0"):
+        if opened and "--target-jobs" not in read_text(process / "cmdline").split("\0"):
             return True
     return False
 

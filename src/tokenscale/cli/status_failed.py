@@ -11,7 +11,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake_dry_run import Job
 from tokenscale.cli.status_runs import find_logs, read_runs, read_tail
 from tokenscale.cli.status_stale import format_duration
-from tokenscale.runs.launch.failure_hints import Hint, hint
+from tokenscale.runs.launch.failure_hints import Hint, find_hint
 
 #: number of last lines shown of each log
 LINES = 15
@@ -162,7 +162,7 @@ def _describe_refusal(jobs: list[FailedJob]) -> Iterator[str]:
     fields = re.search(r"error message was '(.*)'", jobs[0].message, re.DOTALL)
     for line in (fields[1] if fields else jobs[0].message).splitlines():
         yield f"  sbatch  {line.strip().removeprefix('sbatch: error: ')}"
-    found = hint(jobs[0].message)
+    found = find_hint(jobs[0].message)
     if found:
         yield f"  why     {found.what}"
         yield f"  next    {found.next}"
@@ -204,7 +204,7 @@ def _diagnose(job: FailedJob) -> tuple[Hint | None, Path | None]:
         if re.match(r"slurmstepd|srun:|\S+: line \d", line)
     ]
     texts = [read_tail(path) for path in written] or [_strip_commands(read_tail(path)) for path in slurm]
-    found = hint(*texts, "\n".join(fields), job.message, state=job.state)
+    found = find_hint(*texts, "\n".join(fields), job.message, state=job.state)
     return found, next(iter([*written, *slurm]), None)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from tokenscale.analysis.live import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.cli.status_queue import QueuedJob
-from tokenscale.runs.launch.failure_hints import Hint, hint
-from tokenscale.runs.records.hardware import lines_of
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.launch.failure_hints import Hint, find_hint
+from tokenscale.runs.records.hardware import read_lines
+from tokenscale.runs.records.provenance import read_sealed
 
 #: outcome of a sealed run → its state
 OUTCOMES = {"complete": "complete", "nonfinite": "diverged"}
@@ -95,7 +95,7 @@ def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) ->
     if job is not None and job.state == "PENDING":
         return RunState(**known, state="waiting")
     try:
-        record = sealed(folder / "run.json")
+        record = read_sealed(folder / "run.json")
     except UserError:  # partial file: a copy in progress, or a full disk
         record = None
     if record is not None:
@@ -105,7 +105,7 @@ def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) ->
     if job is not None or (not ended and _is_alive(folder, written, now)):
         now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
         return RunState(**known, **(now_at or {}), state="running")
-    found = None if ended else hint(*map(read_tail, find_logs(results, folder.name, attempt)))
+    found = None if ended else find_hint(*map(read_tail, find_logs(results, folder.name, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 
 
@@ -175,7 +175,7 @@ def is_locked_here(path: Path, table: Path = Path("/proc/locks")) -> bool:
         return False
     # `1: FLOCK  ADVISORY  WRITE 4242 fd:01:131112 0 EOF`: device numbers in hex, then the inode
     held = rf" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} "
-    return any(held in line and "->" not in line for line in lines_of(table))
+    return any(held in line and "->" not in line for line in read_lines(table))
 
 
 def read_tail(path: Path, size: int = TAIL_BYTES) -> str:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from tokenscale.data.tokenizers.build import build
-from tokenscale.runs.launch.lock import held
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.options import from_json
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = from_json(TokenizerSettings, arguments.settings)
     start = time.monotonic()
     directory = arguments.output.parent
-    with held(directory, f"the tokenizer {settings.name}", wait=True):
+    with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=True):
         manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
     print(
         f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "

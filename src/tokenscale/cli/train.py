@@ -6,7 +6,7 @@ import os
 
 from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import parse_request
-from tokenscale.runs.launch.start import start
+from tokenscale.runs.launch.start import start_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
     job = prepare(parse_request(arguments), lambda line: print(line, flush=True))
-    exit_code = start(job.run, job.output, job.manifests)
+    exit_code = start_run(job.run, job.output, job.manifests)
     if exit_code == 0:
         print_summary(job.output.parent)
     return exit_code

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import locked, read_json, sha256_file
+from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
@@ -273,7 +273,7 @@ def _store_directory(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
 def _lock_for_build(directory: Path, what: str) -> Iterator[None]:
     """Lock a folder while its content is built. If that fails, remove the folder unless it existed before."""
     new = not directory.exists()
-    with locked(directory, what):
+    with lock_folder(directory, what):
         try:
             yield
         except BaseException:

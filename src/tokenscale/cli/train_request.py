@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
 from tokenscale.cli.pretokenize_file import reword_for_flags, strip_extensions, unescape
 from tokenscale.data.corpus.files import describe, documents
@@ -225,7 +225,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
         config = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG)
         if words.dataset not in config.corpora:
             known = sorted({"dummy", *config.corpora})
-            near = nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
+            near = find_nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
             raise UserError(
                 f"there is no dataset {words.dataset!r}: neither a file nor a corpus of {CONFIG}.",
                 flag="--dataset",
@@ -393,7 +393,7 @@ def _is_one_document(source: SourceSettings) -> bool:
 def _check_present(path: Path, flag: str) -> None:
     if not path.is_file():
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, there)
+        near = find_nearest(path.name, there)
         raise UserError(
             "the dataset's file is missing.",
             flag=flag,

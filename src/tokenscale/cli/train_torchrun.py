@@ -19,8 +19,8 @@ import torch.distributed as dist
 from tokenscale.base.errors import UserError
 from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import parse_request
-from tokenscale.runs.launch.attempts import AGAIN, finish
-from tokenscale.runs.launch.start import opened
+from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE, write_done_file
+from tokenscale.runs.launch.start import open_run
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World, join
@@ -56,10 +56,10 @@ def train_together(arguments: argparse.Namespace) -> int:
             try:
                 train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
                 plan["exit"] = 0
-                if world.rank == 0 and not finish(*finishing):
+                if world.rank == 0 and not write_done_file(*finishing):
                     plan["exit"] = 1
             except Interrupted:
-                plan["exit"] = AGAIN
+                plan["exit"] = RESUME_EXIT_CODE
         world.close()
     if world.rank == 0 and plan["exit"] == 0:
         print_summary(finishing[0])
@@ -69,7 +69,7 @@ def train_together(arguments: argparse.Namespace) -> int:
 def _make_plan(arguments: argparse.Namespace, world: World, stack: ExitStack) -> tuple[dict[str, Any], tuple]:
     """Return rank 0's plan for all ranks, and what seals the run. The run's folder stays locked."""
     job = prepare(parse_request(arguments, world.size), lambda line: print(line, flush=True))
-    identity, attempt, _ = stack.enter_context(opened(job.run, job.output, job.manifests))
+    identity, attempt, _ = stack.enter_context(open_run(job.run, job.output, job.manifests))
     directory = job.output.parent.resolve()
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:

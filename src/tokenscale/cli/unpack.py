@@ -7,7 +7,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.manifest import read_store_manifest, resolve_store
 from tokenscale.data.stores.unpack import unpack, unpack_once
-from tokenscale.runs.launch.lock import held
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         progress.close()
         print(path if made else f"{path} (was there)")
         return
-    with held(arguments.output.parent, f"the store {store.directory}", wait=True):
+    with hold_run_folder(arguments.output.parent, f"the store {store.directory}", wait=True):
         manifest = unpack(arguments.archive, store, arguments.output.parent, progress)
     progress.close()
     print(

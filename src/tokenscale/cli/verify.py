@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file, understood
+from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
-from tokenscale.runs.records.provenance import sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.data import StoreSettings
 
 
@@ -111,7 +111,7 @@ def _corpus(folder: Path) -> Iterator[Finding]:
 def _download(folder: Path) -> Iterator[Finding]:
     next = f"snakemake -f {folder / 'manifest.json'}"
     manifest = read_json(folder / "manifest.json", "manifest of the download", next)
-    with understood(folder / "manifest.json", "manifest of the download", next):
+    with report_malformed(folder / "manifest.json", "manifest of the download", next):
         files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
         found = list(_files(folder, files, "download", next, beside={"hashes.json"}))
     yield from found
@@ -125,7 +125,9 @@ def _tokenizer(folder: Path) -> Iterator[Finding]:
 
 def _store(folder: Path) -> Iterator[Finding]:
     manifest = read_store_manifest(folder)
-    with understood(folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"):
+    with report_malformed(
+        folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"
+    ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
     yield from _files(folder, manifest["files"], "token store", f"snakemake -f {folder / 'manifest.json'}")
@@ -152,7 +154,7 @@ def _run(folder: Path) -> Iterator[Finding]:
     if not isinstance(record, dict) or "seal" not in record:
         yield Finding(f"{folder}: has not ended; its logs are not sealed", note=True)
         record = None
-    elif sealed(folder / "run.json") is None:
+    elif read_sealed(folder / "run.json") is None:
         yield Finding(f"{folder / 'run.json'}: edited after it was sealed; restore it from a copy, or train again")
     else:
         yield from _sealed(folder, record)
@@ -163,7 +165,7 @@ def _run(folder: Path) -> Iterator[Finding]:
 
 
 def _sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
-    with understood(folder / "run.json", "run's record", "train the run again"):
+    with report_malformed(folder / "run.json", "run's record", "train the run again"):
         logs = dict(record["outcome"].get("logs") or {})
         digest = (record.get("git") or {}).get("diff_sha256")
     next = "restore it from a copy, or train the run again"

@@ -64,10 +64,10 @@ def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -
     return size_bytes / seconds, size_bytes / seconds * bus_factor(collective, ranks)
 
 
-def legs(ranks: int, ranks_per_node: int) -> tuple[int, int]:
+def split_hierarchy(ranks: int, ranks_per_node: int) -> tuple[int, int]:
     """(ranks of a node, nodes) that an exchange of so many ranks has: inside nodes first, then between them.
 
-    >>> legs(2, 4), legs(12, 4), legs(3, 1)
+    >>> split_hierarchy(2, 4), split_hierarchy(12, 4), split_hierarchy(3, 1)
     ((2, 1), (4, 3), (1, 3))
     """
     return min(ranks, ranks_per_node), -(-ranks // ranks_per_node)

@@ -36,7 +36,7 @@ def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.n
     return mean((np.asarray(lengths) - 1 > sequence_length).astype(float), weights)
 
 
-def fill(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
+def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
     """Share of positions with a useful label where whole documents lie in so many rows: Σ (n − 1) / (rows · T).
 
     Pieces of a long document overlap by one token, so cutting it loses no label.
@@ -44,10 +44,10 @@ def fill(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
     return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
 
 
-def fill_at_most(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
+def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
     """The fill of rows without a free place: n − 1 useful of the n tokens of each piece, T + 1 places for T positions.
 
-    >>> round(float(fill_at_most(np.array([9, 9]), 8)), 6), round(float(fill_at_most(np.array([3, 3, 3]), 8)), 6)
+    >>> round(float(bound_fill(np.array([9, 9]), 8)), 6), round(float(bound_fill(np.array([3, 3, 3]), 8)), 6)
     (1.0, 0.75)
     """
     useful = np.asarray(lengths) - 1
@@ -118,7 +118,7 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray 
     return np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
 
 
-def resampled(units: np.ndarray, count: int, resamples: int, seed: int) -> np.ndarray:
+def bootstrap_weights(units: np.ndarray, count: int, resamples: int, seed: int) -> np.ndarray:
     """Bootstrap weights, float64 [resamples, documents]: how often each document is drawn.
 
     `units` says which of `count` units a document belongs to. Whole units are drawn with replacement (Efron &
@@ -130,13 +130,13 @@ def resampled(units: np.ndarray, count: int, resamples: int, seed: int) -> np.nd
     return drawn[:, np.asarray(units)]
 
 
-def unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
+def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
     """What may be cut where no document of the sample is: upper 95 % bounds of the shares of documents and of tokens.
 
     With none among n, at most 1 − 0.05^(1/n) of all are (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). How
     much such a document is cut no sample can say; it is counted as the longest one seen.
 
-    >>> round(unseen_cut(np.full(100, 9))[0], 3)
+    >>> round(bound_unseen_cut(np.full(100, 9))[0], 3)
     0.03
     """
     useful = np.asarray(lengths) - 1
@@ -145,12 +145,12 @@ def unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
     return share, lost / max(1.0, float(useful.mean()) + lost)
 
 
-def count_at_most(seen: int) -> float:
+def bound_count(seen: int) -> float:
     """Upper 97.5 % bound of the mean of a count of rare things of which so many were seen: k + 1.96 √(k + 1) + 2.
 
     Within 4 % of the exact Poisson bound from k = 1 on (Garwood 1936), which is 5.57 there.
 
-    >>> round(count_at_most(1), 1), round(count_at_most(4), 1)
+    >>> round(bound_count(1), 1), round(bound_count(4), 1)
     (5.8, 10.4)
     """
     return seen + 1.96 * float(np.sqrt(seen + 1)) + 2

@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from tokenscale.costs.flops import weights
-from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
+from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.data.order.shares import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
 from tokenscale.settings.model import ModelSettings
@@ -68,9 +68,11 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     model, layout = run.model.with_positions(run.sequence_length), run.layout
     place, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
     if model.transformers is not None:
-        return _of_library(model, layout, size)
-    held = [_cut(weight, layout, place) for weight in _held(model, run.sequence_length, layout, place)]
-    mine = [prod(_rows(weight.shape, layout, place)) for weight in held]
+        return _library_memory(model, layout, size)
+    held = [
+        _shard_weight(weight, layout, place) for weight in _local_weights(model, run.sequence_length, layout, place)
+    ]
+    mine = [prod(_shard_shape(weight.shape, layout, place)) for weight in held]
     whole = sum(prod(weight.shape) for weight in held) if layout.sharding == "zero1" else sum(mine)
     activations = None
     if not (run.compile or run.float8):
@@ -83,33 +85,33 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     )
 
 
-def largest(run: RunSettings, device: Device = "cpu") -> Memory:
+def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
     """Of the rank with the most: ranks differ by their stage, and where rows do not divide the first ones have more.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> run = RunSettings(model=PRESETS["gpt2-124m"], layout=LayoutSettings(shard=4, sharding="zero1"))
-    >>> held = largest(run)
+    >>> held = largest_memory(run)
     >>> held.parameters / 124_439_808, round(held.optimizer / 124_439_808, 2)
     (4.0, 2.0)
     """
     layout = run.layout
-    places = [rank for rank in range(layout.world_size) if _leads(layout.coordinate(rank))]
+    places = [rank for rank in range(layout.world_size) if _is_first_reader(layout.coordinate(rank))]
     return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)
 
 
-def _leads(place: MeshCoordinate) -> bool:
+def _is_first_reader(place: MeshCoordinate) -> bool:
     """Whether it is the first of the ranks that share rows of a batch and rows of weights: none of them holds more."""
     return place.data == place.shard == place.tensor == 0
 
 
-def _of_library(model: ModelSettings, layout: LayoutSettings, size: int) -> Memory:
+def _library_memory(model: ModelSettings, layout: LayoutSettings, size: int) -> Memory:
     count = weights(model).total
     mine = -(-count // layout.shard)
     whole = count if layout.sharding == "zero1" else mine
     return Memory(size * whole, size * whole, 2 * size * mine, None)
 
 
-def _model(model: ModelSettings) -> Iterator[Weight]:
+def _list_weights(model: ModelSettings) -> Iterator[Weight]:
     """All tensors, by the names of the decoder's parameters."""
     wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
 
@@ -137,28 +139,32 @@ def _model(model: ModelSettings) -> Iterator[Weight]:
 
 
 @cache
-def _stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    return stages_of(model, sequence_length, stages)
+def _assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
+    return assign_stages(model, sequence_length, stages)
 
 
-def _layers(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate) -> list[range]:
+def _local_layers(
+    model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate
+) -> list[range]:
     """The layers of each of this rank's stages."""
-    return _stages(model, sequence_length, layout.stages)[place.pipeline :: layout.pipeline]
+    return _assign_stages(model, sequence_length, layout.stages)[place.pipeline :: layout.pipeline]
 
 
-def _held(model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate) -> list[Weight]:
+def _local_weights(
+    model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate
+) -> list[Weight]:
     """The tensors of which this rank holds anything: those of its stages; a tied embedding is on the first and last."""
-    layers = {layer for stage in _layers(model, sequence_length, layout, place) for layer in stage}
+    layers = {layer for stage in _local_layers(model, sequence_length, layout, place) for layer in stage}
     first, last = place.pipeline == 0, place.pipeline == layout.pipeline - 1
     ends = {"positions"} if first else set()
     if first or (last and model.tied_embeddings):
         ends.add("embedding")
     if last:
         ends |= {"norm.weight", "norm.bias", "head"}
-    return [w for w in _model(model) if (w.name in ends if w.layer is None else w.layer in layers)]
+    return [w for w in _list_weights(model) if (w.name in ends if w.layer is None else w.layer in layers)]
 
 
-def _cut(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weight:
+def _shard_weight(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weight:
     """What a rank of a tensor group has of a tensor."""
     if weight.cut is None:
         return weight
@@ -167,7 +173,7 @@ def _cut(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weigh
     return weight._replace(shape=tuple(shape))
 
 
-def _rows(shape: tuple[int, ...], layout: LayoutSettings, place: MeshCoordinate) -> tuple[int, ...]:
+def _shard_shape(shape: tuple[int, ...], layout: LayoutSettings, place: MeshCoordinate) -> tuple[int, ...]:
     """This rank's rows of what ranks share out."""
     return (len(shard_rows(shape[0], place.shard, layout.shard)), *shape[1:])
 
@@ -195,12 +201,12 @@ class _Forward:
     def held(self, weights: list[Weight]) -> int:
         """Of all passes in flight; weights that FSDP has gathered and not given back are held once."""
         run, layout, place = self.run, self.layout, self.place
-        stages = _layers(self.model, run.sequence_length, layout, place)
+        stages = _local_layers(self.model, run.sequence_length, layout, place)
         passes = 1
         if layout.pipeline > 1:
             steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-            actions = schedule(layout.schedule, place.pipeline, layout.pipeline, steps, layout.stages_per_rank)
-            passes = in_flight(actions)
+            actions = build_schedule(layout.schedule, place.pipeline, layout.pipeline, steps, layout.stages_per_rank)
+            passes = max_in_flight(actions)
         layers = stages[0]
         first, last = place.pipeline == 0, place.pipeline == layout.pipeline - 1 and len(stages) == 1
         block = {"none": self.block, "block": self.input, "selective": self.kept}[self.again]()

@@ -45,7 +45,7 @@ PEAKS = (
 )
 
 
-def peak_of(device_name: str) -> Peak | None:
+def find_peak(device_name: str) -> Peak | None:
     """The row of a device; None where it is not in the table."""
     name = device_name.removeprefix("NVIDIA ").strip()
     return next((peak for peak in PEAKS if name in peak.names), None)
@@ -61,6 +61,6 @@ def peak_flops(device_name: str, number: str = "bf16") -> float | None:
     >>> peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
     True
     """
-    peak = peak_of(device_name)
+    peak = find_peak(device_name)
     found = getattr(peak, number) if peak else None
     return None if found is None else found * 1e12

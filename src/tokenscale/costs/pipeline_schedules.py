@@ -20,7 +20,7 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
-def schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
     """What rank `rank` of `ranks` does in one step, in order.
 
     | name | from |
@@ -31,7 +31,7 @@ def schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int =
     | `interleaved` | the same paper, section 2.2: `chunks` groups of layers a rank, the bubble divided by them |
     | `zero-bubble` | ZB-H1 (Qi et al. 2023): 1f1b's memory; weight gradients fill what would be waiting |
 
-    >>> [f"{a.kind}{a.micro}" for a in schedule("1f1b", 0, 2, 3)]
+    >>> [f"{a.kind}{a.micro}" for a in build_schedule("1f1b", 0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if name == "naive":
@@ -42,7 +42,7 @@ def schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int =
         return _zero_bubble(rank, ranks, micro_batches)
     if name == "1f1b":
         warm = min(ranks - rank - 1, micro_batches)
-        return _one_by_one(warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0))
+        return _alternate(warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0))
     if name == "interleaved":
         if micro_batches % ranks:
             raise ValueError(f"{micro_batches} micro-batches are no multiple of {ranks} ranks")
@@ -51,11 +51,11 @@ def schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int =
         micro = [number // (ranks * chunks) * ranks + number % ranks for number in range(total)]
         chunk = [number // ranks % chunks for number in range(total)]
         warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
-        return _one_by_one(warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n]))
+        return _alternate(warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n]))
     raise ValueError(f"no schedule {name!r}")
 
 
-def _one_by_one(
+def _alternate(
     warm: int, total: int, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
 ) -> list[Action]:
     """`warm` forwards, then a forward and a backward in turn, then the backwards that are left."""
@@ -69,7 +69,7 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """1f1b with W apart: rank r holds r of them back while others wait for its B, and does them where it would wait."""
     found: list[Action] = []
     done = 0
-    for action in schedule("1f1b", rank, ranks, micro_batches):
+    for action in build_schedule("1f1b", rank, ranks, micro_batches):
         found.append(action)
         if action.kind == "B" and action.micro - done >= rank:
             found.append(Action("W", done))
@@ -77,10 +77,10 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     return found + [Action("W", micro) for micro in range(done, micro_batches)]
 
 
-def in_flight(actions: list[Action]) -> int:
+def max_in_flight(actions: list[Action]) -> int:
     """Forward passes whose activations a rank holds at once, at most.
 
-    >>> [in_flight(schedule("1f1b", rank, 4, 8)) for rank in range(4)]
+    >>> [max_in_flight(build_schedule("1f1b", rank, 4, 8)) for rank in range(4)]
     [4, 3, 2, 1]
     """
     held = most = 0
@@ -91,7 +91,7 @@ def in_flight(actions: list[Action]) -> int:
     return most
 
 
-def bubble(
+def bubble_share(
     name: str, ranks: int, micro_batches: int, chunks: int = 1, *, forward: float = 1.0, backward: float = 2.0
 ) -> float:
     """Share of the ranks' time that is spent waiting, where stages cost alike and transfers nothing.
@@ -100,12 +100,12 @@ def bubble(
     for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Found by carrying the
     schedule out: a rank works as soon as it may. `backward` is B and W together, which take half of it each.
 
-    >>> [round(bubble(name, 4, 8), 3) for name in ("naive", "gpipe", "1f1b", "zero-bubble")] == [
+    >>> [round(bubble_share(name, 4, 8), 3) for name in ("naive", "gpipe", "1f1b", "zero-bubble")] == [
     ...     round(share, 3) for share in (3 / 4, 3 / 11, 3 / 11, 3 / 27)
     ... ]
     True
     """
-    orders = [schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    orders = [build_schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
     cut = any(action.kind == "W" for action in orders[0])
     cost = {"F": forward / chunks, "B": backward / chunks / (2 if cut else 1), "W": backward / chunks / 2}
     ended: dict[tuple[str, int, int], float] = {}  # (kind, micro, stage) → when
@@ -134,26 +134,26 @@ def bubble(
     return 1 - work / max(clocks)
 
 
-def stages_of(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
+def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
     """The layers of each stage, weighed by their FLOPs; the last stage also has the output head.
 
     Of a model whose vocabulary is known. Each stage has a layer at least: there are no more stages than layers.
 
     >>> from tokenscale.settings.presets import PRESETS
-    >>> [len(layers) for layers in stages_of(PRESETS["gpt2-124m"], 1024, 4)]
+    >>> [len(layers) for layers in assign_stages(PRESETS["gpt2-124m"], 1024, 4)]
     [4, 4, 3, 1]
     """
     head = 6 * model.vocabulary_size * model.dimension
     block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
-    return balanced([block] * (model.layers - 1) + [block + head], stages)
+    return partition_costs([block] * (model.layers - 1) + [block + head], stages)
 
 
-def balanced(costs: list[int], stages: int) -> list[range]:
+def partition_costs(costs: list[int], stages: int) -> list[range]:
     """Runs of consecutive items, each with one at least, whose most expensive is as cheap as can be.
 
     Of several such ways, the one whose first stages have more.
 
-    >>> balanced([1, 1, 1, 1, 3], 3)
+    >>> partition_costs([1, 1, 1, 1, 3], 3)
     [range(0, 2), range(2, 4), range(4, 5)]
     """
     if not 1 <= stages <= len(costs):

@@ -13,7 +13,7 @@ from functools import cache
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.pipeline_schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.continuation import start_step
 from tokenscale.settings.data import StoreSettings
@@ -42,7 +42,7 @@ PACKED_FILL, STREAM_FILL = 1 / 2, 1
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoreSize:
     """What a token store holds: rows of an epoch (a stream's: tokens over the sequence length), and useful tokens.
 
     With `bound`, the reason, there is no store yet: an upper bound of its rows, a lower one of its useful tokens.
@@ -107,7 +107,7 @@ class Total:
         return self.runs - sum(self.unknown.values())
 
 
-def total(prices: Iterable[Price]) -> Total:
+def sum_prices(prices: Iterable[Price]) -> Total:
     """Of several runs; who calls sees to it that each is there once."""
     prices = list(prices)
     unknown = Counter(p.unknown or "" for p in prices if p.seconds is None)
@@ -124,7 +124,9 @@ def total(prices: Iterable[Price]) -> Total:
     )
 
 
-def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: Rows | None = None) -> Price:
+def estimate_run(
+    run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: StoreSize | None = None
+) -> Price:
     """What a run takes on a machine: `vocabulary_size` is the tokenizer's, `rows` what its store holds, where known.
 
     What is not known is not guessed: `unknown` names it. Bytes are then those that do not depend on it. A job of SLURM
@@ -137,13 +139,13 @@ def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None
     weighs = 0
     if vocabulary_size is None:
         unknown = f"the tokenizer {run.tokenizer.name}, which decides the vocabulary, is not built yet"
-        steps, _ = _steps(run, None, rows)
+        steps, _ = _count_steps(run, None, rows)
     else:
         model = run.model.with_vocabulary(vocabulary_size).with_positions(run.sequence_length)
         try:
             weighs = weights(model).total
-            steps, unknown = _steps(run, model, rows)
-            seconds, slow = _seconds(run, model, machine, steps)
+            steps, unknown = _count_steps(run, model, rows)
+            seconds, slow = _estimate_seconds(run, model, machine, steps)
             unknown = None if seconds is not None else slow or unknown
         except (ImportError, UserError):
             unknown = f"the library transformers, which builds {run.model.transformers}, is not here"
@@ -153,7 +155,7 @@ def price(run: RunSettings, machine: Machine, vocabulary_size: int | None = None
     bound = rows.bound if counted and seconds is not None else None
     if seconds is None and machine.starter == "srun":
         seconds, bound, unknown = 60.0 * machine.minutes, f"the time limit of their jobs: {unknown}", None
-    kept, passing, files = _checkpoints(run, weighs)
+    kept, passing, files = _estimate_checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
     submitted = machine.starter == "srun"  # SLURM's own log is kept, too
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
@@ -172,11 +174,11 @@ def job_minutes(price: Price, machine: Machine) -> int:
     return min(machine.minutes, max(SHORTEST_MINUTES, 10 * math.ceil(needed_s / 600)))
 
 
-def fewest_useful(run: RunSettings, streams: bool) -> float | None:
+def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
     """Least number of useful tokens in a row on average, before the store is there; None where documents decide.
 
     >>> packed, padded = RunSettings(approach="packed", sequence_length=1024), RunSettings(approach="padded")
-    >>> fewest_useful(packed, streams=False), fewest_useful(padded, streams=False)
+    >>> min_useful_tokens(packed, streams=False), min_useful_tokens(padded, streams=False)
     (448.0, None)
     """
     if not streams and run.approach != "packed":
@@ -185,10 +187,10 @@ def fewest_useful(run: RunSettings, streams: bool) -> float | None:
     return run.sequence_length * USEFUL_SHARE * (STREAM_FILL if whole else PACKED_FILL)
 
 
-def most_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
+def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
     """The most rows of an epoch over a text of so many documents and, at most, so many tokens; None where not known.
 
-    >>> most_rows(RunSettings(approach="packed", sequence_length=1024), False, 10, 10240)
+    >>> max_rows(RunSettings(approach="packed", sequence_length=1024), False, 10, 10240)
     21.0
     """
     if not streams and run.approach != "packed":
@@ -199,13 +201,17 @@ def most_rows(run: RunSettings, streams: bool, documents: int | None, tokens: in
     return tokens / (run.sequence_length * fill) + (0 if streams else 1)
 
 
-def _steps(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
+def _count_steps(
+    run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
+) -> tuple[int | None, str | None]:
     """(optimizer steps that this run takes itself, None), or (None, what they depend on)."""
-    steps, unknown = _last_step(run, model, rows)
+    steps, unknown = _find_last_step(run, model, rows)
     return (None if steps is None else max(0, steps - start_step(run))), unknown
 
 
-def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None) -> tuple[int | None, str | None]:
+def _find_last_step(
+    run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
+) -> tuple[int | None, str | None]:
     """(optimizer steps of the whole budget, None), or (None, what they depend on); as `training.budget` counts them."""
     budget = run.budget
     if budget.kind == "steps":
@@ -226,7 +232,7 @@ def _last_step(run: RunSettings, model: ModelSettings | None, rows: Rows | None)
     return max(1, math.ceil(requested * rows.per_epoch / run.global_batch)), None
 
 
-def _seconds(
+def _estimate_seconds(
     run: RunSettings, model: ModelSettings, machine: Machine, steps: int | None
 ) -> tuple[float | None, str | None]:
     """(seconds from a job's start to its end, None), or (None, why they are not known).
@@ -243,7 +249,7 @@ def _seconds(
     peak = peak_flops(machine.device, number)
     if peak is None:
         return None, f"no peak of {machine.device} in {number} is known"
-    speed = run.layout.world_size * peak * UTILISATION * (1 - waiting(run))  # FLOP/s of all ranks
+    speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))  # FLOP/s of all ranks
     row = run.sequence_length * hardware_flops_per_token(
         model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
@@ -264,25 +270,25 @@ def number_format(run: RunSettings) -> str:
     return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
 
 
-def waiting(run: RunSettings) -> float:
+def pipeline_bubble(run: RunSettings) -> float:
     """Share of the ranks' time that a pipeline spends waiting; 0 without one.
 
     >>> from tokenscale.settings.layout import LayoutSettings
     >>> layout = LayoutSettings(pipeline=4, schedule="naive")
-    >>> waiting(RunSettings(layout=layout))
+    >>> pipeline_bubble(RunSettings(layout=layout))
     0.75
     """
     layout = run.layout
     if layout.pipeline == 1:
         return 0.0
     passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-    return _bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
+    return _cached_bubble(layout.schedule, layout.pipeline, passes, layout.stages_per_rank)
 
 
-_bubble = cache(bubble)
+_cached_bubble = cache(bubble_share)
 
 
-def _checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
+def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
     """(bytes kept, bytes of states that are deleted at the end, files kept) of a run with so many weights.
 
     Weights in the format they are trained in; a resume state has AdamW's two moments beside them, in the same.

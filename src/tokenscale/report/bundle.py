@@ -145,11 +145,11 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
 
 def built_by() -> dict[str, Any]:
     """What builds a report now: version, commit, packages."""
-    git, _ = provenance.git_state()
+    git, _ = provenance.read_git_state()
     return {
         "tokenscale": __version__,
         "git": {key: git[key] for key in ("commit", "dirty") if key in git},
-        "packages": provenance.versions(PACKAGES),
+        "packages": provenance.find_versions(PACKAGES),
     }
 
 

@@ -1,4 +1,4 @@
-"""Settings of the side-by-side measurements."""
+"""Settings of the data and storage benchmarks."""
 
 import itertools
 from dataclasses import dataclass
@@ -13,49 +13,50 @@ Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
 
 @dataclass(frozen=True)
 class DataBenchmarkSettings:
-    """The isolated benchmark of tokenizing and reading: every arm, interleaved, on one core."""
+    """Benchmark of tokenizing and reading in isolation: interleaved arms on one core."""
 
     __pydantic_config__ = STRICT
 
-    sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
-    rows: int = option(8, "rows a batch", ge=1, strict=True)
-    batches: int = option(16, "batches an arm reads in one round", ge=1, strict=True)
-    rounds: int = option(5, "rounds; every arm runs once in each", ge=1, strict=True)
-    workers: tuple[int, ...] = option((), "worker processes of torch's DataLoader, for arms through it, such as [0, 2]")
+    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
+    rows: int = option(8, "sequences per batch", ge=1, strict=True)
+    batches: int = option(16, "batches per arm and round", ge=1, strict=True)
+    rounds: int = option(5, "rounds; every arm runs once per round", ge=1, strict=True)
+    workers: tuple[int, ...] = option((), "numbers of DataLoader worker processes to measure, such as [0, 2]")
     engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "what else tokenizes on the fly, beside the engine that auto takes; those here and exact"
+        ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
     )
 
 
 @dataclass(frozen=True)
 class StorageBenchmarkSettings:
-    """The benchmark of tokens at rest: the same ids in every way to store them, written and read in turns."""
+    """Benchmark of token stores: the same ids in each storage format, written and read in interleaved order."""
 
     __pydantic_config__ = STRICT
 
     formats: tuple[Literal[*FORMATS], ...] = option(
-        ("padded", "token-list", "packed", "archive"), "formats; each has those of the options below that it knows"
+        ("padded", "token-list", "packed", "archive"),
+        "storage formats; each uses those of the options below that apply to it",
     )
     dtypes: tuple[Literal["int32", "int64", "uint32"], ...] = option(
-        ("int32", "int64"), "integer types of the Parquet formats; the others take theirs by the vocabulary"
+        ("int32", "int64"), "integer types of the Parquet formats; other formats choose theirs by vocabulary size"
     )
     codecs: tuple[Literal["none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"], ...] = option(
         ("none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"), "compression of the Parquet formats"
     )
-    row_group_rows: tuple[int, ...] = option((1000,), "rows a Parquet row group")
-    levels: tuple[Literal["fast", "small", "smallest"], ...] = option(("fast",), "how small the format archive is made")
+    row_group_rows: tuple[int, ...] = option((1000,), "rows per Parquet row group")
+    levels: tuple[Literal["fast", "small", "smallest"], ...] = option(("fast",), "compression of the format archive")
     engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "what else tokenizes on the fly, beside the engine that auto takes; those here and exact"
+        ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
     )
-    sequence_length: int = option(1024, "positions a row", ge=8, strict=True)
-    documents: int | None = option(None, "the first so many documents of the training split; null: all", ge=1)
-    rows: int = option(8, "rows that are read at a time", ge=1, strict=True)
-    single_rows: int = option(32, "rows that are read one by one, without a cache of decoded ones", ge=1, strict=True)
-    rounds: int = option(3, "rounds; every store is written and read once in each", ge=1, strict=True)
+    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
+    documents: int | None = option(None, "number of first documents of the training split to use; null: all", ge=1)
+    rows: int = option(8, "rows per read", ge=1, strict=True)
+    single_rows: int = option(32, "rows to read one by one, without a cache of decoded rows", ge=1, strict=True)
+    rounds: int = option(3, "rounds; every store is written and read once per round", ge=1, strict=True)
 
     @property
     def stores(self) -> tuple[StoreSettings, ...]:
-        """Every point of the design, once: an option that a format does not know makes no further points of it.
+        """All points of the design without duplicates: options that do not apply to a format are ignored.
 
         >>> [s.directory for s in StorageBenchmarkSettings(("packed", "token-list"), ("int64",), ("none",)).stores]
         ['packed', 'token-list-codec=none-dtype=int64']

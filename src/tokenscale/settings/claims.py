@@ -1,4 +1,4 @@
-"""The ledger of claims: sentences, and what data must say for them to hold. Read by `settings/claims.py`."""
+"""Claims: sentences, and the conditions on the data under which they hold. Read by `claims_file.py`."""
 
 import string
 from dataclasses import dataclass
@@ -7,53 +7,58 @@ from typing import Literal
 from tokenscale.base.errors import UserError
 from tokenscale.settings.options import STRICT, option
 
-#: what every sentence may name, beside columns of its SQL
+#: placeholders that every sentence may use, besides columns of its SQL
 PLACEHOLDERS = ("number", "spread", "n", "cells")
 
 
 @dataclass(frozen=True)
 class Document:
-    """Where claims come from."""
+    """Document that makes claims."""
 
     __pydantic_config__ = STRICT
 
-    title: str = option(description="what it is called")
-    where: str = option("", "repository, or the like, where one can read it")
+    title: str = option(description="title of the document")
+    where: str = option("", "place where it can be read, such as a repository")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, and what the data must say for it to hold."""
+    """Sentence, and the condition on the data under which it holds."""
 
     __pydantic_config__ = STRICT
 
-    document: str = option(description="which of the documents makes it")
-    claim: str = option(description="what the document says, in our words")
-    experiments: tuple[str, ...] = option(description="whose tables are asked; the first one with rows answers")
+    document: str = option(description="document that makes the claim")
+    claim: str = option(description="claim of the document, paraphrased")
+    experiments: tuple[str, ...] = option(
+        description="experiments whose tables are queried; the first one with rows is used"
+    )
     sql: str = option(
-        description="one SELECT: rows of `value`, or of `value` and `baseline`, whose quotient then is the number; "
-        "with `run_id`, `other_run_id` (and more `…_run_id`), `cell`, and what the sentence names; all tables and "
-        "named queries can be asked; no run may be in two points of a cell; runs of other programs are left out"
+        description="one SELECT with the column `value`, or `value` and `baseline`, whose quotient is then the number; "
+        "with `run_id`, `other_run_id` (and further `…_run_id`), `cell`, and columns used in the sentence. All tables "
+        "and named queries are available; no run may be in two points of a cell; external runs are left out"
     )
     sentence: str = option(
-        description="what is reported: {number}, {spread}, {n} (points), {cells}, and columns of the SQL by their names"
+        description="sentence of the report with {number}, {spread}, {n} (points), {cells}, and columns of the SQL"
     )
-    direction: Literal["above", "below", "equal"] = option(description="where the number must be, seen from `bound`")
-    figure: str = option("", "the document's own figure")
-    bound: float = option(1.0, "what the number is held against")
+    direction: Literal["above", "below", "equal"] = option(
+        description="required position of the number relative to `bound`"
+    )
+    figure: str = option("", "number in the document")
+    bound: float = option(1.0, "value that the number is compared with")
     margin: float = option(
-        0.0, "share of the bound: so far from it is equal; above or below have to be further from it than this", ge=0
+        0.0, "share of the bound within which the number is equal; above and below must differ by more", ge=0
     )
-    exact: bool = option(False, "the number does not vary from run to run (a count of tokens): one is enough")
-    cells: Literal["all", "largest"] = option("all", "where there are several: it must hold in all, or in the largest")
+    exact: bool = option(False, "the number does not vary between runs (a count of tokens), so that one run is enough")
+    cells: Literal["all", "largest"] = option("all", "cells in which the claim must hold: all, or the largest")
     compares: str | None = option(
-        None, "what may differ between the runs (approach, world_size, layout, or a factor): others are left out"
+        None,
+        "setting that may differ between the runs (approach, world_size, layout, or a factor); others are left out",
     )
-    unit: Literal["ratio", "percent", "plain"] = option("ratio", "how the number is written")
-    shown_in: str | None = option(None, "figure of the experiment that shows it")
-    needs: str = option("", "what it takes to test it, where these tables cannot")
-    remark: str = option("", "what is to be known about it")
-    holds_at: tuple[str, ...] = option((), "scales at which the sentence is relied on: strict mode fails if it is lost")
+    unit: Literal["ratio", "percent", "plain"] = option("ratio", "format of the number")
+    shown_in: str | None = option(None, "figure of the experiment that shows the number")
+    needs: str = option("", "what a test needs, if these tables cannot test the claim")
+    remark: str = option("", "remark for the reader")
+    holds_at: tuple[str, ...] = option((), "scales at which the claim must hold: strict mode fails otherwise")
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,22 @@ class ClaimsFile:
 
 
 def parse_placeholders(sentence: str, **where: object) -> list[str]:
-    """The names in the braces of a sentence. Raises UserError for braces that hold anything else."""
+    """Return the placeholders of a sentence. Raises UserError for braces that do not contain a name."""
     try:
         found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence)]
     except ValueError as error:
-        raise UserError("the braces of a sentence do not match.", reason=error, **where) from None
+        raise UserError(
+            "the braces of a sentence do not match.", reason=error, **where, next="write {name}, or {{ for a brace"
+        ) from None
     for name, spec, convert in found:
         if name is not None and (spec or convert or not name.isidentifier()):
             raise UserError(
-                f"{{{name}}} is no name.",
+                f"{{{name}}} is not a placeholder.",
                 **where,
                 expected=f"{', '.join(PLACEHOLDERS)}, or a column of the claim's SQL",
             )
     return [name for name, *_ in found if name is not None]
 
 
-#: names of claims; the LaTeX macros are made of them
+#: pattern of claims' names, from which LaTeX macros are derived
 CLAIM_NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"

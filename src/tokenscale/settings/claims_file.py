@@ -12,7 +12,7 @@ from tokenscale.settings.yaml_files import read_yaml
 
 
 def load_claims(path: Path) -> ClaimsFile:
-    """Return the claims of a file. Raises UserError: file, key, and what is wrong there. Host only (pydantic, YAML)."""
+    """Load and validate a file of claims. Raises UserError for invalid ones."""
     ledger: ClaimsFile = validate.build(ClaimsFile, read_yaml(path), file=str(path))
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
@@ -31,11 +31,14 @@ def load_claims(path: Path) -> ClaimsFile:
                 raise unknown("scale", scale, SCALES, file=path, key=f"{key}.holds_at")
         if claim.direction == "equal" and not claim.margin:
             raise UserError(
-                "equal within what?", file=path, key=f"{key}.margin", next="state a margin, as a share of the bound"
+                "direction equal needs a margin above zero.",
+                file=path,
+                key=f"{key}.margin",
+                next="set a margin, as a share of the bound",
             )
         if not (math.isfinite(claim.bound) and math.isfinite(claim.margin)):
             raise UserError(
-                "a bound is a number.",
+                "bound and margin must be finite numbers.",
                 file=path,
                 key=key,
                 found=f"{claim.bound} ± {claim.margin}",
@@ -43,7 +46,10 @@ def load_claims(path: Path) -> ClaimsFile:
             )
         if claim.direction == "equal" and not claim.bound:
             raise UserError(
-                "nothing is equal to 0 within a share of 0.", file=path, key=f"{key}.bound", next="claim above or below"
+                "direction equal needs a bound other than zero.",
+                file=path,
+                key=f"{key}.bound",
+                next="use direction above or below",
             )
         parse_placeholders(claim.sentence, file=path, key=f"{key}.sentence")
     return ledger

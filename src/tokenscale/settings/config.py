@@ -13,10 +13,9 @@ import pydantic
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
-from tokenscale.settings import continuation as continuing
 from tokenscale.settings import inference, machine, resuming, validate
-from tokenscale.settings import profile as profiles
 from tokenscale.settings.claims import ClaimsFile
+from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import (
     FILE_LISTS,
     CorpusSettings,
@@ -43,6 +42,7 @@ from tokenscale.settings.layout import geometry
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.profile import list_configfiles, load_profile, parse_config
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.yaml_files import read_yaml
@@ -476,7 +476,7 @@ class Config:
         ids = {run.run_id for run in table}
         for run in table:
             resumes = isinstance(run.cell.get(resuming.KEY), dict)
-            if resumes and continuing.parse_run_id(run.settings.resume_from) not in ids:
+            if resumes and parse_run_id(run.settings.resume_from) not in ids:
                 raise UserError(
                     "the canary's cell resumes from another cell, which does not have as many repeats.",
                     file=file,
@@ -655,9 +655,9 @@ def load_config(
     layers = [(str(file), read_yaml(root / file))]
     profile_layers: list[tuple[str, Mapping[str, Any]]] = []
     if profile is not None:
-        profile_file, profile_values = profiles.load_profile(profile, root)
-        configfiles = configfiles or profiles.list_configfiles(profile_values)
-        profile_layers.append((str(profile_file), profiles.parse_config(profile_file, profile_values)))
+        profile_file, profile_values = load_profile(profile, root)
+        configfiles = configfiles or list_configfiles(profile_values)
+        profile_layers.append((str(profile_file), parse_config(profile_file, profile_values)))
     layers += [(str(name), read_yaml(root / name)) for name in configfiles]
     layers += [*profile_layers, ("--config", dict(overrides or {}))]
     values: dict[str, Any] = {}

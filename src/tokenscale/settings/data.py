@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tokenscale.base.errors import UserError, unknown, without_password
+from tokenscale.base.errors import UserError, redact_credentials, unknown
 from tokenscale.settings.options import NAME_PATTERN, STRICT, get_default, option
 from tokenscale.settings.registry import DOWNLOADS, FORMATS, SOURCES, TOKENIZERS
 
@@ -182,7 +182,7 @@ def find_address_problem(file: str, kind: str) -> str | None:
     >>> find_address_problem("file:///etc/passwd", "files")
     'file:///etc/passwd is not a path of this machine or an http(s) address'
     """
-    shown = without_password(file)
+    shown = redact_credentials(file)
     if kind == "url":
         if not is_address(file):
             return f"{shown!r} is not an http(s) address"

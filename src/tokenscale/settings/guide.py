@@ -1,4 +1,4 @@
-"""docs/experiment-list.md, written from the experiments' files: question, design, original, command."""
+"""docs/experiment-list.md, generated from the experiments' files: question, design, source studies, command."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ for GPUs. At a scale without an overlay an experiment is left out of `all_experi
 
 
 def render_guide(configs: Mapping[str, Config]) -> str:
-    """The whole file. `configs`: scale → the same configuration at that scale."""
+    """Return the whole file. `configs` are scale → the same configuration at that scale."""
     first = next(iter(configs.values()))
     parts = [HEAD, *(_render_experiment(name, configs) for name in first.available), _render_studies()]
     return "\n".join(parts)
@@ -56,7 +56,7 @@ def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
 
 
 def _format_levels(levels: list) -> str:
-    """Levels as a line has room for them: a mapping's settings, and values that move together, with blanks between.
+    """Format levels for a table cell: settings of a mapping, and values that vary together, separated by blanks.
 
     >>> _format_levels(["packed", {"data": 2, "tensor": 2}, [2, 16]])
     'packed, data=2 tensor=2, 2 16'
@@ -88,5 +88,5 @@ def _render_studies() -> str:
 
 
 def update(path: Path, configs: Mapping[str, Config]) -> None:
-    """Write it."""
+    """Write the file."""
     write_text(path, render_guide(configs))

@@ -1,6 +1,6 @@
-"""The words of the source studies' commands and files, and the settings that they stand for.
+"""Flags and files of the source studies, translated to this project's settings.
 
-Standard library only; a preset file (`--config`) alone needs pydantic and PyYAML, which are imported when one is read.
+Standard library only, except that reading a preset file (`--config`) imports pydantic and PyYAML.
 """
 
 import importlib
@@ -30,7 +30,7 @@ APPROACH_OF = {
     ("length-bucketed", True): "length-bucketed",
 }
 
-#: dotted key of a run's setting → what the studies call it
+#: dotted key of a run's setting → flags of the studies
 FLAG_ALIASES = {
     "optimizer.learning_rate": ("--learning-rate",),
     "schedule.warmup_steps": ("--lr-warmup-steps",),
@@ -38,77 +38,77 @@ FLAG_ALIASES = {
 }
 
 
-#: flags that study 003 alone has: where one is given, --batch-size counts the rows of all ranks, as it does there
+#: flags of study 003 only; with any of them --batch-size counts the sequences of all ranks, as in that study
 STUDY_003 = ("n_epochs", "model_max_length", "model_parallel_mode", "n_chunk")
-#: micro-batches of a pipeline in study 003
+#: default number of micro-batches of a pipeline in study 003
 CHUNKS = 4
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `train` asks for beside the settings of a run."""
+    """Options of `train` besides the settings of a run."""
 
     dataset: str = option(
-        "dummy", "a file, `dummy` (random numbers that fill the model's vocabulary), or a corpus of config/config.yaml"
+        "dummy", "a file, `dummy` (random numbers over the model's vocabulary), or a corpus in config/config.yaml"
     )
-    data_path: str | None = option(None, "this file in place of what the corpus downloads", metavar="FILE")
+    data_path: str | None = option(None, "local file to use instead of the corpus's download", metavar="FILE")
     dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
-        None, "how documents become rows (default: packed, and what a pretokenized file holds)"
+        None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
     )
     pretokenized: bool = option(
-        False, "the dataset is a file of `pretokenize` or a store of `convert`; a corpus is tokenized beforehand"
+        False, "the dataset is a file of `pretokenize` or a store of `convert`; a corpus is tokenized before training"
     )
     tokenizer_name: str | None = option(
         None,
         "a folder, a name in results/tokenizers or in config/config.yaml, tekken, a name of Mistral-Nemo (the same), "
-        "or NAME@COMMIT of the Hugging Face hub (default: that of the pretokenized file; else tekken, or, where the "
-        "model has a smaller vocabulary, one learnt from the corpus)",
+        "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else tekken, or, if the "
+        "model's vocabulary is smaller, one trained on the corpus)",
         metavar="NAME",
     )
     text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
     target_column: str | None = option(
-        None, "column or key of the translations: a document is then a text and its translation", metavar="NAME"
+        None, "column or key of the translations; a document is then a text with its translation", metavar="NAME"
     )
     separator: str | None = option(
-        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
+        None, r"separator of documents in a text file, such as '<|endoftext|>' or '\n' (default: one document per file)"
     )
     model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
     model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
-    batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
+    batch_size: int | None = option(None, "sequences per forward pass of one rank", ge=1)
     gradient_accumulation_steps: int | None = option(
-        None, "forward passes an optimizer step: it trains on batch size x world size x this many rows", ge=1
+        None, "forward passes per optimizer step; the global batch is batch size x world size x this number", ge=1
     )
-    epochs: float | None = option(None, "train so many times on everything, in place of --training-steps", gt=0)
+    epochs: float | None = option(None, "passes over the training data, instead of --training-steps", gt=0)
     world_size: int | None = option(
-        None, "ranks in all, started here; --layout.data is then what its other degrees leave of them", ge=1
+        None, "number of ranks to start here; --layout.data is then derived from it and the other degrees", ge=1
     )
-    distributed: bool = option(False, "ranks are those of torchrun; implied where torchrun starts them")
-    config: str | None = option(None, "a preset file such as config/presets/small_model.yaml", metavar="FILE")
-    output_dir: str = option("results/runs", "the run's folder is made in it", metavar="DIR")
+    distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
+    config: str | None = option(None, "preset file such as config/presets/small_model.yaml", metavar="FILE")
+    output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR")
     n_epochs: int | None = option(
-        None, "--epochs in study 003's word. With a flag of that study, --batch-size counts the rows of all ranks", ge=1
+        None, "study 003: --epochs. With a flag of that study, --batch-size counts the sequences of all ranks", ge=1
     )
-    model_max_length: int | None = option(None, "--sequence-length in study 003's word", ge=8)
+    model_max_length: int | None = option(None, "study 003: --sequence-length", ge=8)
     model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
         None,
-        "study 003: split the layers over all ranks (2 unless --world-size says more). model_parallel: one batch at a "
+        "study 003: split the layers over all ranks (by default 2, else --world-size). model_parallel: one batch at a "
         "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches (--layout.schedule gpipe)",
     )
     n_chunk: int | None = option(None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1)
-    pytest: str | None = option(None, "study 003: refused; `python -m pytest` runs the tests", metavar="BOOL")
+    pytest: str | None = option(None, "study 003: not supported; `python -m pytest` runs the tests", metavar="BOOL")
 
     @property
     def flag_of_study_003(self) -> str | None:
-        """The first flag that study 003 alone has and that was given."""
+        """First given flag of study 003."""
         given = (name for name in STUDY_003 if getattr(self, name) is not None)
         return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
 TRAIN_FLAGS = flags.build_flags(TrainOptions)
-#: --epochs is one of the words, and needs the data to say how many steps it is
+#: settings without a flag of their own; --epochs is an option of `train`, which needs the data to compute steps
 LEFT_OUT = ("corpus", "tokenizer", "model", "approach", "repeat", "budget.epochs")
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
-#: whose flag a problem names that has none of its own, or is less known by it
+#: key → flag shown in messages, if it has none or a less familiar one
 FLAG_OF = {
     "layout.data": "--world-size",
     "model": "--model",
@@ -119,7 +119,7 @@ FLAG_OF = {
 
 
 def find_flag(key: str) -> str:
-    """The flag that sets a run's setting.
+    """Return the flag that sets a run's setting.
 
     >>> find_flag("schedule.warmup_steps"), find_flag("model.heads")
     ('--lr-warmup-steps', '--model')
@@ -129,17 +129,17 @@ def find_flag(key: str) -> str:
 
 
 def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
-    """The approach that the studies' words name. UserError for a pair that names none."""
+    """Return the approach of a dataset type. Raises UserError for an unsupported combination."""
     try:
         return APPROACH_OF[dataset_type, pretokenized]
     except KeyError:
         requested = f"--dataset-type {dataset_type}" + (" --pretokenized" if pretokenized else "")
         pairs = [f"--dataset-type {form}{' --pretokenized' if beforehand else ''}" for form, beforehand in APPROACH_OF]
         raise UserError(
-            "this dataset type is not read that way.",
+            "this dataset type does not support this mode.",
             requested=requested,
             allowed="\n".join(pairs),
-            next="token lists are made beforehand: `python -m tokenscale pretokenize`, then add --pretokenized"
+            next="run `python -m tokenscale pretokenize`, then add --pretokenized"
             if dataset_type == "token-list"
             else "python -m tokenscale unpack --archive …   makes packed rows of it",
         ) from None
@@ -148,60 +148,57 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
 def translate_study_flags(
     words: TrainOptions, stated: dict[str, Any], ranks: int | None
 ) -> tuple[TrainOptions, dict[str, Any], tuple[str, ...]]:
-    """Replace study 003's flags by ours: (words, settings by dotted key, notes for the user).
+    """Translate study 003's flags: (options, settings by dotted key, notes for the user).
 
-    `ranks` is the number of ranks where it is known. Raises UserError for flags that contradict each other, and for
-    those that have no counterpart.
+    `ranks` is the number of ranks if known. Raises UserError for contradicting flags and flags without a counterpart.
     """
     if words.pytest is not None:
         raise UserError(
             "--pytest has no counterpart: training does not stop after one batch to save gradients.",
             flag="--pytest",
-            next="leave it out. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts",
+            next="remove it. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts",
         )
     if words.flag_of_study_003 is None:
         return words, stated, ()
     values, notes = dict(stated), []
     if words.n_epochs is not None:
         if words.epochs is not None:
-            raise UserError("--n-epochs and --epochs both say how long to train.", next="leave one of them out")
+            raise UserError("--n-epochs and --epochs exclude each other.", next="remove one of them")
         words = replace(words, epochs=float(words.n_epochs))
     if words.model_max_length is not None:
         if "sequence_length" in stated:
-            raise UserError(
-                "--model-max-length and --sequence-length both say how long a row is.", next="leave one of them out"
-            )
+            raise UserError("--model-max-length and --sequence-length exclude each other.", next="remove one of them")
         values["sequence_length"] = words.model_max_length
     if words.n_chunk is not None and (words.model_parallel_mode != "pipeline_parallel" or "micro_batch" in stated):
         raise UserError(
-            "--n-chunk cuts the batch of --model-parallel-mode pipeline_parallel into micro-batches.",
+            "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch.",
             flag=f"--n-chunk {words.n_chunk}",
-            found="--micro-batch, which says how large these are"
+            found="--micro-batch"
             if "micro_batch" in stated
             else f"--model-parallel-mode {words.model_parallel_mode}".replace(" None", " was not given"),
-            next="leave --n-chunk out, or choose that mode without --micro-batch; other micro-batches: --micro-batch N",
+            next="remove --n-chunk, or use that mode without --micro-batch",
         )
     if words.model_parallel_mode is None:
         return words, values, ()
     order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[words.model_parallel_mode]
     if words.model_parallel_mode == "model_parallel" and stated.get("layout.schedule", order) != order:
         raise UserError(
-            "model_parallel runs one batch at a time: it has no other schedule.",
+            "--model-parallel-mode model_parallel supports the schedule naive only.",
             flag=f"--layout.schedule {stated['layout.schedule']}",
-            next="leave --layout.schedule out, or --model-parallel-mode pipeline_parallel",
+            next="remove --layout.schedule, or use --model-parallel-mode pipeline_parallel",
         )
     values.setdefault("layout.schedule", order)
     if "layout.pipeline" not in stated:
         others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
         stages = 2 if ranks is None else ranks // others
         if ranks is None:
-            notes.append(f"--model-parallel-mode: {stages} ranks; --world-size N takes another number")
+            notes.append(f"--model-parallel-mode: {stages} ranks; --world-size N changes the number")
         if stages < 2:
             raise UserError(
-                "splitting a model over ranks needs 2 of them or more.",
+                "splitting a model needs at least 2 ranks.",
                 flag=f"--model-parallel-mode {words.model_parallel_mode}",
-                found=f"{ranks} ranks for {others} copies" if others > 1 else f"{ranks} rank",
-                next=f"--world-size {2 * others}, or leave --model-parallel-mode out",
+                found=f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank",
+                next=f"use --world-size {2 * others}, or remove --model-parallel-mode",
             )
         values["layout.pipeline"] = stages
     return words, values, tuple(notes)
@@ -209,7 +206,7 @@ def translate_study_flags(
 
 @dataclass(frozen=True)
 class StudyModel:
-    """Section `model`: RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied head."""
+    """Section `model`: decoder with RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied head."""
 
     __pydantic_config__ = STRICT
 
@@ -254,7 +251,7 @@ class StudyFile:
     distributed: StudyDistributed = option(StudyDistributed, "backend and precision")
 
     def model_settings(self, name: str) -> ModelSettings | None:
-        """The shape, by the preset's name where it is one; None where the file states none."""
+        """Return the model settings, named as a matching preset; None if the file has no section `model`."""
         if self.model is None:
             return None
         shape = {
@@ -270,7 +267,7 @@ class StudyFile:
         return ModelSettings(**common | {"name": label, "vocabulary_size": self.model.vocab_size})
 
     def values(self) -> dict[str, Any]:
-        """Dotted key → value of the run's settings that the file states, batch left out (it counts ranks)."""
+        """Return dotted key → value of the settings in the file, without the batch size, which depends on ranks."""
         precision = self.distributed.mixed_precision
         found = {
             "sequence_length": self.model.max_seq_len if self.model else None,
@@ -283,7 +280,7 @@ class StudyFile:
 
 
 def load_preset_file(path: str) -> StudyFile:
-    """A preset file. UserError for what cannot be read, and for an unknown key or value."""
+    """Load a preset file. Raises UserError for an unreadable file and for unknown keys or values."""
     values = import_host_module("tokenscale.settings.yaml_files").read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
@@ -292,19 +289,19 @@ def load_preset_file(path: str) -> StudyFile:
 
 
 def import_host_module(module: str) -> ModuleType:
-    """A module that needs the host's packages. UserError where they are not installed."""
+    """Import a module that needs the host's packages. Raises UserError if they are not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
             "reading YAML needs pydantic and PyYAML, which this environment lacks.",
             reason=error,
-            next="say everything with flags and name the dataset by its file, or install them",
+            next="use flags only and pass the dataset's file, or install the packages",
         ) from None
 
 
 def find_preset(name: str, flag: str) -> ModelSettings:
-    """A model by the name of its preset."""
+    """Return the model preset with this name. Raises UserError for an unknown name."""
     if name not in PRESETS:
         raise unknown("model preset", name, PRESETS, flag=flag)
     return PRESETS[name]

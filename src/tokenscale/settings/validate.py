@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE
 
 #: file of the settings, or function from a dotted key to the file that sets it
@@ -57,7 +57,7 @@ def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -
     more = f"{len(found) - 1} more errors in this file" if len(found) > 1 else None
     if first["type"] in UNKNOWN_KEY:
         fields = _list_fields(cls, first["loc"][:-1])
-        near = nearest(str(first["loc"][-1]), fields)
+        near = find_nearest(str(first["loc"][-1]), fields)
         return UserError(
             f"unknown key {first['loc'][-1]!r}.",
             file=file,
@@ -71,7 +71,7 @@ def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -
     expected = first.get("ctx", {}).get("expected")
     near = None
     if expected and isinstance(first["input"], str):
-        near = nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
+        near = find_nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     message = message.replace("a valid tuple", "a list")
     if first.get("ctx", {}).get("pattern") == NAME_PATTERN:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 
 #: largest number of values in a file, with anchors expanded: a hundred times the largest file of this project
 MAX_VALUES = 100_000
@@ -27,7 +27,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         values = yaml.load(text, Loader=_UniqueKeys)
         size = _count_values(values, {})
     except FileNotFoundError:
-        near = nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
+        near = find_nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
         hint = f"did you mean {Path(path).with_name(near)}?" if near else "check the path"
         raise UserError("the configuration file is missing.", file=path, next=hint) from None
     except OSError as error:

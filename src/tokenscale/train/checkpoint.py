@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_types, read_json, understood, write_json, xxh3_128
+from tokenscale.base.files import atomic, check_types, read_json, report_malformed, write_json, xxh3_128
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 
@@ -143,13 +143,13 @@ class Checkpoint:
         self.ranks: list[dict[str, Any]] = []
         self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
-        with understood(self.folder / RECORD, "checkpoint's record", NEXT):
+        with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
             check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
             for name, stated in self.record["ranks"].items():
                 self._check(name, stated, verify)
         for name in self.record["ranks"]:
-            with understood(self.folder / name, "checkpoint's record of a rank", NEXT):
+            with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
                 self._add(self._json(name), verify)
 
     def _add(self, rank: dict[str, Any], verify: bool) -> None:
@@ -225,7 +225,7 @@ class Checkpoint:
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
     checkpoint = Checkpoint(folder)
-    with understood(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
+    with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
         shape = from_dict(ModelSettings, checkpoint.record["model"])
     return shape, {name: checkpoint.tensor("model." + name) for name in checkpoint.names("model.")}
 

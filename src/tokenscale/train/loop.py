@@ -18,7 +18,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
-from tokenscale.runs.records.hardware import Energy, boot
+from tokenscale.runs.records.hardware import Energy, get_boot_id
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -89,7 +89,7 @@ class Training:
         self.attempt_directory = directory / f"attempt={attempt:02d}"
         self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
         self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
-        self.writer.event("run_start", world_size=world.size, boot=boot())
+        self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
         self.place = run.layout.coordinate(world.rank)
         self.batches = batches or _batches(run, inputs, self.place.data_rank)
         shape = _shape(run, self.batches.vocabulary_size)
@@ -392,7 +392,7 @@ class Training:
             outcome |= {"energy_j": energy}  # null: not measured
             if stopped is not None:
                 outcome["stopped_at"] = stopped
-            provenance.seal(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
+            provenance.seal_record(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
             if stopped is None:
                 self.checkpoints.forget()
             self.status.update(force=True, step=done, steps=self.steps, state=state)

@@ -33,7 +33,7 @@ def start(
         "nodes": list(world.nodes),
         "network": world.network,
     }
-    return provenance.start(
+    return provenance.start_record(
         directory,
         {
             **launched,

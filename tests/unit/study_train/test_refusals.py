@@ -49,7 +49,7 @@ REFUSED = {
     "--dataset web.parquet --tokenizer-name bpe --labels target --eos": ["not pairs", "--target-column NAME"],
     "--dataset web.parquet --target-column text": ["--eos", "end with EOS"],
     "--pytest True": ["--pytest has no counterpart", "tests/distributed/test_parity.py"],
-    "--n_epochs 2 --epochs 3": ["--n-epochs and --epochs", "leave one of them out"],
+    "--n_epochs 2 --epochs 3": ["--n-epochs and --epochs", "remove one of them"],
     "--n_epochs 2.5": ["--n-epochs cannot be '2.5'", "an integer"],
     "--n_epochs 2 --max_steps 3": ["--epochs and --training-steps"],
     "--model_max_length 32 --sequence-length 64": ["--model-max-length and --sequence-length"],
@@ -57,8 +57,8 @@ REFUSED = {
     "--n_chunk 4": ["--n-chunk", "--model-parallel-mode was not given"],
     "--n_chunk 4 --model_parallel_mode model_parallel": ["--model-parallel-mode model_parallel"],
     "--n_chunk 4 --model_parallel_mode pipeline_parallel --micro-batch 2": ["--micro-batch"],
-    "--model_parallel_mode model_parallel --layout.schedule 1f1b": ["no other schedule", "pipeline_parallel"],
-    "--model_parallel_mode model_parallel --world_size 1": ["2 of them or more", "--world-size 2"],
+    "--model_parallel_mode model_parallel --layout.schedule 1f1b": ["schedule naive only", "pipeline_parallel"],
+    "--model_parallel_mode model_parallel --world_size 1": ["at least 2 ranks", "--world-size 2"],
     "--model_parallel_mode pipeline_parallel --world_size 64": ["64 stages are more than the model's"],
     "--n_epochs 1 --batch_size 1 --world_size 2": ["2 ranks share 1 rows"],
     f"--dataset {PADDED} --pretokenized --validation.bleu 4": ["--validation.bleu", "not pairs"],
@@ -73,7 +73,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_mistakes_are_told_once_and_nothing_is_written(here, capsys, monkeypatch, words):
-    monkeypatch.setattr("tokenscale.cli.train.start", lambda *_: pytest.fail("it was not refused"))
+    monkeypatch.setattr("tokenscale.cli.train.start_run", lambda *_: pytest.fail("it was not refused"))
     (here / "empty.txt").touch()
     (here / "wrong.yaml").write_text("model: {hiden_size: 32}")
     (here / "half.yaml").write_text("distributed: {mixed_precision: fp17}")

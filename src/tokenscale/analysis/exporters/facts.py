@@ -43,7 +43,7 @@ class Facts:
 
 def is_sealed(directory: Path) -> bool:
     """Whether the run in this folder has ended and its record is whole."""
-    return provenance.sealed(directory / "run.json") is not None
+    return provenance.read_sealed(directory / "run.json") is not None
 
 
 def read(directory: Path) -> Facts:

@@ -11,7 +11,7 @@ from types import ModuleType
 from tokenscale.analysis.exporters import facts
 from tokenscale.analysis.exporters.measures import Measures, Rewritten
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import locked
+from tokenscale.base.files import lock_folder
 
 #: tracker → the module with its `Exporter`. Module and extra of pyproject.toml carry the package's name, too.
 #:
@@ -134,7 +134,7 @@ class _Job:
                 "the output is the folder of the run itself.", output=folder, next="--output another folder"
             )
         if not self._locked:
-            self._stack.enter_context(locked(folder, f"the export of {found.run_id}"))
+            self._stack.enter_context(lock_folder(folder, f"the export of {found.run_id}"))
             self._locked = True
         return self._module.Exporter(self._output, folder, found)
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches
-from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
 
@@ -66,8 +66,8 @@ def wrap_batches(
     """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_held_out` does."""
     if run.store is not None:
         return TargetBatches(batches, *_read_ids(read_store_manifest(store_directory), run))
-    parts = {"document_parts": read_corpus(corpus_directory).get("pairs")}
-    return TargetBatches(batches, *_read_ids(read_tokenizer(tokenizer_directory) | parts, run))
+    parts = {"document_parts": read_corpus_manifest(corpus_directory).get("pairs")}
+    return TargetBatches(batches, *_read_ids(read_tokenizer_manifest(tokenizer_directory) | parts, run))
 
 
 def prepare_held_out(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.settings.data import SourceSettings
 
@@ -21,7 +21,7 @@ def list_columns(source: SourceSettings) -> dict[str, str]:
 
 def missing_column_error(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
     """The error for a column that is not there."""
-    near = nearest(name, names)
+    near = find_nearest(name, names)
     return UserError(
         f"a source file has no {what} {name!r}.",
         file=file,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import locked, read_json, sha256_file, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_file, write_json
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 from tokenscale.settings.registry import DOWNLOADS
 
@@ -35,7 +35,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
             next="python -m tokenscale corpus --help makes the corpus",
         )
     module = importlib.import_module(DOWNLOADS[source.kind])
-    with locked(directory, f"the download of {settings.name}"):
+    with lock_folder(directory, f"the download of {settings.name}"):
         record_path = directory / RECORD
         record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
         parts: dict[str, list[dict[str, Any]]] = {}

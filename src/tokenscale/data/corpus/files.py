@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import sha256_file
 from tokenscale.data.corpus.columns import match_targets
 from tokenscale.data.corpus.read import has_documents, read_texts
@@ -53,7 +53,7 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
             next=f"name its files: {Path(pattern) / '*.parquet'}",
         )
     there = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-    near = nearest(Path(pattern).name, there)
+    near = find_nearest(Path(pattern).name, there)
     return UserError(
         MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",

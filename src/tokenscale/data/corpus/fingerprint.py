@@ -40,7 +40,7 @@ def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMO
 
 
 def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
-    """Raise UserError for corpora whose own files cannot be read; see `files.check`."""
+    """Raise UserError for corpora whose own files cannot be read; see `files.check_files`."""
     for corpus in corpora:
         if corpus.source.kind == "files":
             from tokenscale.data.corpus import files  # pyarrow: only where there are files to look at

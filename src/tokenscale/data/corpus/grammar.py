@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import grammar_words as words
+from tokenscale.data.corpus import grammar_words
 from tokenscale.data.corpus.grammar_words import Noun, Verb
 from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.settings.data import SourceSettings
@@ -91,9 +91,9 @@ def is_held_out(subject: Noun, verb: Verb, noun: Noun) -> bool:
 
 def _list_content_words() -> frozenset[str]:
     """Every content word, by its German entry."""
-    nouns = (noun.singular for noun in (*words.PERSONS, *words.THINGS))
-    verbs = (verb.infinitive for verb in (*words.OF_THINGS, *words.OF_PERSONS))
-    return frozenset([*nouns, *verbs, *words.ADJECTIVES, *words.ADVERBS])
+    nouns = (noun.singular for noun in (*grammar_words.PERSONS, *grammar_words.THINGS))
+    verbs = (verb.infinitive for verb in (*grammar_words.OF_THINGS, *grammar_words.OF_PERSONS))
+    return frozenset([*nouns, *verbs, *grammar_words.ADJECTIVES, *grammar_words.ADVERBS])
 
 
 def _generate_sentences(seed: int, count: int, *, held_out: bool) -> Iterator[tuple[str, frozenset[str]]]:
@@ -159,7 +159,7 @@ class _Phrase:
 
     def english(self) -> str:
         noun = self.noun.english_plural if self.plural else self.noun.english
-        rest = " ".join(filter(None, (self.adjective and words.ADJECTIVES[self.adjective], noun)))
+        rest = " ".join(filter(None, (self.adjective and grammar_words.ADJECTIVES[self.adjective], noun)))
         indefinite = "an" if rest[0] in "aeiou" else "a"
         return f"{ {'indefinite': indefinite, 'mine': 'my'}.get(self.article, 'the') } {rest}"
 
@@ -172,7 +172,7 @@ class _Phrase:
 def _draw_phrase(draw: _Draw, noun: Noun) -> _Phrase:
     plural = draw.one_in(4)
     article = draw.of(("definite", "mine") if plural else ("definite", "indefinite", "mine"))
-    return _Phrase(noun, plural, article, draw.of(list(words.ADJECTIVES)) if draw.one_in(2) else None)
+    return _Phrase(noun, plural, article, draw.of(list(grammar_words.ADJECTIVES)) if draw.one_in(2) else None)
 
 
 @dataclass(frozen=True)
@@ -222,12 +222,14 @@ class _Clause:
 
 def _draw_clause(draw: _Draw, held_out: bool) -> _Clause:
     while True:
-        subject = draw.of(words.PERSONS)
-        verbs, nouns = draw.of(((words.OF_THINGS, words.THINGS), (words.OF_PERSONS, words.PERSONS)))
+        subject = draw.of(grammar_words.PERSONS)
+        verbs, nouns = draw.of(
+            ((grammar_words.OF_THINGS, grammar_words.THINGS), (grammar_words.OF_PERSONS, grammar_words.PERSONS))
+        )
         verb, noun = draw.of(verbs), draw.of(nouns)
         if noun is not subject and is_held_out(subject, verb, noun) == held_out:
             break
-    tense, modal = draw.of(("present", "present", "perfect", "modal")), draw.of(words.MODALS)
+    tense, modal = draw.of(("present", "present", "perfect", "modal")), draw.of(grammar_words.MODALS)
     return _Clause(_draw_phrase(draw, subject), verb, _draw_phrase(draw, noun), tense, modal)
 
 
@@ -236,14 +238,14 @@ def _draw_sentence(draw: _Draw, held_out: bool) -> tuple[str, str, frozenset[str
     main = _draw_clause(draw, held_out)
     german, english, used = main.german(None), main.english(), main.used
     if draw.one_in(3):
-        adverb = draw.of(list(words.ADVERBS))
-        german, english, used = main.german(adverb), f"{words.ADVERBS[adverb]} {english}", used | {adverb}
+        adverb = draw.of(list(grammar_words.ADVERBS))
+        german, english, used = main.german(adverb), f"{grammar_words.ADVERBS[adverb]} {english}", used | {adverb}
     elif main.object.told_by_case and draw.one_in(2):
         german = main.german("object")
     if draw.one_in(4):
-        conjunction, other = draw.of(list(words.CONJUNCTIONS)), _draw_clause(draw, held_out=False)
+        conjunction, other = draw.of(list(grammar_words.CONJUNCTIONS)), _draw_clause(draw, held_out=False)
         german += f", {conjunction} {other.german(None, verb_last=True)}"
-        english += f" {words.CONJUNCTIONS[conjunction]} {other.english()}"
+        english += f" {grammar_words.CONJUNCTIONS[conjunction]} {other.english()}"
         used = used | other.used
     return german, english, frozenset(used)
 

@@ -5,7 +5,7 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.settings.data import SourceSettings
 
 
@@ -29,7 +29,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
     for pattern in files:
         matches = sorted(name for name in there if name == pattern or fnmatch(name, pattern))
         if not matches:
-            near = nearest(pattern, there)
+            near = find_nearest(pattern, there)
             raise UserError(
                 "no file of the dataset fits a source's pattern.",
                 dataset=f"{source.repository} at {source.revision}",

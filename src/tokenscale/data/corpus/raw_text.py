@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, plain_name, read_manifest_file, sha256_file, understood
+from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed, sha256_file
 
 #: the newest manifest this code reads
 VERSION = 1
@@ -29,13 +29,13 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a corpus. UserError where it is missing, broken, or newer than this code."""
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
-    with understood(path, "manifest of the corpus", rebuild_command(directory)):
+    with report_malformed(path, "manifest of the corpus", rebuild_command(directory)):
         check_types(manifest, {"name": str, "splits": dict})
         for split in manifest["splits"].values():
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
             for file in split["files"]:
                 check_types(file, {"name": str, "bytes": int, "sha256": str})
-                plain_name(file["name"])
+                check_file_name(file["name"])
     return manifest
 
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 import urllib3
 
-from tokenscale.base.errors import UserError, without_password
+from tokenscale.base.errors import UserError, redact_credentials
 from tokenscale.base.files import read_json, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import SourceSettings
@@ -173,4 +173,4 @@ def _get_validator(headers: requests.structures.CaseInsensitiveDict) -> str | No
 
 
 def _first_line(error: Exception) -> str:
-    return without_password((str(error).splitlines() or [type(error).__name__])[0][:200])
+    return redact_credentials((str(error).splitlines() or [type(error).__name__])[0][:200])

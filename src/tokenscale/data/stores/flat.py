@@ -14,7 +14,7 @@ def smallest_dtype(vocabulary_size: int) -> np.dtype:
 
 
 class FlatPart:
-    """Documents one after another, as they come: `part-NNNNN.ids` and `.lengths`; see `writing.Part`."""
+    """Documents one after another, as they come: `part-NNNNN.ids` and `.lengths`; see `writing.PartWriter`."""
 
     def __init__(self, folder: Path, number: int, dtype: np.dtype):
         self._paths = [folder / f"part-{number:05d}.ids", folder / f"part-{number:05d}.lengths"]

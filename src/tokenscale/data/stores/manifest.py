@@ -15,12 +15,12 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     canonical_json,
+    check_file_name,
     check_types,
-    plain_name,
     pretty_json,
     read_manifest_file,
+    report_malformed,
     sha256_text,
-    understood,
     write_json,
 )
 from tokenscale.data.corpus.raw_text import check_file
@@ -85,10 +85,10 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
             found=f"sha256 {found}",
             next=rebuild_command(where),
         )
-    with understood(path, "manifest of the token store", rebuild_command(where)):
+    with report_malformed(path, "manifest of the token store", rebuild_command(where)):
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
-            plain_name(file["name"])
+            check_file_name(file["name"])
     return manifest
 
 

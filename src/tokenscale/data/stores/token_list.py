@@ -37,7 +37,7 @@ def write(
 
 
 class _PartWriter:
-    """See `writing.Part`."""
+    """See `writing.PartWriter`."""
 
     def __init__(self, path: Path, store: StoreSettings, documents: Documents):
         origin = documents.origin

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import locked
+from tokenscale.base.files import lock_folder
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.archive import ArchiveDocuments
 from tokenscale.data.stores.manifest import open_store
@@ -36,7 +36,7 @@ def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Repor
     command = shlex.join(["python", "-m", "tokenscale", "unpack", *map(str, words)])
     documents.origin = replace(documents.origin, command=command)
     directory = Path(folder) / store.directory
-    with locked(directory, f"the store {store.directory}", wait=True):
+    with lock_folder(directory, f"the store {store.directory}", wait=True):
         made = not _is_unpacked(directory, store, documents.manifest)
         if made:
             packed.write(store, documents, directory)

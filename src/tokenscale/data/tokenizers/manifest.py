@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.files import check_types, plain_name, read_manifest_file, understood
+from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed
 
 VERSION = 2
 #: what a manifest says that is read
@@ -22,11 +22,11 @@ def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "tokenizer", VERSION, rebuild_command(directory), oldest=2)
-    with understood(path, "manifest of the tokenizer", rebuild_command(directory)):
+    with report_malformed(path, "manifest of the tokenizer", rebuild_command(directory)):
         check_types(manifest, FIELDS)
         for file in [manifest["file"], *manifest.get("derived", [])]:
             check_types(file, {"name": str, "sha256": str})
-            plain_name(file["name"])
+            check_file_name(file["name"])
         ids = [manifest["bos_id"], manifest["pad_id"], manifest["eos_id"] or 0]
         if not all(0 <= found < manifest["vocabulary_size"] for found in ids):
             raise ValueError(f"control ids {ids} of {manifest['vocabulary_size']}")

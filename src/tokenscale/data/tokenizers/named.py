@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import TokenizerSettings
@@ -64,7 +64,7 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
         name = f"{_make_name(source.rsplit('/')[-1])}-{_make_name(revision)[:6]}"
         return ResolvedTokenizer(TokenizerSettings(name=name, kind="huggingface", source=source, revision=revision))
     known = sorted({"tekken", *(path.parent.name for path in built.glob("*/manifest.json"))})
-    near = nearest(text, known)
+    near = find_nearest(text, known)
     hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
     other = "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
     raise UserError(

@@ -4,7 +4,7 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.costs.pipeline_schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import SCHEDULES, figure, legend_columns, no_data, number, plain, style
@@ -22,7 +22,7 @@ def cells(pipeline: pd.DataFrame) -> list[tuple[tuple[int, str, int, int], pd.Da
 
 def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> float:
     """Share of the time that a schedule leaves its ranks waiting, where nothing but the schedule makes them wait."""
-    return bubble(schedule, ranks, micro_batches, chunks)
+    return bubble_share(schedule, ranks, micro_batches, chunks)
 
 
 def _spreads(pipeline: pd.DataFrame) -> str:

@@ -4,7 +4,7 @@ import matplotlib.figure
 import pandas as pd
 from matplotlib.axes import Axes
 
-from tokenscale.costs.pipeline_schedules import bubble
+from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import SCHEDULES, figure, no_data, number, plain, style
@@ -14,8 +14,8 @@ QUERIES = ("pipeline", "inventory")
 
 def _predicted(run) -> float:
     """Speed over naive with as many micro-batches, where nothing but the schedule makes ranks wait."""
-    naive = 1 - bubble("naive", run.pipeline, run.micro_batches, 1)
-    return (1 - bubble(run.schedule, run.pipeline, run.micro_batches, run.stages_per_rank)) / naive
+    naive = 1 - bubble_share("naive", run.pipeline, run.micro_batches, 1)
+    return (1 - bubble_share(run.schedule, run.pipeline, run.micro_batches, run.stages_per_rank)) / naive
 
 
 def _named(pipeline: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -1,22 +1,24 @@
-"""Files of a time that is still to come, because the clock was set back: Snakemake would stop at them."""
+"""Repair modification times that lie in the future after a clock change, at which Snakemake would stop."""
 
 import os
 import time
 from pathlib import Path
 
-#: clocks of a file system's server and of this machine may differ by so much
-APART_S = 1.0
+#: largest accepted difference between the clocks of a file server and of this machine
+MAX_SKEW_S = 1.0
 
 
-def set_back(stamp: Path) -> float | None:
-    """By how many seconds at least the clock was set back since that file was written; None where it was not."""
+def measure_setback(stamp: Path) -> float | None:
+    """Return by how many seconds, at least, the clock was set back since `stamp` was written; None if it was not."""
     ahead = stamp.stat().st_mtime - time.time()
-    return ahead if ahead > APART_S else None
+    return ahead if ahead > MAX_SKEW_S else None
 
 
-def to_the_past(folder: Path) -> int:
-    """Give the files below that are of a time to come one that has just been, in their order: what was newer stays
-    newer, and all of them stay newer than the rest. Returns how many there were. Links to folders are followed."""
+def repair_future_times(folder: Path) -> int:
+    """Set future modification times below `folder` to the recent past and return their number.
+
+    The order of the files is kept, and all of them stay newer than the rest. Links to folders are followed.
+    """
     now = time.time_ns()
     found: dict[int, list[Path]] = {}
     for parent, _, names in os.walk(folder, followlinks=True):

@@ -1,4 +1,4 @@
-"""A run on a machine: the command that starts its ranks, what it says, and the going."""
+"""Launch of a run on a machine: build the command that starts its ranks, record it, run it."""
 
 import os
 import shlex
@@ -10,24 +10,31 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import failure_hints, processes, ranks
-from tokenscale.runs.launch.job import Job, job_id, this_job
+from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
-#: variables of SLURM that an srun of ours needs: which job, which cluster
-KEPT = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}
+#: SLURM variables that srun needs to find job and cluster
+KEPT_VARIABLES = {
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_CONF",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_SUBMIT_DIR",
+    "SLURM_SUBMIT_HOST",
+}
 
 
-def job_of(machine: Machine) -> Job | None:
-    """The SLURM job that this process is in, where the machine starts ranks by srun."""
+def find_job(machine: Machine) -> Job | None:
+    """Return the SLURM job of this process if the machine starts ranks by srun, else None."""
     identity = job_id()
-    return this_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
+    return load_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A run on a machine, in a job where there is one."""
+    """Run on a machine, within a SLURM job if there is one."""
 
     run: RunSettings
     machine: Machine
@@ -37,11 +44,11 @@ class Launch:
 
     @property
     def shape(self) -> Geometry:
-        """How its ranks lie on nodes."""
+        """Distribution of ranks over nodes."""
         return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
 
     def record(self) -> dict[str, Any]:
-        """What an attempt's record says of it."""
+        """Return the description of the launch for an attempt's record."""
         found = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
         if self.job is None:
             return found
@@ -51,8 +58,7 @@ class Launch:
         return found | {"job": job}
 
     def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
-        """(argv, variables over those of this process) of the one command that is started: a rank's for starter `here`,
-        which is started once a rank; torchrun's, or srun's."""
+        """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each rank (`here`)."""
         machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
         rank = processes.rank_argv(
             machine, shape, run=self.run.to_json(), directory=self.directory, attempt=attempt, manifests=manifests
@@ -70,7 +76,7 @@ class Launch:
             root=Path.cwd(),
             share=self.share,
         )
-        variables = processes.environment(
+        variables = processes.srun_environment(
             machine,
             outputs=outputs,
             root=Path.cwd(),
@@ -80,35 +86,39 @@ class Launch:
         return argv, variables
 
     def outputs(self, attempt: int) -> Path:
-        """Where srun puts each rank's output."""
+        """Return the folder in which srun writes the ranks' output."""
         return self.attempt_directory(attempt) / "output"
 
     def attempt_directory(self, attempt: int) -> Path:
-        """Where an attempt's ranks write."""
+        """Return the folder in which an attempt's ranks write."""
         return self.directory / f"attempt={attempt:02d}"
 
     def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
-        """Start the ranks and wait for them; they keep the files `keep` open. Returns their exit code."""
+        """Start the ranks, wait for them and return their exit code. Ranks inherit the file descriptors `keep`."""
         world_size = self.shape.world_size
         argv, variables = self.command(attempt, manifests)
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
         threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
-        base = ranks.environment(threads)
+        base = ranks.rank_environment(threads)
         if self.machine.starter == "torchrun":
-            base |= ranks.one_machine(base)
+            base |= ranks.local_rendezvous(base)
         else:
-            # what the job was asked for is not for the step, whose geometry is spelled out
-            base = {n: v for n, v in base.items() if n in KEPT or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
+            # the step does not inherit the job's request: its geometry is explicit
+            base = {
+                n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))
+            }
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
-            print(f"srun is called {_age_s():.2f} s after this launcher was", flush=True)
+            print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
             with open(self.outputs(attempt) / failure_hints.SRUN, "w") as srun_output:
-                return ranks.run([(argv, base | variables)], stderr=srun_output, word=signal.SIGUSR1, keep=keep)
-        return ranks.run([(argv, base | variables)], keep=keep)
+                return ranks.run_processes(
+                    [(argv, base | variables)], stderr=srun_output, end_signal=signal.SIGUSR1, keep=keep
+                )
+        return ranks.run_processes([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:
-        """The same as text for a shell, of the attempt that would come first in an empty folder."""
+        """Return the command of the first attempt as shell text."""
         argv, variables = self.command(0, manifests)
         if self.machine.starter == "here" and self.shape.world_size > 1:
             variables = {
@@ -122,33 +132,33 @@ class Launch:
         return "\n".join([*lines, shlex.join(argv)])
 
     def check(self) -> None:
-        """Raise UserError where srun would have no job, or one that is too small, before anything is made for it."""
+        """Raise UserError if srun has no job or too few nodes, before any file is written."""
         shape = self.shape
         if self.machine.starter != "srun":
             if shape.nodes > 1:
                 raise UserError(
-                    "this run is for several nodes, which only srun starts.",
+                    "the run needs several nodes, which only srun can start.",
                     run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
                     machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
-                    next='starter = "srun" in the machine\'s file, or a smaller layout',
+                    next='set starter = "srun" in the machine file, or use a smaller layout',
                 )
             return
         if self.job is None:
             raise UserError(
-                "this machine starts ranks by srun, and this process is in no SLURM job.",
+                "this machine starts ranks by srun, but this process is not in a SLURM job.",
                 machine=self.machine.name,
-                next="snakemake with this machine's profile, or `launch --sbatch FILE` and sbatch FILE",
+                next="run snakemake with this machine's profile, or `launch --sbatch FILE` and sbatch FILE",
             )
         if len(self.job.nodes) < shape.nodes:
             raise UserError(
                 "the job has fewer nodes than the run needs.",
                 run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
                 job=f"{self.job.id} has {', '.join(self.job.nodes)}",
-                next="leave `nodes` to the rule, or ask for as many",
+                next="do not set `nodes` in the profile, or request as many",
             )
 
 
-def _age_s() -> float:
-    """Seconds since this process was started, Python and imports included. Linux, as SLURM's nodes are."""
+def _process_age_s() -> float:
+    """Return seconds since this process started, including Python's start and imports. Linux only."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
-"""Why a job failed, and what to do next: a pure function of what it wrote and what SLURM says of it.
+"""Find the cause of a failed job and the next step, from its logs and SLURM's state. A pure function.
 
-For launchers and for `status`; trainings never import it. Wording comes from SLURM 22.05's and torch's own programs and
-from public reports of them; none has been seen on Alps.
+Used by launchers and `status`, never by trainings. Patterns come from SLURM 22.05 and torch and from public reports;
+none has been seen on Alps.
 """
 
 import re
@@ -11,21 +11,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Hint:
-    """What happened, and the next step. `line` is what said so."""
+    """Cause of a failure and next step. `line` is the log line that matched."""
 
     what: str
     next: str
     line: str = ""
 
 
-#: exceptions that tell of another process's end
+#: exceptions that another process's failure causes
 ECHOES = (
     "[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken pipe|ConnectionRefused"
     "|ChildFailedError|CalledProcessError|WorkflowError|SignalException"
 )
-#: (pattern, what happened, next step), causes before their echoes: the first that matches anywhere is told. Where one
-#: rank runs out of memory, the others lose their peer, srun cancels the step, and the batch script is killed: four
-#: messages, one cause. To teach a new message, add a row above everything that its cause brings along.
+#: (pattern, cause, next step), root causes first: the first row that matches anywhere is reported. If one rank runs out
+#: of memory, the others lose their peer, srun cancels the step and the batch script is killed: four messages, one
+#: cause. Add new patterns above the failures that they cause.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"User defined signal 1",
@@ -183,16 +183,16 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
 )
 _COMPILED = [(re.compile(pattern, re.MULTILINE), what, next) for pattern, what, next in CAUSES]
-#: a message of our own: a sentence, then facts by label, of which `next` says what to do
+#: message of a UserError: a sentence, then labelled facts with the next step as `next`
 _OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?P<next>.+)", re.MULTILINE)
 
 
-def hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hint | None:
-    """What happened, from a job's texts (logs of ranks, srun's messages), SLURM's state and reason; None if unknown.
+def find_hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hint | None:
+    """Return the cause of a failure, from logs of ranks and srun and from SLURM's state and reason; None if unknown.
 
-    This project's own message where one of the texts has it, else the first cause of `CAUSES` that is in any of them.
+    A UserError in the logs is preferred, then the first row of `CAUSES` that matches any of them.
 
-    >>> hint("RuntimeError: [..] Connection closed by peer [127.0.0.1]:3", "CUDA out of memory. Tried ..").what
+    >>> find_hint("RuntimeError: [..] Connection closed by peer [127.0.0.1]:3", "CUDA out of memory. Tried ..").what
     "a GPU's memory was full"
     """
     known = [f"state {state}"] if state else []
@@ -212,34 +212,34 @@ def hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hi
     return None
 
 
-#: file of srun's own words, beside the ranks' output
+#: file of srun's own output, next to the ranks' output
 SRUN = "srun.log"
-#: lines of a rank's output that are shown
+#: number of lines of a rank's output to show
 TAIL = 20
-#: srun's word on a task that ended badly: `srun: error: nid000002: task 5: Exited with exit code 1`
+#: srun's message on a failed task: `srun: error: nid000002: task 5: Exited with exit code 1`
 ENDED = re.compile(r"error: (\S+): tasks? (\d+)[^:]*: (.+)")
 
 
-def first_failed(output: str) -> tuple[int, str, str] | None:
-    """(rank, node, how) of the first task that srun names; those after it are ended on its account.
+def find_first_failure(output: str) -> tuple[int, str, str] | None:
+    """Return (rank, node, exit) of the first failed task in srun's output; later ones failed because of it.
 
-    >>> first_failed("srun: error: nid2: task 5: Exited with exit code 1\\nsrun: error: nid1: tasks 0-3: Killed")
+    >>> find_first_failure("srun: error: nid2: task 5: Exited with exit code 1\\nsrun: error: nid1: tasks 0-3: Killed")
     (5, 'nid2', 'Exited with exit code 1')
     """
     found = ENDED.search(output)
     return (int(found[2]), found[1], found[3].strip()) if found else None
 
 
-def describe(outputs: Path) -> str:
-    """For a person: who failed first and where its output is, its last lines, the cause, the next step."""
-    output = _text(outputs / SRUN)
-    first = first_failed(output)
+def describe_failure(outputs: Path) -> str:
+    """Return a report of the failure: first failed rank, its output's path and last lines, cause, next step."""
+    output = _read_text(outputs / SRUN)
+    first = find_first_failure(output)
     lines = []
     rank_text = ""
     if first is not None:
         rank, node, how = first
         path = outputs / f"rank={rank:05d}.log"
-        rank_text = _text(path)
+        rank_text = _read_text(path)
         tail = rank_text.splitlines()[-TAIL:]
         lines.append(f"tokenscale: rank {rank} on {node} failed first ({how}).")
         lines.append(f"  output  {path}" + (", which ends:" if tail else ", which is empty"))
@@ -247,11 +247,11 @@ def describe(outputs: Path) -> str:
     else:
         lines.append("tokenscale: the ranks did not run to their end.")
     lines += [f"    srun | {line}" for line in output.splitlines()[-5:]]
-    found = hint(rank_text, output)
+    found = find_hint(rank_text, output)
     if found is not None:
         lines += [f"  cause   {found.what}", f"  next    {found.next}"]
     return "\n".join(lines)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

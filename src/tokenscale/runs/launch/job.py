@@ -1,6 +1,6 @@
-"""The SLURM job that this process runs in, as its controller tells it: on the way here most variables were taken away.
+"""SLURM job of this process, queried from the controller by its id.
 
-Snakemake's job step leaves SLURM_JOB_ID and little else, so everything is asked for by that.
+Snakemake's job step passes on SLURM_JOB_ID and few other variables.
 """
 
 import os
@@ -13,13 +13,13 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 
-#: states in which a job's processes may still write
+#: job states in which processes may still write
 ALIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of it. Times are seconds since 1970; `address` is where the first node can be reached."""
+    """Properties of a SLURM job. Times are Unix seconds; `address` is that of the first node."""
 
     id: str
     nodes: tuple[str, ...]
@@ -31,38 +31,38 @@ class Job:
     log: str | None
 
     def record(self) -> dict[str, Any]:
-        """As an attempt keeps it, with the seconds it waited in the queue."""
+        """Return the description for an attempt's record, with the seconds spent in the queue."""
         known = self.submitted_unix_s is not None and self.started_unix_s is not None
         waited = self.started_unix_s - self.submitted_unix_s if known else None
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The id of the job that this process is in; None outside of one."""
+    """Return the id of this process's job; None outside of a job."""
     return environment.get("SLURM_JOB_ID") or None
 
 
-def this_job(identity: str) -> Job:
-    """The job of that id. Raises UserError where its controller does not answer."""
-    lines = _requested("scontrol", "show", "job", "--oneliner", identity).splitlines()
-    # of a job array, one element has the array's number, and all of them are told
-    facts = next((found for found in map(_fields, lines) if found.get("JobId") == identity), {})
-    nodes = tuple(_requested("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
-    first = _fields(_requested("scontrol", "show", "node", "--oneliner", nodes[0]))
+def load_job(identity: str) -> Job:
+    """Query a job by its id. Raises UserError if the controller does not answer."""
+    lines = _query("scontrol", "show", "job", "--oneliner", identity).splitlines()
+    # one element of a job array has the array's number, and scontrol lists all of them
+    facts = next((found for found in map(_parse_fields, lines) if found.get("JobId") == identity), {})
+    nodes = tuple(_query("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
+    first = _parse_fields(_query("scontrol", "show", "node", "--oneliner", nodes[0]))
     return Job(
         id=identity,
         nodes=nodes,
         address=first.get("NodeAddr") or nodes[0],
         partition=facts.get("Partition", ""),
-        submitted_unix_s=_time(facts.get("SubmitTime")),
-        started_unix_s=_time(facts.get("StartTime")),
+        submitted_unix_s=_parse_time(facts.get("SubmitTime")),
+        started_unix_s=_parse_time(facts.get("StartTime")),
         restarts=int(facts.get("Restarts") or 0),
         log=facts.get("StdOut"),
     )
 
 
-def may_write(identity: str, timeout_s: float = 20) -> bool | None:
-    """Whether processes of a job may still be there; None where the queue cannot be asked."""
+def may_still_write(identity: str, timeout_s: float = 20) -> bool | None:
+    """Whether processes of a job may still be running; None if the queue cannot be queried."""
     try:
         argv = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={identity}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
@@ -74,7 +74,7 @@ def may_write(identity: str, timeout_s: float = 20) -> bool | None:
     return any(words[:1] == [identity] and words[-1] in ALIVE for words in rows)
 
 
-def _requested(*argv: str) -> str:
+def _query(*argv: str) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         reason = done.stderr.strip() or f"exit code {done.returncode}"
@@ -83,16 +83,16 @@ def _requested(*argv: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     raise UserError(
-        "SLURM does not say what this job has.", requested=" ".join(argv), reason=reason, next="scontrol ping"
+        "SLURM does not answer the query for this job.", requested=" ".join(argv), reason=reason, next="scontrol ping"
     )
 
 
-def _fields(line: str) -> dict[str, str]:
-    """`Key=value` pairs of scontrol's one-line answers; values that hold spaces are cut, which none of ours does."""
+def _parse_fields(line: str) -> dict[str, str]:
+    """Parse `Key=value` pairs of scontrol's one-line output. Values with spaces are cut; none is used here."""
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", line))
 
 
-def _time(text: str | None) -> float | None:
+def _parse_time(text: str | None) -> float | None:
     try:
         return datetime.fromisoformat(text or "").timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""One writer a run, over all nodes and all attempts: the file system's lock, and the queue where that is not enough."""
+"""Lock of a run's folder, over all nodes and attempts: a file lock, plus the SLURM queue where locks are local."""
 
 import fcntl
 import os
@@ -11,34 +11,33 @@ from pathlib import Path
 from typing import IO
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_failed
+from tokenscale.base.files import lock_error
 from tokenscale.runs.launch import job
 
-#: how long a queue that does not answer is asked about the job that holds a lock
+#: seconds to retry a queue that does not answer about the job that holds a lock
 PATIENCE_S = 120.0
 
 
 @contextmanager
-def held(
+def hold_run_folder(
     directory: Path,
     what: str,
     *,
     wait: bool = False,
-    may_write: Callable[[str], bool | None] = job.may_write,
+    may_write: Callable[[str], bool | None] = job.may_still_write,
     poll_s: float = 1.0,
 ) -> Iterator[int]:
-    """Hold the folder while the block runs; yields the lock's descriptor: processes that inherit it go on holding it.
+    """Lock the folder while the block runs. Yields the lock's descriptor; processes that inherit it keep the lock.
 
-    Where another process has the folder: UserError, or with `wait`, until it is free.
-    The owner's process, host and job are in the lock's file. A file system may keep locks of one node from the others
-    (Lustre without `flock`), and a process may be gone whose ranks are not: so a lock that is free, but was left by
-    another job, counts only once the queue says that this job has ended.
+    If another process has the lock: UserError, or with `wait`, wait until it is free. The lock file names the owner's
+    process, host and job. A file system may not share locks between nodes (Lustre without `flock`), and ranks may
+    outlive their launcher. So a free lock that another job left behind is taken only once that job has ended.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
     with open(path, "a+", encoding="utf-8") as file:
-        _take(file, path, what, wait, poll_s)
-        _outlive(_owner(file), path, what, wait, may_write, poll_s)
+        _acquire(file, path, what, wait, poll_s)
+        _wait_for_job(_read_owner(file), path, what, wait, may_write, poll_s)
         file.truncate(0)
         mine = job.job_id()
         file.write(f"process {os.getpid()} on {platform.node()}{f', job {mine}' if mine else ''}\n")
@@ -48,24 +47,24 @@ def held(
         file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
 
 
-def _take(file: IO[str], path: Path, what: str, wait: bool, poll_s: float) -> None:
+def _acquire(file: IO[str], path: Path, what: str, wait: bool, poll_s: float) -> None:
     reported = False
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError) or not wait:
-                raise lock_failed(error, what, path, _owner(file)) from None
+                raise lock_error(error, what, path, _read_owner(file)) from None
         if not reported:
-            print(f"tokenscale: {what} is being written by {_owner(file)}; waiting for it", flush=True)
+            print(f"tokenscale: {what} is being written by {_read_owner(file)}; waiting for it", flush=True)
             reported = True
         time.sleep(poll_s)
 
 
-def _outlive(
+def _wait_for_job(
     owner: str, path: Path, what: str, wait: bool, may_write: Callable[[str], bool | None], poll_s: float
 ) -> None:
-    """Wait for a job that left its name in the lock and may still write."""
+    """Wait for the job named in the lock file, which may still write."""
     found = re.search(r"job (\S+)", owner)
     if found is None or found[1] == job.job_id():
         return
@@ -90,6 +89,6 @@ def _outlive(
         time.sleep(poll_s)
 
 
-def _owner(file: IO[str]) -> str:
+def _read_owner(file: IO[str]) -> str:
     file.seek(0)
     return file.read().strip() or "unknown"

@@ -1,4 +1,4 @@
-"""A run and a machine → the command lines of its processes: pure functions, the geometry spelled out."""
+"""Command lines of a run's processes on a machine: pure functions with explicit geometry."""
 
 import json
 import sys
@@ -8,15 +8,14 @@ from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.settings.layout import Geometry
 from tokenscale.settings.machine import Machine
 
-#: ports for the ranks to meet at, by the job number: nodes may be shared, and on a test machine they are all one. They
-#: lie below those that Linux gives to whoever asks for any.
+#: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
 PORTS = range(20000, 32768)
 
 
 def rank_argv(
     machine: Machine, shape: Geometry, *, run: str, directory: Path, attempt: int, manifests: dict[str, Path]
 ) -> list[str]:
-    """The command of one rank; all ranks of a run have the same. `run` is its settings as canonical JSON."""
+    """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
     # in a container Python is the container's, whatever this one is
     python = machine.python or ("python" if machine.container else sys.executable)
     argv = [python, "-m", "tokenscale", "rank", "--settings", run]
@@ -35,7 +34,7 @@ def rank_argv(
 
 
 def torchrun_argv(rank: list[str], shape: Geometry, port: int | str) -> list[str]:
-    """torchrun on one node, as a module: its script need not be in PATH, nor belong to this Python."""
+    """Return the torchrun command on one node, as a module: its script may be missing or of another Python."""
     python, _, *module = rank
     return [
         *(python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"),
@@ -46,10 +45,10 @@ def torchrun_argv(rank: list[str], shape: Geometry, port: int | str) -> list[str
 def srun_argv(
     rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path | None, root: Path, share: int = 1
 ) -> list[str]:
-    """One task a rank, one GPU a task, nodes filled one after the other; nothing is left to what the job was asked for.
+    """Return the srun command: one task per rank, one GPU per task, block distribution, nothing left to the job.
 
-    Each rank's output goes to a file of its own; without `outputs`, to srun's. With `share`, other runs have a step in
-    this job at the same time.
+    Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1, several runs have
+    steps in this job at the same time.
     """
     argv = [
         *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
@@ -68,14 +67,14 @@ def srun_argv(
     return [*argv, *machine.srun_options, *rank]
 
 
-def environment(
+def srun_environment(
     machine: Machine, *, outputs: Path, root: Path, address: str | None = None, job: str | None = None
 ) -> dict[str, str]:
-    """Variables that all ranks get from an srun of ours; a machine's own are last, and win."""
+    """Return the variables that srun passes to all ranks; the machine's own take precedence."""
     found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
     found["TOKENSCALE_ROOT"] = str(root)  # where the container's file finds the project
     if address is not None:
-        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(port_of(job or "0"))}
+        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(choose_port(job or "0"))}
     if machine.network is not None:  # NCCL ends where it is not there, and says in its log that it is
         found |= {"NCCL_NET": machine.network, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET"}
         found |= {"NCCL_DEBUG_FILE": str(outputs / "nccl.%h.%p.log")}
@@ -84,10 +83,10 @@ def environment(
     return found | machine.environment
 
 
-def port_of(job: str) -> int:
-    """Where the ranks of a job meet.
+def choose_port(job: str) -> int:
+    """Return the rendezvous port of a job.
 
-    >>> port_of("41"), port_of("12809")
+    >>> choose_port("41"), choose_port("12809")
     (20041, 20041)
     """
     number = int("".join(c for c in job if c.isdigit()) or 0)

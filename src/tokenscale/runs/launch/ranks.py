@@ -1,4 +1,4 @@
-"""Start the ranks of one run on this machine, and end them together."""
+"""Start the ranks of a run on this machine, and terminate them together."""
 
 import os
 import signal
@@ -9,20 +9,20 @@ import time
 from typing import IO
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.records.hardware import cores
+from tokenscale.runs.records.hardware import count_cores
 
-#: what ends a launcher: a terminal, a scheduler, a closed session, a time limit that comes
+#: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-#: seconds that ranks get to write a state to go on from, once a launcher has been told to end
+#: seconds for ranks to write a resume state after a signal
 GRACE_S = 30.0
-#: torch takes the larger of the first two, and Snakemake sets the first three to the job's threads; tokenizers that
-#: encode while training count by the last
+#: torch uses the larger of the first two, Snakemake sets the first three to the job's threads, and tokenizers use the
+#: last one
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-#: the exit code of a rank that was to listen where another process does: no rank has begun, and another port will do
+#: exit code of a rank whose port is taken: nothing has started, so another port can be tried
 PORT_TAKEN = 76
 PORTS_TRIED = 3
-#: what says to a process which rank of which world it is
-WORLD = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+#: variables that define a process's rank and world
+WORLD_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def run_ranks(
@@ -34,56 +34,56 @@ def run_ranks(
     grace_s: float = GRACE_S,
     keep: tuple[int, ...] = (),
 ) -> int:
-    """Run `argv` once a rank, with the environment torchrun would set, and `variables` over it.
+    """Run `argv` once per rank, with torchrun's environment variables and `variables`.
 
-    Returns 0, or the code of the first that failed. When a rank fails, the others are ended at once and the first
-    one's number and exit code are printed: what the others say afterwards is only its echo. When this process is told
-    to end, ranks are told so, and have `grace_s` seconds for a state to go on from.
+    Returns 0, or the exit code of the first failed rank. When a rank fails, its number and exit code are printed and
+    the others are terminated: their errors are only consequences. Signals to this process are forwarded to the ranks,
+    which have `grace_s` seconds to write a resume state.
     """
-    base = environment(threads_per_rank(world_size)) | (variables or {})
+    base = rank_environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
-        return run([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
-    base |= one_machine(base) | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        return run_processes([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
+    base |= local_rendezvous(base) | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
         base["MASTER_PORT"] = str(free_port())
         commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
-        code = run(commands, poll_s=poll_s, grace_s=grace_s, keep=keep)
+        code = run_processes(commands, poll_s=poll_s, grace_s=grace_s, keep=keep)
         if code != PORT_TAKEN:
             break
     return code
 
 
-def one_machine(base: dict[str, str]) -> dict[str, str]:
-    """Where ranks of one machine meet: the loopback interface always works, whatever the host name resolves to."""
+def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
+    """Return rendezvous variables for one machine: the loopback interface always works."""
     interface = {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")} if sys.platform == "linux" else {}
     return {"MASTER_ADDR": "127.0.0.1", **interface}
 
 
-def environment(threads: int) -> dict[str, str]:
-    """This process' variables as ranks get them, with so many threads for each."""
-    # what a launcher around this one may have left: these ranks are a world of their own
-    base = {name: value for name, value in os.environ.items() if name not in WORLD}
+def rank_environment(threads: int) -> dict[str, str]:
+    """Return this process's environment for ranks with `threads` threads each."""
+    # drop variables of an outer launcher: these ranks are a separate world
+    base = {name: value for name, value in os.environ.items() if name not in WORLD_VARIABLES}
     base |= dict.fromkeys(THREADS, str(threads))
-    # glibc hands large freed blocks back at once and faults them in again each step: 0.16 against 0.09 s a step of the
-    # demo's model here. Ignored by other C libraries.
+    # glibc returns large freed blocks to the system and faults them in again each step: 0.16 s instead of 0.09 s per
+    # step of the demo's model here. Ignored by other C libraries.
     base = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)} | base
     base["PYTHONUNBUFFERED"] = "1"
     return base
 
 
-def run(
+def run_processes(
     commands: list[tuple[list[str], dict[str, str]]],
     *,
     poll_s: float = 0.05,
     grace_s: float = GRACE_S,
     stderr: IO[str] | None = None,
-    word: signal.Signals = signal.SIGTERM,
+    end_signal: signal.Signals = signal.SIGTERM,
     keep: tuple[int, ...] = (),
 ) -> int:
-    """Start these (argv, environment) and wait for all of them; they end together. Returns as `run_ranks` does.
+    """Start (argv, environment) commands, wait for all and terminate them together. Returns as `run_ranks` does.
 
-    `word` is what tells them to end: ranks and torchrun understand SIGTERM; srun ends its tasks by force at that, and
-    passes SIGUSR1 on. They keep the files `keep` open: the lock of a run is held as long as one of its ranks lives.
+    `end_signal` asks them to end: SIGTERM for ranks and torchrun; srun kills its tasks at SIGTERM but forwards SIGUSR1.
+    They inherit the descriptors `keep`, so a run stays locked as long as one of its ranks lives.
     """
     # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
     # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
@@ -102,7 +102,7 @@ def run(
                     reason=error.strerror,
                     next="install the program, or correct its path and its permissions",
                 ) from None
-        return _wait(processes, received, word, poll_s, grace_s)
+        return _wait_for_processes(processes, received, end_signal, poll_s, grace_s)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -113,17 +113,17 @@ def run(
 
 
 def threads_per_rank(world_size: int) -> int:
-    """An even share of the job's threads: OMP_NUM_THREADS as Snakemake sets it for the whole job, else the cores.
+    """Return an even share of the job's threads: OMP_NUM_THREADS as Snakemake sets it for the job, else the cores.
 
-    More threads than cores make two ranks wait for each other: 0.62 against 0.13 s a step of the demo here.
+    With more threads than cores two ranks wait for each other: 0.62 s instead of 0.13 s per step of the demo here.
     """
     stated = os.environ.get("OMP_NUM_THREADS", "")
-    job = min(int(stated), cores()) if stated.isdigit() and int(stated) else cores()
+    job = min(int(stated), count_cores()) if stated.isdigit() and int(stated) else count_cores()
     return max(1, job // world_size)
 
 
-def _wait(
-    processes: list[subprocess.Popen], received: list[int], word: signal.Signals, poll_s: float, grace_s: float
+def _wait_for_processes(
+    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals, poll_s: float, grace_s: float
 ) -> int:
     while not received:
         codes = [r.poll() for r in processes]
@@ -140,17 +140,17 @@ def _wait(
         if all(code == 0 for code in codes):
             return 0
         time.sleep(poll_s)
-    _signal(processes, received, word, poll_s, grace_s)
+    _forward_signal(processes, received, end_signal, poll_s, grace_s)
     return 128 + received[0]
 
 
-def _signal(
-    processes: list[subprocess.Popen], received: list[int], word: signal.Signals, poll_s: float, grace_s: float
+def _forward_signal(
+    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals, poll_s: float, grace_s: float
 ) -> None:
-    """Pass the word on, once, and wait: for as long as a time limit leaves, or the grace; a second SIGINT cuts it."""
+    """Forward the signal once and wait until the grace period or time limit ends; a second SIGINT ends the wait."""
     for process in processes:
         if process.poll() is None:
-            process.send_signal(word)
+            process.send_signal(end_signal)
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
         late = received[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s
@@ -160,7 +160,7 @@ def _signal(
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has at this moment."""
+    """Return a port of the loopback interface that is free at the moment."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))

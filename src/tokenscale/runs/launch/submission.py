@@ -1,6 +1,6 @@
-"""What a training's job asks SLURM for: as Snakemake's plugin spells it, and as a script for those who submit by hand.
+"""Resources of a training job on SLURM: for Snakemake's plugin, and as a job script for manual submission.
 
-The options come from the plugin's own function, so that both ways ask for the same. Host only.
+The options come from the plugin's own function, so that both request the same. Host only.
 """
 
 import os
@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch.submission_checks import without_a_value
+from tokenscale.runs.launch.submission_checks import unset_variable_error
 from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
-#: the rule that trains, by whose name a profile may change its resources
+#: rule that trains; a profile changes its resources by this name
 RULE = "train"
-#: where SLURM's own output of a job that was submitted by hand goes
+#: folder of SLURM's output for manually submitted jobs
 LOGS = "results/logs/slurm/by-hand"
 
 
 class Resources(dict):
-    """Resources of a job, as the plugin reads them: by key, and as attributes."""
+    """Resources of a job with access by key and by attribute, as the plugin expects."""
 
     __getattr__ = dict.__getitem__
 
 
 class SubmittedJob:
-    """As much of a Snakemake job as the plugin's functions look at."""
+    """The part of a Snakemake job that the plugin's functions use."""
 
     def __init__(self, resources: dict[str, Any], threads: int = 1):
         self.resources, self.threads = Resources(resources), threads
 
 
-def resources_of(
+def merge_resources(
     shape: Geometry, machine: Machine, profile: dict[str, Any], minutes: int | None = None
 ) -> dict[str, Any]:
-    """What the rule asks for, with a profile's `default-resources` under it and its `set-resources` over it.
+    """Merge the rule's resources with a profile's `default-resources` (below) and `set-resources` (above).
 
-    `minutes` is the job's time limit; without it, the machine's.
+    `minutes` is the job's time limit, by default the machine's.
     """
     requested = {
         "mpi": "srun",
@@ -55,22 +55,26 @@ def resources_of(
     maps = [profile.get(name) or {} for name in ("default-resources", "set-resources")]
     if not all(isinstance(stated, dict) for stated in maps):
         raise UserError(
-            "a job script is written from profiles whose resources are mappings.",
-            next="name: value in place of name=value",
+            "a job script needs a profile whose resources are mappings.",
+            next="write name: value instead of name=value",
         )
     stated = {**maps[0], **requested, **maps[1].get(RULE, {})}
     if not str(stated["runtime"]).isdigit():
-        raise UserError("a job script needs a time limit in minutes.", runtime=stated["runtime"], next="runtime: 120")
+        raise UserError(
+            "a job script needs a time limit in minutes.",
+            runtime=stated["runtime"],
+            next="set runtime, such as runtime: 120",
+        )
     return {name: os.path.expandvars(value) if isinstance(value, str) else value for name, value in stated.items()}
 
 
-def options(resources: dict[str, Any], *, name: str, comment: str, log: str, directory: str = "") -> list[str]:
-    """The words that follow `sbatch`: of the plugin's functions for these resources, with account and partition."""
+def sbatch_options(resources: dict[str, Any], *, name: str, comment: str, log: str, directory: str = "") -> list[str]:
+    """Return the options of `sbatch` for these resources, with account and partition, by the plugin's functions."""
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
     job = SubmittedJob(resources)
-    if error := without_a_value([resources]):
+    if error := unset_variable_error([resources]):
         raise error
     account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
     parameters = {
@@ -84,7 +88,7 @@ def options(resources: dict[str, Any], *, name: str, comment: str, log: str, dir
     return shlex.split(get_submit_command(job, parameters) + set_gres_string(job))[1:]
 
 
-def script(
+def render_script(
     runs: list[RunSettings],
     machine: Machine,
     profile: dict[str, Any],
@@ -92,29 +96,31 @@ def script(
     manifests: list[str],
     minutes: int | None = None,
 ) -> str:
-    """A whole job script: `launches` are the words of each run's launcher, `manifests` what must be there before.
+    """Return a job script. `launches` are the launch commands of the runs, `manifests` their required files.
 
-    Several runs of one rank are in one job of one node, side by side. Raises UserError for runs that cannot be.
+    Several single-rank runs share one node. Raises UserError for runs that cannot share a job.
     """
     if machine.starter != "srun":
         raise UserError(
-            "this machine has no SLURM to submit to.", machine=machine.name, next="--profile alps, or another cluster's"
+            "this machine does not use SLURM.",
+            machine=machine.name,
+            next="use a cluster's profile, such as --profile alps",
         )
     sizes = [run.layout.world_size for run in runs]
     if len(runs) > 1 and (max(sizes) > 1 or len(runs) > machine.gpus_per_node):
         raise UserError(
             "these runs cannot share a node.",
             found=f"{len(runs)} runs of {', '.join(map(str, sizes))} ranks",
-            expected=f"runs of one rank, {machine.gpus_per_node} at most",
-            next="a script for each",
+            expected=f"at most {machine.gpus_per_node} runs of one rank",
+            next="write one script per run",
         )
     if len({run.identity for run in runs}) < len(runs):
-        raise UserError("a run is named twice.", next="name each once")
+        raise UserError("a run is listed twice.", next="list each run once")
     here, name = Path.cwd(), "+".join(run.identity for run in runs)
-    # side by side they ask for what a run of as many ranks asks for
+    # together they request what one run with as many ranks requests
     shape = geometry(sum(sizes), machine.gpus_per_node)
-    words = options(
-        resources_of(shape, machine, profile, minutes),
+    words = sbatch_options(
+        merge_resources(shape, machine, profile, minutes),
         name=f"tokenscale_{runs[0].identity}",
         comment=f"rule_{RULE}_wildcards_{name}",
         log=str(here / LOGS / "%j.log"),
@@ -127,7 +133,7 @@ def script(
         commands += ["exit $code"]
     lines = [
         "#!/usr/bin/env bash",
-        *(f"#SBATCH {option}" for option in _pairs(words) if option != "--parsable"),
+        *(f"#SBATCH {option}" for option in _pair_options(words) if option != "--parsable"),
         "#SBATCH --no-requeue",
         *(f"# {run.identity}" for run in runs),
         f"# {shape.nodes} x {shape.ranks_per_node} ranks on {machine.name}. A run that its time limit stops goes on",
@@ -140,8 +146,8 @@ def script(
     return "\n".join(lines) + "\n"
 
 
-def _pairs(words: list[str]) -> list[str]:
-    """Options with their values, one a line: `-A g1`, `--nodes=2`."""
+def _pair_options(words: list[str]) -> list[str]:
+    """Join options with their values: `-A g1`, `--nodes=2`."""
     found: list[str] = []
     for word in words:
         if word.startswith("-") or not found:

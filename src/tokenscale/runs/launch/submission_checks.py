@@ -1,4 +1,4 @@
-"""Before the first job is submitted: the budget, accounts without a value, the profile, and the image's packages."""
+"""Checks before the first job is submitted: budget, unset variables, the profile, and packages of the image."""
 
 import math
 import re
@@ -9,16 +9,16 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.costs.prices import Total
 
-#: a resource that the environment should have filled in: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
+#: reference to an environment variable: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-#: experiments that a refusal names
-LARGEST = 5
+#: number of experiments shown in an error
+MAX_EXPERIMENTS = 5
 
 
-def without_a_value(resources: Iterable[Mapping[str, object]]) -> UserError | None:
-    """The error for resources of jobs whose value still begins with `$`; None where there are none.
+def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError | None:
+    """Return the error for job resources that refer to unset variables; None if there are none.
 
-    Snakemake leaves a variable that is not set as it is, and SLURM would be given its name for a value.
+    Snakemake does not replace an unset variable, so SLURM would receive its name as a value.
     """
     found = {
         (name, match[1])
@@ -33,48 +33,48 @@ def without_a_value(resources: Iterable[Mapping[str, object]]) -> UserError | No
     return UserError(
         f"{subject} of the profile {'has' if len(variables) == 1 else 'have'} no value: {', '.join(variables)}.",
         used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
-        next="\n".join(f"export {variable}=<{_meaning(variable)}>" for variable in variables),
+        next="\n".join(f"export {variable}=<{_describe_variable(variable)}>" for variable in variables),
     )
 
 
-def _meaning(variable: str) -> str:
+def _describe_variable(variable: str) -> str:
     return "project" if variable.endswith("ACCOUNT") else "value"
 
 
-def taken_away(lost: Mapping[str, Iterable[str]]) -> UserError | None:
-    """The error for names in a profile's maps that options of the command line have replaced; None without any.
+def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | None:
+    """Return the error for entries of a profile that command-line options have replaced; None if there are none.
 
-    Without it a job would go to the account that SLURM takes by itself, with the partition's own time limit.
+    Otherwise jobs would use SLURM's default account and the partition's time limit.
     """
     if not lost:
         return None
     options = " and ".join(f"--{name}" for name in lost)
     return UserError(
-        f"{options} on the command line took away what the profile says.",
+        f"{options} on the command line replaced settings of the profile.",
         lost="\n".join(f"{name}: {', '.join(keys)}" for name, keys in lost.items()),
-        reason="Snakemake puts such an option in the place of the profile's whole map",
+        reason="Snakemake replaces the profile's whole mapping by the option",
         next="copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own",
     )
 
 
-def not_in_the_image(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
-    """The error for runs that import packages which the container's image lacks; None without any.
+def missing_package_error(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
+    """Return the error for runs that import packages missing in the container image; None if there are none.
 
-    `lacking`: package → ids of the runs that import it. `machine` and `container` are the files that say so.
+    `lacking` is package → ids of the runs that import it. `machine` and `container` are the files to change.
     """
     if not lacking:
         return None
     return UserError(
-        "runs import packages that the image of the container lacks.",
+        "runs import packages that the container image lacks.",
         file=machine,
         key="container_packages",
-        runs="\n".join(f"{package}: {some(run_ids)}" for package, run_ids in lacking.items()),
-        next=to_install(lacking, container),
+        runs="\n".join(f"{package}: {shorten_ids(run_ids)}" for package, run_ids in lacking.items()),
+        next=install_hint(lacking, container),
     )
 
 
-def to_install(packages: Iterable[str], container: str) -> str:
-    """What to do about packages that an image lacks."""
+def install_hint(packages: Iterable[str], container: str) -> str:
+    """Return the next step for packages that the image lacks."""
     file = Path(container).with_name("Containerfile")
     return (
         f"install {', '.join(packages)} in the image ({file}), build it again, and add the name to container_packages; "
@@ -82,84 +82,84 @@ def to_install(packages: Iterable[str], container: str) -> str:
     )
 
 
-def some(run_ids: list[str]) -> str:
-    """The first ids of a list.
+def shorten_ids(run_ids: list[str]) -> str:
+    """Format the first ids of a list.
 
-    >>> some(["a", "b", "c", "d"])
+    >>> shorten_ids(["a", "b", "c", "d"])
     'a, b, c and 1 more'
     """
     rest = f" and {len(run_ids) - 3:,} more" if len(run_ids) > 3 else ""
     return ", ".join(run_ids[:3]) + rest
 
 
-def cost(totals: Mapping[str, Total], node_hours: float) -> list[str]:
-    """Lines on what the runs that are to be submitted take, by experiment, beside the budget; none without runs."""
+def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:
+    """Return lines with the estimated cost of the runs to submit, by experiment, and the budget; empty if no runs."""
     if not totals:
         return []
-    runs, kept = sum(of.runs for of in totals.values()), _needed(totals) <= node_hours
+    runs, kept = sum(of.runs for of in totals.values()), _sum_node_hours(totals) <= node_hours
     width = max(map(len, totals))
     lines = [
-        f"cost of {runs:,} trainings, estimated: {hours(totals)} node-hours, "
+        f"cost of {runs:,} trainings, estimated: {format_hours(totals)} node-hours, "
         f"{'within' if kept else 'over'} the budget of {node_hours:,g} (budget.node_hours)"
     ]
     for name, of in totals.items():
         share = f", {sum(of.bounded.values()):,} with an upper bound" if of.bounded else ""
-        lines.append(f"  {name:<{width}}  {hours({name: of}):>10}  {of.runs:,} runs{share}")
-    for why, count in _together(of.bounded for of in totals.values()).items():
+        lines.append(f"  {name:<{width}}  {format_hours({name: of}):>10}  {of.runs:,} runs{share}")
+    for why, count in _sum_counts(of.bounded for of in totals.values()).items():
         lines.append(f"  ≤: {count:,} runs are priced by {why}")
-    for why, count in _together(of.unknown for of in totals.values()).items():
+    for why, count in _sum_counts(of.unknown for of in totals.values()).items():
         lines.append(f"  hours of {count:,} runs are not known: {why}")
     return lines
 
 
-def over_budget(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
-    """The error for runs that need more node-hours than the budget; None where they keep to it.
+def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
+    """Return the error for runs that exceed the budget of node-hours; None if they do not.
 
-    `totals` are those of the runs that are to be submitted, by experiment; upper bounds count as they are.
+    `totals` are the estimates of the runs to submit, by experiment; upper bounds count in full.
     """
-    needed = _needed(totals)
+    needed = _sum_node_hours(totals)
     if needed <= node_hours:
         return None
     largest = sorted(totals.items(), key=lambda item: -item[1].node_hours)
-    width = max(len(name) for name, _ in largest[:LARGEST])
-    lines = [f"{name:<{width}}  {hours({name: of}):>10}" for name, of in largest[:LARGEST]]
-    if rest := dict(largest[LARGEST:]):
-        lines.append(f"and {len(rest)} more experiments: {hours(rest)}")
+    width = max(len(name) for name, _ in largest[:MAX_EXPERIMENTS])
+    lines = [f"{name:<{width}}  {format_hours({name: of}):>10}" for name, of in largest[:MAX_EXPERIMENTS]]
+    if rest := dict(largest[MAX_EXPERIMENTS:]):
+        lines.append(f"and {len(rest)} more experiments: {format_hours(rest)}")
     unknown, bounded = (
-        _together(getattr(of, name) for of in totals.values()).total() for name in ("unknown", "bounded")
+        _sum_counts(getattr(of, name) for of in totals.values()).total() for name in ("unknown", "bounded")
     )
     return UserError(
         "the runs need more node-hours than the budget allows.",
-        needed=f"{hours(totals)} node-hours (estimated)"
+        needed=f"{format_hours(totals)} node-hours (estimated)"
         + (f", {bounded:,} runs with an upper bound" if bounded else "")
         + (f", and {unknown:,} runs of unknown hours" if unknown else ""),
         budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
-        next=f"--config '{larger(needed)}', or the same key in config.yaml;\n"
+        next=f"--config '{suggest_budget(needed)}', or the same key in config.yaml;\n"
         "or run fewer: `python -m tokenscale plan` prints what each experiment takes"
         + (";\nor `snakemake corpus tokens` first: token stores make bounds exact" if bounded else ""),
     )
 
 
-def hours(totals: Mapping[str, Total]) -> str:
-    """Node-hours of several experiments: `≤` before a sum that holds upper bounds, `≥` before one that lacks runs."""
+def format_hours(totals: Mapping[str, Total]) -> str:
+    """Format node-hours: `≤` marks a sum with upper bounds, `≥` one that lacks runs."""
     bounded, unknown = any(of.bounded for of in totals.values()), any(of.unknown for of in totals.values())
     sign = "about " if bounded and unknown else "≤ " * bounded + "≥ " * unknown
-    return f"{sign}{_needed(totals):,.1f}"
+    return f"{sign}{_sum_node_hours(totals):,.1f}"
 
 
-def _needed(totals: Mapping[str, Total]) -> float:
+def _sum_node_hours(totals: Mapping[str, Total]) -> float:
     return sum(of.node_hours for of in totals.values())
 
 
-def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return sum(map(Counter, counts), Counter())
 
 
-def larger(needed: float) -> str:
-    """What allows so many node-hours, behind `--config`.
+def suggest_budget(needed: float) -> str:
+    """Return the value of `--config` that allows this number of node-hours.
 
-    >>> larger(123.4)
+    >>> suggest_budget(123.4)
     'budget={node_hours: 130}'
     """
     return f"budget={{node_hours: {-(-math.ceil(needed) // 10) * 10}}}"

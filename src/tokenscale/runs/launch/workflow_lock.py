@@ -1,4 +1,4 @@
-"""Who runs the workflow in this folder, and Snakemake's lock where its owner died without taking it off."""
+"""Track the Snakemake processes in this folder, and remove Snakemake's lock if its owner was killed."""
 
 import atexit
 import fcntl
@@ -12,33 +12,34 @@ from typing import IO
 
 from tokenscale.runs.launch import clock
 
-#: options with which Snakemake makes nothing; beside them -n, alone or with others behind it
-LOOKING = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--lint", "--report", "--summary", "-S"}
-LOOKING |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--version", "-v"}
+#: options with which Snakemake runs no jobs, besides -n
+DRY_OPTIONS = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--lint", "--report", "--summary", "-S"}
+DRY_OPTIONS |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--version", "-v"}
 _held: list[IO[str]] = []
 
 
-def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: Path = Path("results")) -> bool:
-    """Called by each Snakemake that is about to make something here, before it asks for its own lock.
+def enter_workflow(
+    arguments: Sequence[str], folder: Path = Path(".snakemake"), results: Path = Path("results")
+) -> bool:
+    """Register this Snakemake process before it takes Snakemake's own lock. Returns False for dry runs and the like.
 
-    All that work at the same time share a lock of the operating system, which ends with their processes, whatever ends
-    them. Who finds it free is alone: a lock of Snakemake's is then one that a killed Snakemake left, and is taken off.
-    File systems may keep their locks from other nodes; so a process that left its name on another node counts as alive,
-    until `--unlock` says that it is not.
+    Concurrent processes share a lock of the operating system, which ends with them. A process that finds it free is
+    alone: a lock of Snakemake is then stale and is removed. File systems may not share locks between nodes, so a
+    process registered on another node counts as alive until `--unlock` is given.
 
-    Who is alone also sees whether the clock was set back since the last call, and puts the times of `results` right.
-    Returns whether this call makes something: not for a dry run and the like.
+    A process that is alone also checks whether the clock was set back since the last call, and repairs modification
+    times in `results`.
     """
-    if LOOKING & set(arguments) or any(a.startswith("-n") for a in arguments):
+    if DRY_OPTIONS & set(arguments) or any(a.startswith("-n") for a in arguments):
         return False
     if _held:
         return True
     folder.mkdir(exist_ok=True)
     owners_file = folder / "tokenscale.owners"
-    back_s = clock.set_back(owners_file) if owners_file.is_file() else None
+    back_s = clock.measure_setback(owners_file) if owners_file.is_file() else None
     file = open(owners_file, "a+", encoding="utf-8")  # held until the process ends
     try:
-        alone = _taken(file)
+        alone = _acquire(file)
     except OSError:  # a file system without locks: Snakemake's own has to do
         file.close()
         return True
@@ -50,7 +51,7 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
         if locks.is_dir() and any(locks.iterdir()):
             print("tokenscale: taking off the lock of a Snakemake that was killed.", file=sys.stderr)
             shutil.rmtree(locks)
-        if back_s is not None and (moved := clock.to_the_past(results)):
+        if back_s is not None and (moved := clock.repair_future_times(results)):
             message = (
                 f"tokenscale: the clock was set back by {back_s:.0f} s or more since the last call; {moved} files of"
             )
@@ -64,12 +65,12 @@ def enter(arguments: Sequence[str], folder: Path = Path(".snakemake"), results: 
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
     _held.append(file)
-    atexit.register(_leave, file, os.getpid())
+    atexit.register(_release, file, os.getpid())
     return True
 
 
-def _taken(file: IO[str]) -> bool:
-    """Whether nobody else has it."""
+def _acquire(file: IO[str]) -> bool:
+    """Take the shared lock and return whether no other process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -77,16 +78,16 @@ def _taken(file: IO[str]) -> bool:
     return True
 
 
-def _leave(file: IO[str], process: int) -> None:
-    """An orderly end: who is the last one leaves no name."""
-    if os.getpid() == process and _taken(file):
+def _release(file: IO[str], process: int) -> None:
+    """Unregister this process at an orderly exit."""
+    if os.getpid() == process and _acquire(file):
         file.truncate(0)
 
 
 def use_this_python() -> None:
     """Put the folder of the running Python first in PATH, for this process and its children.
 
-    A Snakemake that is called by its path then runs its jobs with its own Python, activated or not.
+    A Snakemake called by its path then runs jobs with its own Python, activated or not.
     """
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)

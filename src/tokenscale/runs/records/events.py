@@ -1,4 +1,4 @@
-"""Append-only event files of one rank. No torch: any training loop can write them."""
+"""Append-only event files of a rank. Without torch, so that any training loop can write them."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import aside
+from tokenscale.base.files import temporary_path
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
 #: made once: `json.dumps` with options of its own makes an encoder for each call
@@ -22,9 +22,9 @@ def _nonfinite(value: Any) -> bool:
 class Writer:
     """Writes `steps.jsonl`, `spans.jsonl` and `events.jsonl` below one `attempt=NN/rank=NNNNN/` directory.
 
-    Lines are kept in memory and written, whole lines in one system call a file, when `flush_lines` have come together
-    or `flush_s` seconds have passed, and at `close`; so a killed process loses at most the last moments and leaves at
-    most one partial line. Non-finite numbers become null and set `nonfinite`.
+    Lines are buffered and written, in one system call per file, after `flush_lines` lines or `flush_s` seconds, and at
+    `close`. A killed process loses at most the buffer and leaves at most one partial line. Non-finite numbers become
+    null and set `nonfinite`.
     """
 
     def __init__(self, directory: str | Path, *, flush_lines: int = 50, flush_s: float = 5.0):
@@ -35,7 +35,7 @@ class Writer:
             self._files = {name: os.open(self.directory / f"{name}.jsonl", new, 0o644) for name in FIELDS}
         except FileExistsError as error:
             raise UserError(
-                "this attempt has been logged already; a log has one writer.",
+                "this attempt has already been logged; a log has one writer.",
                 found=error.filename,
                 next="start it with `python -m tokenscale launch`, or with another --attempt",
             ) from None
@@ -45,8 +45,7 @@ class Writer:
         self._epoch = time.time() - time.monotonic()
 
     def unix_s(self, mono_s: float) -> float:
-        """Wall-clock time of a time on the monotonic clock, by the wall clock as it was when this log began: one that
-        is set meanwhile puts no step before another."""
+        """Convert monotonic to wall-clock time, by the offset at the log's start, so that clock changes keep order."""
         return self._epoch + mono_s
 
     def step(self, **fields: Any) -> None:
@@ -54,11 +53,11 @@ class Writer:
         self._add("steps", fields)
 
     def span(self, name: str, start_mono_s: float, duration_s: float, step: int | None = None) -> None:
-        """One timed stretch of work."""
+        """Log a timed span of work."""
         self._add("spans", {"name": name, "step": step, "start_mono_s": start_mono_s, "duration_s": duration_s})
 
     def event(self, event: str, **fields: Any) -> None:
-        """Something that happened once; written through at once."""
+        """Log an event and flush."""
         now = time.monotonic()
         self._add("events", {"event": event, "t_unix_s": self.unix_s(now), "t_mono_s": now, **fields})
         self.flush()
@@ -78,7 +77,7 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Hand all lines to the operating system."""
+        """Write all buffered lines."""
         for name, lines in self._lines.items():
             if lines:
                 data = ("\n".join(lines) + "\n").encode()
@@ -88,7 +87,7 @@ class Writer:
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:
-        """Flush, sync to disk, close. What counts is on disk before process groups are torn down."""
+        """Flush, sync to disk and close, before process groups are torn down."""
         self.flush()
         for descriptor in self._files.values():
             os.fsync(descriptor)
@@ -97,18 +96,18 @@ class Writer:
 
 
 class Status:
-    """Keeps `<run>/status.json` current, at most once in `every_s` seconds."""
+    """Keep `<run>/status.json` current, written at most every `every_s` seconds."""
 
     def __init__(self, path: Path, every_s: float = 2.0):
         self.path, self.every_s, self._last = path, every_s, 0.0
 
     def update(self, force: bool = False, **fields: object) -> None:
-        """Write the fields and the time, if it is due. A full disk here must not end a training: errors are ignored."""
+        """Write fields and time if due. Errors such as a full disk are ignored, so that training continues."""
         now = time.monotonic()  # the wall clock may be set back
         if not force and now - self._last < self.every_s:
             return
         self._last = now
-        temporary = aside(self.path)
+        temporary = temporary_path(self.path)
         try:
             temporary.write_text(json.dumps({"t_unix_s": round(time.time(), 3), **fields}))
             os.replace(temporary, self.path)

@@ -1,11 +1,11 @@
-"""Logs of any training loop, in the form that tables and reports are made of. Standard library only: no torch.
+"""Log any training loop in the format of tables and reports. Standard library only, without torch.
 
 >>> facts = {"approach": "my loop", "steps": 100, "global_batch": 8, "sequence_length": 512}
 >>> with ExternalRun("results/runs/external-mine-0", **facts) as run:  # doctest: +SKIP
 ...     for step in range(100):
 ...         with run.waiting():
 ...             batch = next(batches)
-...         loss = train(batch)  # and wait for the device: a time taken before says nothing
+...         loss = train(batch)  # and synchronise the device, or the time is meaningless
 ...         useful = int((batch.labels != -100).sum())
 ...         run.step(loss_sum=loss * useful, useful_tokens=useful, total_tokens=batch.labels.size, rows=8)
 """
@@ -21,11 +21,11 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.hardware import boot
+from tokenscale.runs.records.hardware import get_boot_id
 from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
-#: what a run may state of itself beside what it must, with its type
-STATED: dict[str, type] = {
+#: optional facts of a run, with their types
+OPTIONAL_FACTS: dict[str, type] = {
     **{name: str for name in ("model", "corpus", "tokenizer", "precision")},
     **{name: int for name in ("micro_batch", "seed", "parameters")},
     "number_format": str,  # of the matrix products: bf16, fp16, tf32, fp32, fp8
@@ -36,13 +36,13 @@ STATED: dict[str, type] = {
 
 
 class ExternalRun:
-    """The log of one rank of a training that tokenscale does not run. Rank 0 writes `run.json`, sealed at the end.
+    """Log of one rank of a training run by another program. Rank 0 writes `run.json`, sealed at the end.
 
-    `folder` is `results/runs/external-<name>`; a rank of several says its `rank` and the `world_size`, and `device` is
-    what it trains on ("NVIDIA H100 80GB HBM3", "cpu"). `approach` is the name in tables and figures, `steps` the number
-    of optimizer steps asked for, `global_batch` the rows that all ranks together train on in a step. Further facts are
-    those of `STATED`. Raises UserError for another folder, a fact that is unknown or of another type, numbers that no
-    run has, or an attempt that was logged already.
+    `folder` is `results/runs/external-<name>`. Each of several ranks passes its `rank` and the `world_size`. `device`
+    names the hardware ("NVIDIA H100 80GB HBM3", "cpu"). `approach` is the name in tables and figures, `steps` the
+    planned number of optimizer steps, `global_batch` the number of sequences per step over all ranks. Further facts are
+    those of `OPTIONAL_FACTS`. Raises UserError for another folder, an unknown or invalid fact, and an attempt that has
+    already been logged.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class ExternalRun:
         if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
             expected = f"results/runs/{EXTERNAL_PREFIX}<name>"
             raise UserError(
-                "a run of another program says so by its name.",
+                "the folder of another program's run needs the prefix of external runs.",
                 folder=folder,
                 expected=expected,
                 next="rename the folder to the expected form",
             )
-        if unknown := sorted(stated.keys() - set(STATED)):
+        if unknown := sorted(stated.keys() - set(OPTIONAL_FACTS)):
             raise UserError(
-                "this says nothing to a table.",
+                "unknown run facts.",
                 found=", ".join(unknown),
-                allowed=", ".join(STATED),
-                next="use only the allowed names",
+                allowed=", ".join(OPTIONAL_FACTS),
+                next="use the allowed names only",
             )
         counts = {"steps": steps, "global_batch": global_batch, "sequence_length": sequence_length}
-        _check({"approach": approach, **counts, "world_size": world_size, **stated})
+        _check_facts({"approach": approach, **counts, "world_size": world_size, **stated})
         if not 0 <= rank < world_size:
             raise UserError(
-                "there is no such rank.",
+                "the rank is out of range.",
                 found=rank,
                 expected=f"0 to {world_size - 1}",
                 next="pass a rank in the expected range",
@@ -101,24 +101,24 @@ class ExternalRun:
         log = self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}"
         if log.exists():
             raise UserError(
-                "this attempt has been logged already; a log has one writer.",
+                "this attempt has already been logged; a log has one writer.",
                 found=log,
-                next=f"another folder, or attempt={attempt + 1} for a run that goes on",
+                next=f"use another folder, or attempt={attempt + 1} for a resumed run",
             )
         self._writer = Writer(log)
         self._step, self._waited, self._paused, self._last = 0, 0.0, 0.0, 0.0
 
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
-            self._record = provenance.start(self.folder, self._record)
-        self._writer.event("run_start", world_size=self.world_size, boot=boot())
+            self._record = provenance.start_record(self.folder, self._record)
+        self._writer.event("run_start", world_size=self.world_size, boot=get_boot_id())
         self._writer.event("init_done")
         self._last = time.monotonic()
         return self
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the wait for the next batch: that share of the step is a data stall."""
+        """Time the wait for the next batch, which counts as data stall."""
         began = time.monotonic()
         try:
             yield
@@ -127,7 +127,7 @@ class ExternalRun:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is no part of a step: validation, checkpoints."""
+        """Exclude the block from step time, such as validation and checkpoints."""
         began = time.monotonic()
         try:
             yield
@@ -135,10 +135,12 @@ class ExternalRun:
             self._paused += time.monotonic() - began
 
     def step(self, *, loss_sum: float, useful_tokens: int, total_tokens: int, rows: int, **fields: Any) -> None:
-        """One optimizer step has ended, and the device with it. All four are this rank's own: the sum of its useful
-        tokens' losses in nats, labels that count, positions computed on with padding, and rows; a scalar of NumPy or
-        torch will do. `fields`: any of `schema.FIELDS["steps"]`, which count for what is measured here; `step` where
-        the first one is not 0."""
+        """Log the end of an optimizer step, after synchronising the device.
+
+        All values are of this rank: the loss summed over useful tokens in nats, the number of useful tokens, of all
+        positions including padding, and of rows; NumPy and torch scalars are accepted. `fields` are any of
+        `schema.FIELDS["steps"]` and override values measured here; pass `step` if the first one is not 0.
+        """
         now = time.monotonic()
         number = fields.pop("step", self._step)
         measured = {"t_unix_s": self._writer.unix_s(now), "t_mono_s": now, "step_s": now - self._last - self._paused}
@@ -149,7 +151,7 @@ class ExternalRun:
         self._step, self._last, self._waited, self._paused = number + 1, now, 0.0, 0.0
 
     def validation(self, *, loss_sum: float, useful_tokens: int, rows: int, **fields: Any) -> None:
-        """The loss on a held-out slice, summed over its useful tokens, after the steps logged so far."""
+        """Log the loss on a held-out slice, summed over its useful tokens, after the steps logged so far."""
         counts = {"useful_tokens": int(useful_tokens), "rows": int(rows)}
         self._writer.event("validation", step=self._step, loss_sum=float(loss_sum), **counts, **fields)
 
@@ -161,27 +163,27 @@ class ExternalRun:
             # of the other ranks some may be writing yet
             logs = sorted(self._writer.directory.glob("*.jsonl"))
             hashes = {path.relative_to(self.folder).as_posix(): sha256_file(path) for path in logs}
-            provenance.seal(self.folder, self._record, {"status": status, "steps": self._step, "logs": hashes})
+            provenance.seal_record(self.folder, self._record, {"status": status, "steps": self._step, "logs": hashes})
 
 
-def _check(facts: dict[str, Any]) -> None:
-    """What a run states is of the types that the tables read; a count is at least 1."""
+def _check_facts(facts: dict[str, Any]) -> None:
+    """Check that facts have the types of the tables and counts are at least 1. Raises UserError."""
     counts = dict.fromkeys(("steps", "global_batch", "sequence_length", "world_size"), int)
-    kinds = {"approach": str, **counts, **STATED}
+    kinds = {"approach": str, **counts, **OPTIONAL_FACTS}
     for name, value in facts.items():
         kind = kinds[name]
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits:
             words = {str: "a text", int: "a whole number", float: "a number", dict: "a mapping"}[kind]
             raise UserError(
-                f"{name} is {words}.",
+                f"{name} must be {words}.",
                 found=f"{value!r} ({type(value).__name__})",
                 next="pass a value of the expected type",
             )
         if (name in counts and value < 1) or value == "":
             raise UserError(
-                f"{name} says nothing.",
+                f"{name} has no value.",
                 found=repr(value),
                 expected="1 or more" if name in counts else "a text",
-                next="pass a value, or leave the fact out",
+                next="pass a value, or omit the fact",
             )

@@ -1,4 +1,4 @@
-"""What machine this is, from what the operating system says; nothing guessed."""
+"""Description of this machine, as the operating system reports it."""
 
 import ctypes
 import math
@@ -10,32 +10,32 @@ from typing import Any
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
-    """Cores and bytes that control groups leave this process, None where they set no limit. Both versions are read."""
-    groups = lines_of(root / "proc/self/cgroup")
+    """Return the limits of cores and memory bytes by control groups (v1 and v2); None without a limit."""
+    groups = read_lines(root / "proc/self/cgroup")
     cores, memory = [], []
     for folder in _group_folders(groups, "", root / "sys/fs/cgroup"):  # version 2
-        quota, _, period = text_of(folder / "cpu.max").partition(" ")
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():
             cores.append(int(quota) / int(period))
-        memory += _number(folder / "memory.max")
+        memory += _parse_limit(folder / "memory.max")
     for folder in _group_folders(groups, "cpu", root / "sys/fs/cgroup/cpu"):  # version 1
         for quota, period in zip(
-            _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us"), strict=False
+            _parse_limit(folder / "cpu.cfs_quota_us"), _parse_limit(folder / "cpu.cfs_period_us"), strict=False
         ):
             cores.append(quota / period)
     for folder in _group_folders(groups, "memory", root / "sys/fs/cgroup/memory"):
-        memory += _number(folder / "memory.limit_in_bytes")
+        memory += _parse_limit(folder / "memory.limit_in_bytes")
     memory = [limit for limit in memory if limit < 2**60]  # version 1 writes "no limit" as a huge number
     return min(cores, default=None), min(memory, default=None)
 
 
 def usable_cores(affinity: int, quota: float | None) -> int:
-    """Cores that work at once: those this process may use, no more than control groups pay for."""
+    """Return the cores usable at once: the affinity's, limited by the control groups' quota."""
     return max(1, min(affinity, math.ceil(quota))) if quota else affinity
 
 
 def _group_folders(groups: list[str], controller: str, mount: Path) -> Iterator[Path]:
-    """This process's group and its parents up to the mount: each of them limits. A container sees only the mount."""
+    """Yield this process's control group and its parents up to the mount, each of which may set a limit."""
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
@@ -44,44 +44,44 @@ def _group_folders(groups: list[str], controller: str, mount: Path) -> Iterator[
                 yield mount / part
 
 
-def text_of(path: Path) -> str:
-    """A file's text without surrounding space; empty where it cannot be read."""
+def read_text(path: Path) -> str:
+    """Return a file's stripped text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def lines_of(path: Path) -> list[str]:
-    return text_of(path).splitlines()
+def read_lines(path: Path) -> list[str]:
+    return read_text(path).splitlines()
 
 
-def _number(path: Path) -> list[int]:
-    text = text_of(path)
+def _parse_limit(path: Path) -> list[int]:
+    text = read_text(path)
     return [int(text)] if text.isdigit() else []  # "max" and -1 are no limits
 
 
-def cores() -> int:
-    """Cores that this process can keep busy: those it may use, no more than its control groups pay for."""
-    return usable_cores(affinity(), cgroup_limits()[0])
+def count_cores() -> int:
+    """Return the number of cores that this process can use, limited by affinity and control groups."""
+    return usable_cores(count_affinity_cores(), cgroup_limits()[0])
 
 
-def affinity() -> int:
-    """Cores that this process may run on."""
+def count_affinity_cores() -> int:
+    """Return the number of cores in this process's affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def boot() -> str | None:
-    """Which boot of which machine this is, as Linux names it; monotonic clocks of one boot can be compared."""
+def get_boot_id() -> str | None:
+    """Return Linux's boot id; monotonic clocks of one boot can be compared."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
 
 
-def describe() -> dict[str, Any]:
-    """CPU model, cores, memory, architecture and operating system. Unknown facts are left out."""
-    facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": cores()}
+def describe_machine() -> dict[str, Any]:
+    """Return CPU model, cores, memory, architecture and operating system; unknown facts are left out."""
+    facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": count_cores()}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.lower().startswith("model name"):
@@ -95,7 +95,7 @@ def describe() -> dict[str, Any]:
 
 
 class Energy:
-    """Joules since the driver was loaded, of one board, found by the PCI address that torch knows; None without one.
+    """Energy counter of a GPU board, found by its PCI address: joules since the driver was loaded.
 
     nvmlDeviceGetTotalEnergyConsumption counts millijoules on boards of Volta and later.
     """
@@ -115,7 +115,7 @@ class Energy:
             return
 
     def joules(self) -> float | None:
-        """The counter now; None where nothing counts."""
+        """Return the counter's value; None without a counter."""
         if self._library is None:
             return None
         millijoules = ctypes.c_ulonglong()

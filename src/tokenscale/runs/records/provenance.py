@@ -1,4 +1,4 @@
-"""`run.json`: what made a run's numbers. Written when the run starts, sealed when it ends."""
+"""Provenance record of a run, `run.json`: written when the run starts, sealed when it ends."""
 
 import importlib.metadata
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import without_password
+from tokenscale.base.errors import redact_credentials
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json, write_text
 from tokenscale.runs.records import hardware
 
@@ -38,8 +38,8 @@ PACKAGES = (
 )
 
 
-def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Versions of those packages that are installed."""
+def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Return the versions of the installed packages."""
     found = {"python": platform.python_version(), "tokenscale": __version__}
     for package in packages:
         try:
@@ -49,7 +49,7 @@ def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def git_state() -> tuple[dict[str, Any], str]:
+def read_git_state() -> tuple[dict[str, Any], str]:
     """(commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree this package
     lies in; or ({}, "")."""
 
@@ -75,39 +75,39 @@ def git_state() -> tuple[dict[str, Any], str]:
     }, diff
 
 
-def environment() -> dict[str, str]:
-    """The allowed environment variables that are set."""
+def allowed_environment() -> dict[str, str]:
+    """Return the allowed environment variables that are set."""
     family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET.search(k)}
-    return {k: without_password(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
+    return {k: redact_credentials(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
 
 
-def start(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write `<directory>/run.json` with the common facts added to `record`; the dirty diff goes beside it."""
-    git, diff = git_state()
+def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write `<directory>/run.json` with common facts added to `record`, and the diff of a dirty working tree."""
+    git, diff = read_git_state()
     if diff:
         write_text(directory / "dirty.diff", diff)
     full = {
         "schema": 1,
         **record,
         "git": git,
-        "versions": versions(),
-        "environment": environment(),
-        "hardware": {**hardware.describe(), **record.get("hardware", {})},
-        "argv": ["tokenscale", *map(without_password, sys.argv[1:])],
+        "versions": find_versions(),
+        "environment": allowed_environment(),
+        "hardware": {**hardware.describe_machine(), **record.get("hardware", {})},
+        "argv": ["tokenscale", *map(redact_credentials, sys.argv[1:])],
         "outcome": {"status": "running"},
     }
     write_json(directory / "run.json", full)
     return full
 
 
-def seal(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """Write the final record with a digest over its canonical JSON, so that a later edit can be found."""
+def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Write the final record with a digest of its canonical JSON, so that later edits are detected."""
     body = {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome}
     write_json(directory / "run.json", body | {"seal": sha256_text(canonical_json(body))})
 
 
-def sealed(path: Path) -> dict[str, Any] | None:
-    """The record at `path` if it is sealed and untouched, else None."""
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Return the record at `path` if it is sealed and unchanged, else None."""
     if not path.is_file():
         return None
     record = read_json(path, "run record")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenscale.base.errors import UserError, nearest
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.costs.flops import Weights
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
@@ -258,7 +258,7 @@ def _config_class(shape: ModelSettings) -> type:
     mapping = _library().CONFIG_MAPPING
     known = list(mapping.keys())
     if shape.transformers not in known:
-        near = nearest(shape.transformers, known)
+        near = find_nearest(shape.transformers, known)
         raise UserError(
             f"transformers has no model type {shape.transformers!r}.",
             model=shape.name,

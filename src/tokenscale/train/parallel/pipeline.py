@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tokenscale.costs.pipeline_schedules import in_flight, schedule, stages_of
+from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.micro_batch import MicroBatch
@@ -33,7 +33,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """
     model, sharding, layout = cast(Decoder, parallel.objective.model), parallel.sharding, mesh.layout
     rank, ranks = mesh.index("pipeline"), layout.pipeline
-    stages = stages_of(model.settings, model.sequence_length, layout.stages)
+    stages = assign_stages(model.settings, model.sequence_length, layout.stages)
     mine = stages[rank::ranks]
     first, last = rank == 0, rank == ranks - 1
     own_layers = {layer for layers in mine for layer in layers}
@@ -185,7 +185,7 @@ class Pipeline:
         last backward pass. Returns the sum of losses over all ranks of the pipeline, on each of them.
         """
         layout = self.mesh.layout
-        actions = schedule(layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank)
+        actions = build_schedule(layout.schedule, self.rank, self.ranks, micro_steps, layout.stages_per_rank)
         loss_sum = torch.zeros((), device=self.mesh.world.device)
         micro_batches: dict[int, MicroBatch] = {}
         activations: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
@@ -201,7 +201,7 @@ class Pipeline:
                     self.messages.receive("F", x)
                     x.requires_grad_()
                 timer.lap("bubble")
-                measured = probe.forward(times=in_flight(actions)) if probe and number == 0 else nullcontext()
+                measured = probe.forward(times=max_in_flight(actions)) if probe and number == 0 else nullcontext()
                 with autocast(), measured:
                     y = self._forward(micro_batches[k], x, chunk)
                 if self._is_last(chunk):
