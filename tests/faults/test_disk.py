@@ -11,7 +11,7 @@ NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 SAID = {
     "full": "tokenscale: the disk is full.",
     "readonly": "tokenscale: the file system is read-only.",
-    "denied": "tokenscale: this file or folder may not be used so.",
+    "denied": "tokenscale: permission denied for this file or folder.",
 }
 
 

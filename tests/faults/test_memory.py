@@ -8,7 +8,7 @@ import torch
 
 from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
 from tokenscale.cli import main as cli
-from tokenscale.cli.operating_system_errors import error_of
+from tokenscale.cli.operating_system_errors import translate_error
 from tokenscale.train.loop import Training
 
 HUGE = 1 << 60
@@ -32,15 +32,15 @@ LIBRARIES = {
 def test_what_each_library_says_is_one_message(library):
     with pytest.raises(Exception) as caught:
         LIBRARIES[library]()
-    said = error_of(caught.value).render()
-    assert said.startswith("tokenscale: main memory was full") and "  next    more memory" in said, said
+    said = translate_error(caught.value).render()
+    assert said.startswith("tokenscale: main memory was full") and "  next    allow more memory" in said, said
 
 
 def test_a_gpu_s_memory_is_told_as_such_and_other_errors_are_not(capsys):
-    said = error_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).render()
+    said = translate_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).render()
     assert said.startswith("tokenscale: a GPU's memory was full.") and "micro_batch" in said
-    assert error_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
-    assert error_of(ValueError("remember")) is None
+    assert translate_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert translate_error(ValueError("remember")) is None
 
 
 def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, monkeypatch, capsys):  # noqa: F811

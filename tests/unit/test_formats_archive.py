@@ -290,7 +290,7 @@ def test_the_verb_names_the_store_on_a_nodes_disk(lab, tmp_path, capsys):
     path = tmp_path / "packed-sequence_length=16/manifest.json"
     assert cli.main(words) == 0 and capsys.readouterr().out.strip() == str(path)
     before = path.stat().st_mtime_ns
-    assert cli.main(words) == 0 and capsys.readouterr().out.strip() == f"{path} (was there)"
+    assert cli.main(words) == 0 and capsys.readouterr().out.strip() == f"{path} (already exists)"
     assert path.stat().st_mtime_ns == before
 
 
@@ -298,9 +298,12 @@ def test_the_verb_names_the_store_on_a_nodes_disk(lab, tmp_path, capsys):
     "words, says",
     [
         (["--archive", "nowhere", "--output", "o/manifest.json"], "the manifest of the token store is missing"),
-        (["--archive", "ARCHIVE", "--output", "o/manifest.json", "--sequence-length", "0"], "0 is no sequence length"),
+        (
+            ["--archive", "ARCHIVE", "--output", "o/manifest.json", "--sequence-length", "0"],
+            "--sequence-length must be at least 1",
+        ),
         (["--archive", "ARCHIVE", "--output", "o/manifest.json", "--store", "packd"], "unknown format 'packd'"),
-        (["--archive", "ARCHIVE", "--output", "o/rows.bin"], "a store's manifest is called manifest.json"),
+        (["--archive", "ARCHIVE", "--output", "o/rows.bin"], "a store's manifest must be named manifest.json"),
     ],
 )
 def test_wrong_words_are_one_message_and_exit_code_2(lab, tmp_path, capsys, monkeypatch, words, says):

@@ -253,9 +253,9 @@ def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_pat
     [
         ([], "one of the arguments --tables --backtest is required"),
         (["--backtest", "--tables", "x"], "not allowed with argument"),
-        (["--tables", "x", "--world-sizes", "2,0"], "'0' is no whole number of at least 1"),
-        (["--tables", "x", "--world-sizes", "2;4"], "'2;4' is no whole number"),
-        (["--tables", "x", "--ranks-per-node", "0"], "'0' is no whole number"),
+        (["--tables", "x", "--world-sizes", "2,0"], "'0' is not a whole number of at least 1"),
+        (["--tables", "x", "--world-sizes", "2;4"], "'2;4' is not a whole number"),
+        (["--tables", "x", "--ranks-per-node", "0"], "'0' is not a whole number"),
     ],
 )
 def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsys):

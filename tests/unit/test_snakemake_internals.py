@@ -34,19 +34,19 @@ def test_rules_use_no_private_part_themselves(path):
 def test_jobs_to_submit_leave_out_local_rules_and_targets():
     train, figure, target = Job("train"), Job("figure"), Job("all", norun=True)
     workflow = workflow_of([train, figure, target], [train, figure, target], local=["figure"])
-    assert internals.jobs_to_submit(workflow) == [train]
+    assert internals.get_jobs_to_submit(workflow) == [train]
 
 
 def test_outputs_are_those_left_and_those_that_were_made(tmp_path):
     (tmp_path / "made").touch()
     left, made, failed = Job("a", ["left"]), Job("b", [str(tmp_path / "made")]), Job("c", [str(tmp_path / "none")])
-    found = internals.outputs_of_jobs(workflow_of([left, made, failed], [made, failed]))
+    found = internals.get_job_outputs(workflow_of([left, made, failed], [made, failed]))
     assert found == ([["left"]], [[str(tmp_path / "made")]])
 
 
 def test_a_release_without_a_part_is_refused_with_a_next_step():
     with pytest.raises(UserError, match="does not fit the workflow") as caught:
-        internals.jobs_to_submit(SimpleNamespace())
+        internals.get_jobs_to_submit(SimpleNamespace())
     assert "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
 
 

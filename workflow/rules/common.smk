@@ -43,7 +43,7 @@ from tokenscale.settings.registry import (
 
 use_this_python()
 # A report of what is there: no rule that trains, or makes what trainings read, is known, and what is missing is no input.
-COMMAND_LINE = internals.command_line()
+COMMAND_LINE = internals.get_command_line()
 WORDS = COMMAND_LINE[1:]
 NOW = "report_now" in WORDS
 # Snakemake's own report is made of the files that are there; `--report-after-run` makes the missing ones first.
@@ -308,8 +308,8 @@ def report_missing():
     if NOW or not internals.is_planned(workflow):
         say_missing(LEFT_OUT)
         return
-    left, made = internals.outputs_of_jobs(workflow)
-    if not (workflow.dryrun and internals.jobs_to_run(workflow)):
+    left, made = internals.get_job_outputs(workflow)
+    if not (workflow.dryrun and internals.get_jobs_to_run(workflow)):
         missing.write_record(left + made, dry_run.snakemake_command(call))
     say_missing(missing.find_missing_outputs(left))
 
@@ -428,12 +428,12 @@ def check_command_line():
     made = {rule.name: rule for rule in workflow.rules}
 
     def is_known(word):
-        return os.path.exists(word) or any(internals.rules_with(workflow, word))
+        return os.path.exists(word) or any(internals.find_rules(workflow, word))
 
     unknown = {word for word in WORDS if word[0:1] != "-" and not is_known(word)}
     if not unknown:
         return
-    for target in internals.requested_targets(WORDS):
+    for target in internals.parse_targets(WORDS):
         if target in unknown:
             names = [name for name, rule in made.items() if not rule.has_wildcards()]
             near = find_nearest(target, files_of_all() if "/" in target else names)

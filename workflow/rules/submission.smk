@@ -12,7 +12,7 @@ def without_a_value(jobs):
 
 
 def taken_away(jobs):
-    maps = internals.given_resources(workflow)
+    maps = internals.get_given_resources(workflow)
     rules = {job.rule.name for job in jobs}
     lost = (
         profile.find_replaced_entries(maps, rules, COMMAND_LINE, os.environ)
@@ -51,7 +51,7 @@ def say(error):
 
 onstart:
     if internals.submits_jobs(workflow):
-        jobs = internals.jobs_to_submit(workflow)
+        jobs = internals.get_jobs_to_submit(workflow)
         error = (
             taken_away(jobs)
             or without_a_value(jobs)
@@ -67,7 +67,7 @@ onstart:
 def warn():
     """A dry run calls no hook and knows no executor: where a machine's ranks come from srun, jobs are submitted."""
     if workflow.dryrun and internals.is_planned(workflow):
-        jobs = internals.jobs_to_submit(workflow)
+        jobs = internals.get_jobs_to_submit(workflow)
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found += [not_in_the_image(jobs), over_budget(jobs)]

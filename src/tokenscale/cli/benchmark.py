@@ -1,4 +1,4 @@
-"""Side-by-side measurements, each run apart from everything else."""
+"""Run side-by-side measurements, each in isolation."""
 
 import argparse
 import importlib
@@ -26,18 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (help_text, add, _) in BENCHMARKS.items():
         add(kinds.add_parser(name, help=help_text))
     for name in SCRIPTS:
-        # whatever options follow: `run` answers with the new place
+        # accept any options: `run` reports the new location
         kinds.add_parser(name).parse_known_args = lambda _, namespace=None: (namespace or argparse.Namespace(), [])
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Measure and print the table. Return the exit code of a process that was started for it elsewhere."""
+    """Run a benchmark and print its table. Return the exit code of a process that was started elsewhere, if any."""
     if (script := SCRIPTS.get(arguments.benchmark)) is not None:
         raise UserError(
-            f"the benchmark {arguments.benchmark} is a script of the repository now.",
+            f"the benchmark {arguments.benchmark} is now a script of the repository.",
             next=f"python {script} --help",
         )
-    # found by name: a rule lists the module of its own benchmark as its code
+    # imported by name: a rule lists the module of its own benchmark as its code
     measure = BENCHMARKS[arguments.benchmark][2]
     return measure(importlib.import_module(f"tokenscale.benchmark.{arguments.benchmark}"), arguments)
 
@@ -136,7 +136,11 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
     parser.add_argument(
-        "--seconds", type=_positive, default=1e9, metavar="S", help="begin no case that may not end within S seconds"
+        "--seconds",
+        type=_parse_positive,
+        default=1e9,
+        metavar="S",
+        help="begin no case that may not end within S seconds",
     )
     parser.add_argument("--again", action="store_true", help="repeat cases that have a file already")
     parser.add_argument("--case", metavar="NAME", help="run this one case in this process")
@@ -150,7 +154,7 @@ def _measure_gpu(module: ModuleType, arguments: argparse.Namespace) -> None:
         module.measure(arguments.output, **options)
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")

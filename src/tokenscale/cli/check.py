@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         findings.update(Path("docs/results.md"), Path("evidence"))
         return 0
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
-    configured = configuration.configuration(arguments, overrides)
+    configured = configuration.load_configuration(arguments, overrides)
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config = configuration.configuration(arguments, {**overrides, "scale": scale})
+        config = configuration.load_configuration(arguments, {**overrides, "scale": scale})
         here = scale == configured.settings.scale
         names = arguments.experiment
         if names and not one_scale:  # each experiment at the scales that it has

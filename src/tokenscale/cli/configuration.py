@@ -1,4 +1,4 @@
-"""The options of commands that read the configuration, with Snakemake's names and merge rules."""
+"""Options of commands that read the configuration, with Snakemake's names and merge rules."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--configfile`, `--config` and `--profile`, as Snakemake has them."""
+    """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
     parser.add_argument(
         "--configfile",
         nargs="+",
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
 
 
-def call_of(arguments: argparse.Namespace) -> "Call":
-    """What these options add to config/config.yaml. UserError for a file that is missing and a value without a key."""
+def read_call(arguments: argparse.Namespace) -> "Call":
+    """Return what these options add to config/config.yaml. Raise UserError for a missing file or invalid value."""
     from tokenscale.settings.calls import Call
 
     for file in arguments.configfile:
@@ -37,22 +37,22 @@ def call_of(arguments: argparse.Namespace) -> "Call":
             raise UserError(
                 "the configuration file is missing.",
                 file=file,
-                next="name a file that is there; names of experiments stand before --configfile",
+                next="name an existing file; put names of experiments before --configfile",
             )
-    return Call(tuple(arguments.configfile), dict(map(_pair, arguments.config)), arguments.profile)
+    return Call(tuple(arguments.configfile), dict(map(_parse_pair, arguments.config)), arguments.profile)
 
 
-def configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
-    """The configuration that these options name; `overrides` win over it."""
+def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
+    """Load the configuration that these options name; `overrides` take precedence."""
     from tokenscale.settings.config import load_config
 
-    call = call_of(arguments)
+    call = read_call(arguments)
     return load_config(
         configfiles=call.configfiles, profile=call.profile, overrides={**call.config, **(overrides or {})}
     )
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _parse_pair(text: str) -> tuple[str, Any]:
     import yaml
 
     key, sign, value = text.partition("=")
@@ -62,7 +62,7 @@ def _pair(text: str) -> tuple[str, Any]:
     except yaml.YAMLError:
         pass
     raise UserError(
-        "--config takes KEY=VALUE, with a value that is YAML.",
+        "--config needs KEY=VALUE with a YAML value.",
         found=text,
         next=f"--configfile {text}" if Path(text).is_file() else "--config scale=workstation",
     )

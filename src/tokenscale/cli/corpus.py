@@ -1,4 +1,4 @@
-"""Raw text → raw Parquet with train and validation splits, and their manifest."""
+"""Build raw Parquet with train and validation splits from raw text, and write the manifest."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of `corpus`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
     parser.add_argument(
         "--downloads", nargs="?", type=Path, metavar="FILE", help="kinds url, hub: results/downloads/NAME/manifest.json"
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Build the corpus and say what it holds."""
+    """Build the corpus and report its size."""
     settings = from_json(CorpusSettings, arguments.settings)
     progress = Progress(f"corpus {settings.name}")
     downloads = arguments.downloads.parent if arguments.downloads else None

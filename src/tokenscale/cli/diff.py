@@ -1,18 +1,20 @@
-"""Two reports' folders, cell by cell: measures, claims, and the facts of their origin that may explain a difference."""
+"""Compare two reports' folders cell by cell: measures, claims, and facts that may explain a difference."""
 
 import argparse
 from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two folders, and where to write it down."""
-    parser.add_argument("a", type=Path, metavar="A", help="the report to compare with, such as results/report of then")
+    """Add the options for the two folders and the output file."""
+    parser.add_argument(
+        "a", type=Path, metavar="A", help="the report to compare with, such as an older copy of results/report"
+    )
     parser.add_argument("b", type=Path, metavar="B", help="the report that is compared")
-    parser.add_argument("--output", type=Path, help="write it as Markdown, too")
+    parser.add_argument("--output", type=Path, help="also write the result as Markdown")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs."""
+    """Print the differences."""
     from tokenscale.base.files import write_text
     from tokenscale.report import difference, table
 

@@ -1,4 +1,4 @@
-"""Files of a corpus that lies elsewhere (kinds url and hub) → results/downloads, held by hash."""
+"""Download the files of a corpus of kind url or hub to results/downloads, and verify them by hash."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of `download`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
     parser.add_argument(
         "--output", required=True, type=Path, metavar="FILE", help="results/downloads/NAME/manifest.json"
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Download and say what is there."""
+    """Download the files and report their number and size."""
     settings = from_json(CorpusSettings, arguments.settings)
     manifest = fetch_corpus(settings, arguments.output.parent)
     files = [file for key in FILE_LISTS for file in manifest.get(key, ())]

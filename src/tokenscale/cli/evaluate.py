@@ -35,7 +35,7 @@ from tokenscale.train.precision import autocast_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint and the data; by default the held-out documents of its corpus."""
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="…/checkpoints/final, say")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--corpus",

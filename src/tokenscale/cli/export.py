@@ -23,7 +23,7 @@ from tokenscale.train.models.convert_hf import to_hf
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint, the tokenizer and the output folder."""
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="…/checkpoints/final, say")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
         "--tokenizer",

@@ -1,11 +1,11 @@
-"""Logs of an experiment's runs → typed tables (Parquet)."""
+"""Convert the logs of an experiment's runs to typed tables (Parquet)."""
 
 import argparse
 from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Paths in, folder out."""
+    """Add the options that name the inputs and the output folder."""
     parser.add_argument(
         "--experiment", required=True, type=Path, help="run table: results/experiments/<name>/runs.json"
     )
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark", nargs="*", type=Path, default=[], action="extend", help="data benchmark files (JSON)"
     )
-    for name, what in (("store", "token stores"), ("corpus", "the corpora that they are of")):
+    for name, what in (("store", "token stores"), ("corpus", "their corpora")):
         parser.add_argument(
             f"--{name}", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help=f"manifests of {what}"
         )
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingest and print row counts."""
+    """Ingest the logs and report the number of rows of each table."""
     from tokenscale.analysis.ingest import ingest
 
     counts = ingest(

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.run is None:
         from tokenscale.cli.plan_prices import RunPrices
 
-        settings = configuration.configuration(arguments)
+        settings = configuration.load_configuration(arguments)
         requests = requests_by_id(arguments.run_id, arguments.profile, settings, RunPrices(settings).time_limit_minutes)
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}

@@ -129,9 +129,9 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
         print("tokenscale: interrupted.", file=sys.stderr)
         return 130
     except Exception as error:
-        from tokenscale.cli.operating_system_errors import error_of
+        from tokenscale.cli.operating_system_errors import translate_error
 
-        if (found := error_of(error)) is None:
+        if (found := translate_error(error)) is None:
             raise
         print(found.render(), file=sys.stderr)
         return 2

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.config_json is not None:
         config = Config({**arguments.config_json, **overrides})
     else:
-        config = configuration.configuration(arguments, overrides)
+        config = configuration.load_configuration(arguments, overrides)
     names = config.select_experiments(arguments.experiment)
     if arguments.output:
         if len(names) != 1:

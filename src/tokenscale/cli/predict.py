@@ -1,4 +1,4 @@
-"""What a training would do on more ranks, by a model fitted to few of them; and how good that model was before."""
+"""Predict step times on more ranks with a model fitted to few, and back-test the model on published points."""
 
 import argparse
 import json
@@ -6,31 +6,31 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An experiment's tables, or the back-test."""
+    """Add the options for an experiment's tables, or for the back-test."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tables", type=Path, metavar="DIR", help="results/tables/EXPERIMENT: fit its own runs")
     what.add_argument(
         "--backtest", action="store_true", help="published points: fit the small sizes, predict the large"
     )
-    parser.add_argument("--series", metavar="NAME", help="only this one")
+    parser.add_argument("--series", metavar="NAME", help="only this series")
     parser.add_argument(
-        "--collectives", nargs="+", type=Path, default=[], metavar="FILE", help="of `benchmark collectives`"
+        "--collectives", nargs="+", type=Path, default=[], metavar="FILE", help="results of `benchmark collectives`"
     )
     parser.add_argument("--sweep", action="store_true", help="with --backtest: the link from published all-reduces")
-    parser.add_argument("--world-sizes", type=_sizes, metavar="N,N,…", help="default 1, 2, 4, … 1024")
+    parser.add_argument("--world-sizes", type=_parse_world_sizes, metavar="N,N,…", help="default 1, 2, 4, … 1024")
     parser.add_argument(
-        "--ranks-per-node", type=_one, metavar="N", help="default: what the runs' launcher says, else 1"
+        "--ranks-per-node", type=_parse_positive, metavar="N", help="default: as in the runs' records, else 1"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-#: options that go with only one of the two questions
+#: options that belong to only one of the two modes
 ONLY = {"backtest": ("sweep",), "tables": ("collectives", "world_sizes", "ranks_per_node")}
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the table. Raises UserError for an option of the other question."""
-    _check(arguments)
+    """Print the predictions or the back-test. Raise UserError for an option that belongs to the other mode."""
+    _check_options(arguments)
     if arguments.backtest:
         from tokenscale.analysis import published
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n\n".join(projection.words(one) for one in found))
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     requested = "backtest" if arguments.backtest else "tables"
     for question, options in ONLY.items():
         for option in options:
@@ -63,11 +63,11 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise UserError(f"--{name} goes with --{question}.", found=f"--{requested}", next=f"leave out --{name}")
 
 
-def _one(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _sizes(text: str) -> list[int]:
-    return sorted({_one(part) for part in text.split(",")})
+def _parse_world_sizes(text: str) -> list[int]:
+    return sorted({_parse_positive(part) for part in text.split(",")})

@@ -1,4 +1,7 @@
-"""One rank of a run, as torchrun, srun or our own launcher starts it. What this imports is a training's code."""
+"""Run one rank of a run, as torchrun, srun or our own launcher starts it.
+
+The modules imported here are the code of a training.
+"""
 
 import argparse
 import json
@@ -8,12 +11,12 @@ from pathlib import Path
 
 from tokenscale.runs.launch.ranks import PORT_TAKEN
 
-#: what srun says to a task, and what ranks read
+#: variable of srun → variable that ranks read
 SRUN = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Paths are those of manifests; what lies beside them is read."""
+    """Add the options that describe the run. Input paths are manifests; the data beside them is read."""
     # not `--run`: torchrun takes that for an abbreviation of an option of its own
     parser.add_argument("--settings", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
@@ -24,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
-    parser.add_argument("--srun", action="store_true", help="started by srun: ranks are numbered as its tasks are")
-    parser.add_argument("--hang-s", type=float, default=0, help="seconds without a step after which it ends; 0: never")
+    parser.add_argument("--srun", action="store_true", help="started by srun: take the rank from its variables")
+    parser.add_argument(
+        "--hang-s", type=float, default=0, help="seconds without a step after which the rank ends; 0: never"
+    )
     parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
     parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
-    parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by place on the node, as JSON")
+    parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by local rank, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,6 +74,6 @@ def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F82
         try:
             train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
         except Interrupted:
-            pass  # not a failure, for which the others would be killed; the launcher reads it from the log
+            pass  # not a failure, which would kill the other ranks; the launcher reads it from the log
     world.close()
     return 0

@@ -1,4 +1,4 @@
-"""Tables → figures, the HTML pages, the PDF and the folder that holds them all."""
+"""Build the report from tables: figures, HTML pages, the PDF, and the folder that holds them all."""
 
 import argparse
 from pathlib import Path
@@ -8,17 +8,17 @@ LEDGER = Path("config/claims.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-verb a product."""
+    """Add one sub-command for each part of the report."""
     kinds = "all | figure | page | experiment | view | changes | pdf | bundle"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
     whole = parts.add_parser("all", help="everything below except the views, and the claims, from tables alone")
-    _of_experiments(whole)
-    _copied(whole)
+    _add_experiments(whole)
+    _add_copied_files(whole)
     whole.add_argument(
         "--ledger", type=Path, metavar="FILE", help=f"the claims; by default {LEDGER}, where there is one"
     )
     figure = parts.add_parser(
-        "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its words as JSON"
+        "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON"
     )
     figure.add_argument("name", help="name of the figure")
     figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
@@ -29,37 +29,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="results/figures/<experiment>/<name>, with any of the endings or none",
     )
     page = parts.add_parser("page", help="the first page: verdicts and claims, and a sole experiment in full")
-    _of_experiments(page)
+    _add_experiments(page)
     experiment = parts.add_parser("experiment", help="the page of one of several experiments")
     experiment.add_argument("name", help="name of the experiment")
-    _from_tables(experiment)
-    view = parts.add_parser("view", help="some claims and the figures that bear on them, as a page")
+    _add_tables(experiment)
+    view = parts.add_parser("view", help="a page of some claims and their figures")
     view.add_argument("name", help="report_pretokenization or report_ddp")
-    _of_experiments(view)
+    _add_experiments(view)
     changes = parts.add_parser("changes", help="what differs from another report's folder, as a page")
     text = "the other report, such as a copy of results/report"
     changes.add_argument("baseline", type=Path, metavar="FOLDER", help=text)
-    _of_experiments(changes)
+    _add_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
-    _of_experiments(pdf)
-    page.add_argument("--changes", action="store_true", help="link the page of changes, which is made beside it")
+    _add_experiments(pdf)
+    page.add_argument("--changes", action="store_true", help="link the page of changes, which is built beside it")
     for part in (page, view, changes, pdf):
-        part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the verb claims writes it")
+        part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the command claims writes it")
     bundle = parts.add_parser(
         "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
     )
-    _of_experiments(bundle)
-    _copied(bundle)
+    _add_experiments(bundle)
+    _add_copied_files(bundle)
     bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
 
 
-def _of_experiments(part: argparse.ArgumentParser) -> None:
+def _add_experiments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
-    _from_tables(part)
+    _add_tables(part)
 
 
-def _copied(part: argparse.ArgumentParser) -> None:
+def _add_copied_files(part: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--workflow", type=Path, default=Path("workflow/Snakefile"), help="Snakefile to copy, where there is one"
     )
@@ -68,7 +68,7 @@ def _copied(part: argparse.ArgumentParser) -> None:
     )
 
 
-def _from_tables(part: argparse.ArgumentParser) -> None:
+def _add_tables(part: argparse.ArgumentParser) -> None:
     part.add_argument("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
     part.add_argument(
         "--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures"
@@ -77,21 +77,21 @@ def _from_tables(part: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the part that is asked for and name its file."""
+    """Build the requested part and print its path."""
     print({
-        "all": _all,
-        "figure": _figure,
-        "page": _page,
-        "experiment": _experiment,
-        "view": _view,
-        "changes": _changes,
-        "pdf": _pdf,
-        "bundle": _bundle,
+        "all": _build_all,
+        "figure": _build_figure,
+        "page": _build_page,
+        "experiment": _build_experiment,
+        "view": _build_view,
+        "changes": _build_changes,
+        "pdf": _build_pdf,
+        "bundle": _build_bundle,
     }[arguments.part](arguments))  # fmt: skip
     return 0
 
 
-def _all(arguments: argparse.Namespace) -> str:
+def _build_all(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build, claims
 
     output = arguments.output or REPORT
@@ -109,10 +109,10 @@ def _all(arguments: argparse.Namespace) -> str:
     return "\n".join([*judged, *map(str, written)])
 
 
-def _figure(arguments: argparse.Namespace) -> str:
+def _build_figure(arguments: argparse.Namespace) -> str:
     from tokenscale.report import registry, save
 
-    registry.figure_class(arguments.name)  # a misspelt name is told before a missing table
+    registry.figure_class(arguments.name)  # report a misspelt name before a missing table
     output = arguments.output
     if output.suffix[1:] in save.KINDS:  # fig.svg: the name of one of the files
         output = output.with_suffix("")
@@ -120,7 +120,7 @@ def _figure(arguments: argparse.Namespace) -> str:
     return f"{output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
 
 
-def _page(arguments: argparse.Namespace) -> Path:
+def _build_page(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / page.HOME
@@ -129,7 +129,7 @@ def _page(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _experiment(arguments: argparse.Namespace) -> Path:
+def _build_experiment(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / f"{arguments.name}.html"
@@ -137,7 +137,7 @@ def _experiment(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _view(arguments: argparse.Namespace) -> Path:
+def _build_view(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle, page, views
 
     views.named(arguments.name)
@@ -148,7 +148,7 @@ def _view(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _changes(arguments: argparse.Namespace) -> Path:
+def _build_changes(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import changes, page
 
     output = arguments.output or REPORT / page.CHANGES
@@ -156,7 +156,7 @@ def _changes(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _pdf(arguments: argparse.Namespace) -> Path:
+def _build_pdf(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle, pdf, views
 
     if arguments.view is not None:
@@ -169,7 +169,7 @@ def _pdf(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _bundle(arguments: argparse.Namespace) -> Path:
+def _build_bundle(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle
 
     output = arguments.output or REPORT

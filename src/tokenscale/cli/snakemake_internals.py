@@ -1,4 +1,4 @@
-"""Everything of Snakemake's private interface that the workflow's rules use, in one place.
+"""All private parts of Snakemake that the workflow's rules use.
 
 Snakemake may change these parts in any release. A release without one of them is refused with a clear message.
 """
@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError
 TESTED = "9.27"
 
 
-def internal(owner: Any, path: str) -> Any:
+def get_internal(owner: Any, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
@@ -38,60 +38,60 @@ def exit_with(error: UserError) -> NoReturn:
     os._exit(2)
 
 
-def command_line() -> list[str]:
+def get_command_line() -> list[str]:
     """Return Snakemake's command line, the program first."""
     return sys.argv
 
 
-def requested_targets(words: Iterable[str]) -> list[str]:
-    """Return the targets among these words; only Snakemake's own parser tells them from values of options."""
+def parse_targets(words: Iterable[str]) -> list[str]:
+    """Return the targets among these words; only Snakemake's own parser distinguishes them from option values."""
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(list(words))[0].targets
 
 
 def is_planned(workflow: Any) -> bool:
-    """Whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do not."""
-    return internal(workflow, "scheduler") is not None
+    """Return whether this call of Snakemake planned jobs; calls such as --list-rules or --unlock do not."""
+    return get_internal(workflow, "scheduler") is not None
 
 
-def jobs_to_run(workflow: Any) -> list[Any]:
+def get_jobs_to_run(workflow: Any) -> list[Any]:
     """Return the jobs that this call runs or has run."""
-    return list(internal(workflow, "dag.needrun_jobs")(exclude_finished=False))
+    return list(get_internal(workflow, "dag.needrun_jobs")(exclude_finished=False))
 
 
-def jobs_to_submit(workflow: Any) -> list[Any]:
+def get_jobs_to_submit(workflow: Any) -> list[Any]:
     """Return the jobs that go to a cluster: all that run, except for local rules and targets."""
-    local = internal(workflow, "_localrules")
-    return [job for job in jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun]
+    local = get_internal(workflow, "_localrules")
+    return [job for job in get_jobs_to_run(workflow) if job.rule.name not in local and not job.is_norun]
 
 
 def submits_jobs(workflow: Any) -> bool:
-    """Whether this process submits jobs, rather than runs them here or inside of such a job."""
-    return internal(workflow, "non_local_exec") and not internal(workflow, "remote_exec")
+    """Return whether this process submits jobs, instead of running them here or inside such a job."""
+    return get_internal(workflow, "non_local_exec") and not get_internal(workflow, "remote_exec")
 
 
-def outputs_of_jobs(workflow: Any) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the outputs of jobs that this call did not run, and of those that it ran and that exist, a list a job."""
-    run = set(jobs_to_run(workflow))
-    jobs = [job for job in internal(workflow, "dag.jobs") if job.output]
+def get_job_outputs(workflow: Any) -> tuple[list[list[str]], list[list[str]]]:
+    """Return two lists of output lists, one per job: of jobs not run by this call, and of jobs it ran successfully."""
+    run = set(get_jobs_to_run(workflow))
+    jobs = [job for job in get_internal(workflow, "dag.jobs") if job.output]
     left = [list(job.output) for job in jobs if job not in run]
     made = [list(job.output) for job in jobs if job in run and all(map(os.path.exists, job.output))]
     return left, made
 
 
-def given_resources(workflow: Any) -> dict[str, Any]:
+def get_given_resources(workflow: Any) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
-    given = internal(workflow, "resource_settings")
+    given = get_internal(workflow, "resource_settings")
     return {
-        "default-resources": internal(given, "default_resources") or {},
-        "set-resources": internal(given, "overwrite_resources"),
-        "set-threads": internal(given, "overwrite_threads"),
+        "default-resources": get_internal(given, "default_resources") or {},
+        "set-resources": get_internal(given, "overwrite_resources"),
+        "set-threads": get_internal(given, "overwrite_threads"),
     }
 
 
-def rules_with(workflow: Any, target: str) -> Iterator[str]:
-    """Yield the names of rules that make a target, or have its name."""
-    for rule in internal(workflow, "rules"):
+def find_rules(workflow: Any, target: str) -> Iterator[str]:
+    """Yield the names of rules that make a target or have its name."""
+    for rule in get_internal(workflow, "rules"):
         if rule.name == target or rule.is_producer(target):
             yield rule.name

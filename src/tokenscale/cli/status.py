@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         from tokenscale.settings import calls
         from tokenscale.settings.calls import NO_OPTIONS
 
-        call = configuration.call_of(arguments)
+        call = configuration.read_call(arguments)
         if call == NO_OPTIONS and (last := calls.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")

@@ -1,4 +1,4 @@
-"""Make or fetch a tokenizer, with its manifest."""
+"""Train or fetch a tokenizer, and write its manifest."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's options."""
+    """Add the options of `tokenizer`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
     parser.add_argument(
         "--corpus", nargs="?", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Build the tokenizer and say what it is."""
+    """Build the tokenizer and report its size."""
     settings = from_json(TokenizerSettings, arguments.settings)
     start = time.monotonic()
     directory = arguments.output.parent

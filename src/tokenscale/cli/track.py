@@ -1,19 +1,21 @@
-"""A run's events → TensorBoard, MLflow or Weights & Biases (offline), after the run or while it is being written."""
+"""Export a run's events to TensorBoard, MLflow or Weights & Biases (offline), after the run or while it runs."""
 
 import argparse
 from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Runs in, tracker, folder out."""
+    """Add the options that name the runs, the tracker and the output folder."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY", help="results/runs/RUN_ID")
     parser.add_argument("--to", required=True, metavar="TRACKER", help="tensorboard, mlflow or wandb")
-    parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="an earlier export is replaced")
-    parser.add_argument("--follow", action="store_true", help="go on until every run is sealed")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="FOLDER", help="output folder; an earlier export is replaced"
+    )
+    parser.add_argument("--follow", action="store_true", help="continue until every run is sealed")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Export and say what came of it."""
+    """Export the runs and report the result."""
     from tokenscale.analysis.exporters.track import track
 
     def log(line: str) -> None:

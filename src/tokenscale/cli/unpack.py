@@ -1,4 +1,4 @@
-"""An archive → a packed store, byte for byte the one that comes from the text; needs neither text nor tokenizer."""
+"""Unpack an archive into a packed store, identical to the one from the text, without text or tokenizer."""
 
 import argparse
 from pathlib import Path
@@ -12,28 +12,34 @@ from tokenscale.settings.data import StoreSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where from, what, where to."""
+    """Add the options for the archive, the store and the output."""
     parser.add_argument("--archive", required=True, type=Path, metavar="PATH", help="the archive: folder or manifest")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sequence-length", type=int, default=1024, metavar="N", help="positions a row (default 1024)")
-    what.add_argument("--store", metavar="NAME", help="the packed store by its whole name, as rules say it")
+    what.add_argument("--store", metavar="NAME", help="full name of the packed store, as in the rules")
     to = parser.add_mutually_exclusive_group(required=True)
-    to.add_argument("--output", type=Path, metavar="FILE", help="the store's manifest.json; the rest lies beside")
+    to.add_argument(
+        "--output", type=Path, metavar="FILE", help="the store's manifest.json; its other files are beside it"
+    )
     to.add_argument(
         "--local-disk",
         type=Path,
         metavar="DIR",
-        help="the disk of a node: makes DIR/packed…/manifest.json, unless it is there, and prints its path",
+        help="local disk of a node: write DIR/packed…/manifest.json unless it exists, and print its path",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write, and say what came of it."""
+    """Write the store and report the result."""
     if arguments.sequence_length < 1:
-        raise UserError(f"{arguments.sequence_length} is no sequence length.", next="--sequence-length 2048, say")
+        raise UserError(
+            "--sequence-length must be at least 1.",
+            found=arguments.sequence_length,
+            next="--sequence-length 2048, for example",
+        )
     if arguments.output is not None and arguments.output.name != "manifest.json":
         raise UserError(
-            "a store's manifest is called manifest.json.", output=arguments.output, next="FOLDER/manifest.json"
+            "a store's manifest must be named manifest.json.", output=arguments.output, next="FOLDER/manifest.json"
         )
     found = read_store_manifest(arguments.archive)
     options = {name: found["options"][name] for name in ("split", "eos")}
@@ -44,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.local_disk is not None:
         path, made = unpack_once(arguments.archive, store, arguments.local_disk, progress)
         progress.close()
-        print(path if made else f"{path} (was there)")
+        print(path if made else f"{path} (already exists)")
         return
     with hold_run_folder(arguments.output.parent, f"the store {store.directory}", wait=True):
         manifest = unpack(arguments.archive, store, arguments.output.parent, progress)

@@ -1,6 +1,6 @@
-"""Is a figure, a page or a report what its data and code draw? Are results what was written, every byte of them?
+"""Verify that figures, pages and reports match their data and code, and results their manifests.
 
-Of reports it says identical, data changed, code changed or not ours; of results, each file that is not as it was.
+A report is identical, data changed, code changed, or foreign. For results, every changed file is listed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tokenscale.settings.data import StoreSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The files, and where the tables are."""
+    """Add the options for the files to verify and the tables."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -34,18 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
     ledger = Path("config/claims.yaml")
-    parser.add_argument("--ledger", type=Path, default=ledger, metavar="FILE", help="the claims, to judge them again")
+    parser.add_argument("--ledger", type=Path, default=ledger, metavar="FILE", help="the claims, to test them again")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is found; 0 where everything is as it was, else 1."""
+    """Print the findings. Return 0 if nothing changed, else 1."""
 
     wrong = False
     reports = [path for path in arguments.files if not is_results(path)]
     for path in arguments.files:
         if path not in reports:
             found, counts = verify_results(path)
-            print(summary(path, found, counts))
+            print(format_summary(path, found, counts))
             wrong |= any(not finding.note for finding in found)
     if reports:
         from tokenscale.report.verification import IDENTICAL, text, verify
@@ -57,28 +57,28 @@ def run(arguments: argparse.Namespace) -> int:
     return int(wrong)
 
 
-#: files beside what a manifest lists
+#: files beside those that a manifest lists
 BESIDE = {"manifest.json", "build.json", ".lock"}
-#: of a run's folder, beside its attempts
+#: entries of a run's folder, beside its attempts
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part", ".arriving")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it was written; a `note` says what is no fault, such as a run that has not ended."""
+    """One file that is not as it was written. A `note` is not a fault: a run that has not ended, for example."""
 
     what: str
     note: bool = False
 
 
 def is_results(path: Path) -> bool:
-    """Whether a folder is that of results: it holds some of what is checked here."""
+    """Return whether a folder holds results: at least one of the kinds that are verified here."""
     return path.is_dir() and any((path / name).is_dir() for name, _, _ in KINDS)
 
 
 def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
-    """(what is found; how many of each kind were read). Raises nothing for damage: all of it is told."""
+    """Return (findings, number of records read of each kind). Damage never raises; it is a finding."""
     found: list[Finding] = []
     counts: Counter[str] = Counter()
     for name, pattern, check in KINDS:
@@ -87,13 +87,13 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
             try:
                 found += check(path.parent)
             except UserError as error:
-                found.append(_finding_of(error))
-        found += _strangers(results / name, pattern)
+                found.append(_finding_from_error(error))
+        found += _find_unknown_entries(results / name, pattern)
     return found, counts
 
 
-def summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:
-    """What `verify` prints."""
+def format_summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:
+    """Return the text that `verify` prints."""
     read = ", ".join(f"{name} {n}" for name, n in counts.items()) or "nothing"
     faults = sum(not finding.note for finding in found)
     lines = [f"{'note  ' if finding.note else 'fault '} {finding.what}" for finding in found]
@@ -103,68 +103,70 @@ def summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:
 # --- stations -----------------------------------------------------------------------------------------------------
 
 
-def _corpus(folder: Path) -> Iterator[Finding]:
+def _verify_corpus(folder: Path) -> Iterator[Finding]:
     files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
-    yield from _files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}")
+    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}")
 
 
-def _download(folder: Path) -> Iterator[Finding]:
+def _verify_download(folder: Path) -> Iterator[Finding]:
     next = f"snakemake -f {folder / 'manifest.json'}"
     manifest = read_json(folder / "manifest.json", "manifest of the download", next)
     with report_malformed(folder / "manifest.json", "manifest of the download", next):
         files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
-        found = list(_files(folder, files, "download", next, beside={"hashes.json"}))
+        found = list(_verify_files(folder, files, "download", next, beside={"hashes.json"}))
     yield from found
 
 
-def _tokenizer(folder: Path) -> Iterator[Finding]:
+def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
     manifest = read_tokenizer(folder)
     files = [file | {"bytes": file.get("bytes", -1)} for file in (manifest["file"], *manifest.get("derived", []))]
-    yield from _files(folder, files, "tokenizer", restore_tokenizer(folder))
+    yield from _verify_files(folder, files, "tokenizer", restore_tokenizer(folder))
 
 
-def _store(folder: Path) -> Iterator[Finding]:
+def _verify_store(folder: Path) -> Iterator[Finding]:
     manifest = read_store_manifest(folder)
     with report_malformed(
         folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"
     ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
-    yield from _files(folder, manifest["files"], "token store", f"snakemake -f {folder / 'manifest.json'}")
+    yield from _verify_files(folder, manifest["files"], "token store", f"snakemake -f {folder / 'manifest.json'}")
 
 
-def _files(
+def _verify_files(
     folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: set[str] = frozenset()
 ) -> Iterator[Finding]:
-    """What a manifest lists, byte by byte, and what lies beside it."""
+    """Check the files of a manifest byte by byte, and find files that it does not list."""
     for file in files:
         try:
             path = folder / file["name"]
             size = path.stat().st_size if file["bytes"] < 0 and path.is_file() else file["bytes"]
             check_file(path, size, file["sha256"], what=what, next=next, content=True)
         except UserError as error:
-            yield _finding_of(error)
+            yield _finding_from_error(error)
     known = {file["name"].split("/")[0] for file in files} | BESIDE | beside
-    yield from (_extra(path) for path in sorted(folder.iterdir()) if path.name not in known)
+    yield from (_extra_finding(path) for path in sorted(folder.iterdir()) if path.name not in known)
 
 
-def _run(folder: Path) -> Iterator[Finding]:
-    """The seal of a run's record, its logs against the record, and its checkpoints."""
+def _verify_run(folder: Path) -> Iterator[Finding]:
+    """Check the seal of a run's record, its logs against the record, and its checkpoints."""
     record = read_json(folder / "run.json", "run's record", "restore it from a copy, or train the run again")
     if not isinstance(record, dict) or "seal" not in record:
-        yield Finding(f"{folder}: has not ended; its logs are not sealed", note=True)
+        yield Finding(f"{folder}: the run has not ended; its logs are not sealed", note=True)
         record = None
     elif read_sealed(folder / "run.json") is None:
-        yield Finding(f"{folder / 'run.json'}: edited after it was sealed; restore it from a copy, or train again")
+        yield Finding(
+            f"{folder / 'run.json'}: edited after it was sealed; restore it from a copy, or train the run again"
+        )
     else:
-        yield from _sealed(folder, record)
-    yield from _checkpoints(folder / "checkpoints")
+        yield from _verify_sealed(folder, record)
+    yield from _verify_checkpoints(folder / "checkpoints")
     for path in sorted(folder.iterdir()):
         if path.name not in OF_RUN and not path.name.startswith("attempt="):
-            yield _extra(path)
+            yield _extra_finding(path)
 
 
-def _sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
+def _verify_sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
     with report_malformed(folder / "run.json", "run's record", "train the run again"):
         logs = dict(record["outcome"].get("logs") or {})
         digest = (record.get("git") or {}).get("diff_sha256")
@@ -177,66 +179,66 @@ def _sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(f"{path}: changed after it was sealed; {next}")
     for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl")):
         if path.relative_to(folder).as_posix() not in logs:
-            yield Finding(f"{path}: a log that the sealed record does not know")
+            yield Finding(f"{path}: a log that is not in the sealed record")
     diff = folder / "dirty.diff"
     if digest and (not diff.is_file() or sha256_file(diff) != digest):
-        yield Finding(f"{diff}: {'changed' if diff.is_file() else 'missing'}; it is what the commit lacks")
+        yield Finding(f"{diff}: {'changed' if diff.is_file() else 'missing'}; it holds the uncommitted changes")
     if (folder / "done.json").is_file():
         done = read_json(folder / "done.json", "mark of a run's end", f"snakemake --touch {folder / 'done.json'}")
         if not isinstance(done, dict) or done.get("seal") != record["seal"]:
-            yield Finding(f"{folder / 'done.json'}: is of another record than run.json")
+            yield Finding(f"{folder / 'done.json'}: belongs to another record than run.json")
 
 
-def _checkpoints(folder: Path) -> Iterator[Finding]:
+def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
     there = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if there and importlib.util.find_spec("torch") is None:
-        yield Finding(f"{folder}: not read, torch is not installed", note=True)
+        yield Finding(f"{folder}: not verified, because torch is not installed", note=True)
         return
     for path in there:
         if path.name.endswith(LEFT_OVER):
-            yield _extra(path)
+            yield _extra_finding(path)
             continue
         from tokenscale.train.checkpoint import Checkpoint  # torch
 
         try:
             names = set(Checkpoint(path).files) | {"tokenizer"}
-            yield from _tokenizer(path / "tokenizer") if (path / "tokenizer").is_dir() else ()
-            yield from (_extra(file) for file in sorted(path.iterdir()) if file.name not in names)
+            yield from _verify_tokenizer(path / "tokenizer") if (path / "tokenizer").is_dir() else ()
+            yield from (_extra_finding(file) for file in sorted(path.iterdir()) if file.name not in names)
         except UserError as error:
-            yield _finding_of(error)
+            yield _finding_from_error(error)
 
 
-# --- what belongs to nothing --------------------------------------------------------------------------------------
+# --- entries without an owner -------------------------------------------------------------------------------------
 
 
-def _strangers(folder: Path, pattern: str) -> Iterator[Finding]:
-    """Folders without a manifest, and files, where only folders with one should be."""
+def _find_unknown_entries(folder: Path, pattern: str) -> Iterator[Finding]:
+    """Find folders without a manifest, and files where only such folders should be."""
     depth = pattern.count("/")
     for path in sorted(folder.glob("/".join(["*"] * depth))) if folder.is_dir() else ():
         if path.is_dir() and not (path / pattern.rsplit("/", 1)[1]).is_file():
             purged = pattern.endswith("manifest.json")
             yield Finding(f"{path}: holds no {pattern.rsplit('/', 1)[1]}", note=not purged)
         elif not path.is_dir():
-            yield _extra(path)
+            yield _extra_finding(path)
 
 
-def _finding_of(error: UserError) -> Finding:
-    """A refusal on one line."""
+def _finding_from_error(error: UserError) -> Finding:
+    """Convert an error to a finding of one line."""
     facts = dict(error.facts)
     where = [facts.pop(name) for name in ("file", "manifest", "path", "checkpoint") if name in facts]
     return Finding(f"{', '.join(where)}: {error.what} {'; '.join(f'{name} {text}' for name, text in facts.items())}")
 
 
-def _extra(path: Path) -> Finding:
+def _extra_finding(path: Path) -> Finding:
     begun = path.name.endswith(LEFT_OVER)
-    return Finding(f"{path}: {'left over from a writer that was ended' if begun else 'in no manifest'}", note=begun)
+    return Finding(f"{path}: {'left over from a killed writer' if begun else 'not in any manifest'}", note=begun)
 
 
-#: folder of results, where its records lie, what reads one
+#: (folder of results, pattern of its records, verifier of one record)
 KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
-    ("downloads", "*/manifest.json", _download),
-    ("corpus", "*/manifest.json", _corpus),
-    ("tokenizers", "*/manifest.json", _tokenizer),
-    ("tokens", "*/*/*/manifest.json", _store),
-    ("runs", "*/run.json", _run),
+    ("downloads", "*/manifest.json", _verify_download),
+    ("corpus", "*/manifest.json", _verify_corpus),
+    ("tokenizers", "*/manifest.json", _verify_tokenizer),
+    ("tokens", "*/*/*/manifest.json", _verify_store),
+    ("runs", "*/run.json", _verify_run),
 )
