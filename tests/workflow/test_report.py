@@ -105,7 +105,7 @@ def test_a_baseline_adds_a_page_of_what_has_changed(copy):
     copy.snakemake("--cores", "2", *named)
     assert "the same runs" in (copy.root / "results/report/changes.html").read_text()
     assert copy.planned(*named) == {} and copy.planned() == {"build_page": 1, "build_bundle": 1}
-    for wrong, said in (("results", "no report's folder"), ("results/report", "is the report that is built")):
+    for wrong, said in (("results", "not the folder of a report"), ("results/report", "is the report being built")):
         done = copy.snakemake("-n", "--config", f"baseline={wrong}", check=False)
         assert done.returncode == 2 and said in done.stdout and "Traceback" not in done.stdout
 

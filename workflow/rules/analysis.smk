@@ -1,5 +1,5 @@
 rule run_table:
-    """The design of an experiment as a file: which runs belong to which cell. Its content is a parameter, by hash."""
+    """Write an experiment's run table: which runs belong to which cell. The hash of its content is a parameter."""
     output:
         "results/experiments/{experiment}/runs.json",
     log:
@@ -16,7 +16,7 @@ rule run_table:
 
 
 rule ingest:
-    """Logs of an experiment's runs → typed tables."""
+    """Convert the logs of an experiment's runs to typed tables."""
     input:
         unpack(read_manifests),
         table="results/experiments/{experiment}/runs.json",

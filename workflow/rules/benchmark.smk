@@ -1,5 +1,5 @@
 rule benchmark_data:
-    """Tokenising and reading alone: every approach in interleaved rounds, beside a memory copy of the batch."""
+    """Measure tokenizing and reading: every approach in interleaved rounds, beside a memory copy of the batch."""
     input:
         corpus=lambda w: corpus_manifest(data_benchmark(w).corpus),
         tokenizer=lambda w: tokenizer_manifest(data_benchmark(w).tokenizer),
@@ -37,7 +37,7 @@ rule benchmark_data:
 
 
 rule benchmark_storage:
-    """Tokens at rest: the same ids in every format, type, codec and row group, written and read in interleaved rounds."""
+    """Measure storage: write and read the same ids in every format, dtype, codec and row group, in interleaved rounds."""
     input:
         corpus=lambda w: corpus_manifest(storage_benchmark(w).corpus),
         tokenizer=lambda w: tokenizer_manifest(storage_benchmark(w).tokenizer),
@@ -69,7 +69,7 @@ rule benchmark_storage:
 
 
 rule benchmark_inference:
-    """Trained models answer prompts, and every length is timed with a cache and without, in interleaved rounds."""
+    """Measure inference: trained models continue prompts; each length is timed with and without a cache, interleaved."""
     input:
         runs=lambda w: run_files([w.experiment]),
         code=inference_code,
@@ -80,7 +80,7 @@ rule benchmark_inference:
     threads: ALL_CORES
     resources:
         machine=1,
-        # as a training on one rank: on a cluster an srun of ours starts it on a GPU
+        # like a training on one rank: on a cluster our own srun starts it on a GPU
         mpi="srun",
         nodes=1,
         tasks_per_node=geometry(1, settings.machine.gpus_per_node).tasks_per_node,

@@ -1,5 +1,5 @@
 rule judge_claims:
-    """The sentences of the ledger held against the tables: numbers, verdicts, LaTeX macros. Never fails for a verdict."""
+    """Test the claims against the tables: numbers, verdicts, LaTeX macros. Never fails because of a verdict."""
     input:
         ledger=ancient(settings.settings.claims),
         tables=expand(
@@ -17,8 +17,8 @@ rule judge_claims:
     params:
         experiments=EXPERIMENTS,
         folder=lambda w, output: os.path.dirname(output[0]),
-        # what it says; neither its time nor a comment in it
-        content=lambda w: sha256_text(canonical_json(ledger())),
+        # the claims' content, without comments and modification time
+        content=lambda w: sha256_text(canonical_json(read_claims())),
     message:
         "claims of {input.ledger}"
     shell:
@@ -27,7 +27,7 @@ rule judge_claims:
 
 
 rule claims:
-    """Print them; where `strict_claims` says so, fail for a sentence that is relied on and no longer holds."""
+    """Print the claims. With `strict_claims`, fail if a required claim no longer holds."""
     input:
         judged="results/report/claims.json",
         ledger=settings.settings.claims,

@@ -1,4 +1,4 @@
-"""The adapter between Snakemake and the package: settings of this workflow, and the files of each target."""
+"""Adapter between Snakemake and the package: the workflow's settings and the files of each target."""
 
 import gc
 import os
@@ -42,24 +42,24 @@ from tokenscale.settings.registry import (
 )
 
 use_this_python()
-# A report of what is there: no rule that trains, or makes what trainings read, is known, and what is missing is no input.
+# `report_now` reports the existing runs: rules that train or build data are left out, and missing files are no inputs.
 COMMAND_LINE = internals.get_command_line()
 WORDS = COMMAND_LINE[1:]
 NOW = "report_now" in WORDS
-# Snakemake's own report is made of the files that are there; `--report-after-run` makes the missing ones first.
+# Snakemake's own report uses existing files; `--report-after-run` makes missing ones first.
 AFTER_RUN = any(word.startswith("--report-after") for word in WORDS)
 SELF_CONTAINED = not AFTER_RUN and any(word.startswith("--report") for word in WORDS)
 PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
 PARTS += ["analysis", "claims", "report"]
-# What is imported stays: the thousands of runs made below would have Python search it for garbage again and again.
+# Exclude imported modules from garbage collection, which the thousands of runs below would trigger repeatedly.
 gc.freeze()
 
 
 refuse = internals.exit_with
 
 
-def requested(experiment):
-    """Whether the command line names an experiment, as a target or in the path of a file below results."""
+def is_requested(experiment):
+    """Return whether the command line names an experiment, as a target or in the path of a file below results."""
     path = rf"results/(.*/)?{re.escape(experiment)}/"
     return any(word == experiment or re.match(path, word) for word in WORDS)
 
@@ -73,9 +73,9 @@ try:
     )
     config.update(find_dropped_values(call.config, COMMAND_LINE, os.environ))
     settings = Config(config, layers=call.layers)
-    # asked for by its name, that target makes the report one of all of them
+    # as a target on the command line, ALL selects all experiments for the report
     EXPERIMENTS = settings.select_experiments([ALL] if ALL in WORDS else [])
-    USABLE = settings.usable([*EXPERIMENTS, *filter(requested, settings.available)])
+    USABLE = settings.usable([*EXPERIMENTS, *filter(is_requested, settings.available)])
     RUNS = settings.all_runs(USABLE)
     if workflow.is_main_process and not NOW:
         fingerprint.check_corpora(
@@ -86,16 +86,16 @@ try:
 except UserError as error:
     refuse(error)
 if workflow.is_main_process and settings.broken_experiments:
-    what = "experiments are left out: their files do not fit."
+    what = "experiments are left out: their files do not match the settings."
     names = ", ".join(settings.broken_experiments)
-    hint = "python -m tokenscale plan NAME says why"
+    hint = "python -m tokenscale plan NAME shows why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
 if workflow.is_main_process and workflows.enter_workflow(WORDS):
     call.save()
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 
-# More threads than any machine has: a timed rule takes every core of the machine it runs on.
+# More threads than any machine has: a timed rule uses every core of its machine.
 ALL_CORES = 1024
 TABLES = [
     f"{name}.parquet"
@@ -116,21 +116,21 @@ TABLES = [
 
 
 def one_of(names):
-    """A regular expression for exactly these names: an unknown one is then a missing rule, not a failing function."""
+    """Return a regular expression for these names, so that an unknown name is a missing rule, not a failing function."""
     return "|".join(re.escape(name) for name in sorted(names)) or "(?!)"
 
 
 def stores_of(formats):
-    """A regular expression for the names of stores of these formats."""
+    """Return a regular expression for the names of stores of these formats."""
     return rf"({formats})(-[a-z_]+=[a-z0-9]+)*" if formats else "(?!)"
 
 
-# The formats that come out of archives, and those that come from text: each store has one rule.
+# Formats that are unpacked from archives and formats that are made from text: each store has one rule.
 UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
 PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
 
 
-# Experiments that ask for the same measurement share it, as they share runs; so does one under another name.
+# Experiments that request the same measurement share it, as they share runs, even under another name.
 BENCHMARKS = {"data": {}, "storage": {}}
 for name in USABLE:
     for kind, benchmark in settings.experiment(name).benchmarks.items():
@@ -146,7 +146,7 @@ wildcard_constraints:
 
 
 def content_of(corpus):
-    """The content of a corpus' own files: what Snakemake cannot see in large files, it sees in this parameter."""
+    """Return the fingerprint of a corpus' source files: as a parameter, it shows Snakemake changes of large files."""
     return fingerprint.fingerprint_corpus(
         settings.corpora[corpus], Path("results/corpus")
     )
@@ -161,7 +161,7 @@ def downloads_of(corpus):
 
 
 def tokenizer_sources(tokenizer):
-    """The files of a tokenizer that comes from a folder: replaced there, it is another tokenizer."""
+    """Return the files of a tokenizer from a folder: changed files make another tokenizer."""
     files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
     folder = tokenizer.source or ""
     return [
@@ -184,30 +184,30 @@ def token_files():
     ]
 
 
-def there(files):
-    """All of them; for a report of what is there, those that are."""
+def existing(files):
+    """Return the files, or only the existing ones for `report_now`."""
     return [file for file in files if os.path.isfile(file)] if NOW else files
 
 
 def run_files(experiments):
-    return there([done_file(run_id) for run_id in settings.all_runs(experiments)])
+    return existing([done_file(run_id) for run_id in settings.all_runs(experiments)])
 
 
 def read_manifests(w):
-    """What tables tell of stores and corpora that an experiment's runs read."""
+    """Return the manifests of the stores and corpora that an experiment's runs read, for its tables."""
     return {
-        "stores": there(
+        "stores": existing(
             [store_manifest(*store) for store in settings.stores([w.experiment])]
         ),
-        "corpora": there(
+        "corpora": existing(
             [corpus_manifest(name) for name in settings.list_corpora([w.experiment])]
         ),
     }
 
 
 def external_files(experiment):
-    """Records of other programs' runs that the experiment shows: their logs are there, no rule makes them."""
-    return there(
+    """Return the records of other programs' runs in the experiment: their logs exist, no rule makes them."""
+    return existing(
         [
             f"results/runs/{run['run_id']}/run.json"
             for run in settings.external(experiment)
@@ -228,7 +228,7 @@ def figure_files(experiments):
 
 
 def without_missing(figures):
-    """All figures; for Snakemake's own report, which stops at a missing one, those that exist."""
+    """Return all figures, or only the existing ones for Snakemake's own report, which fails on a missing one."""
     figures = list(figures)
     if SELF_CONTAINED:
         LEFT_OUT.update(f for f in figures if not os.path.isfile(f))
@@ -238,8 +238,8 @@ def without_missing(figures):
 LEFT_OUT = set()
 
 
-def ledger():
-    """The ledger of claims as plain values, once they are valid."""
+def read_claims():
+    """Return the claims as plain values, after validating them."""
     try:
         read_ledger(settings.settings.claims)
         return read_yaml(settings.settings.claims)
@@ -248,7 +248,7 @@ def ledger():
 
 
 def figures_of(view):
-    """Figures that a view shows, of all experiments that draw them."""
+    """Return the figures of a view, from all experiments that draw them."""
     return without_missing(
         f"results/figures/{e}/{f}.svg"
         for e in EXPERIMENTS
@@ -258,14 +258,14 @@ def figures_of(view):
 
 
 def page_files():
-    """The first page, where there are several experiments one for each, and with a baseline that of the changes."""
+    """Return the first page, one page per experiment if there are several, and the page of changes with a baseline."""
     pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
     pages += ["changes"] if settings.settings.baseline is not None else []
     return [f"results/report/{page}.html" for page in pages]
 
 
 def baseline_files():
-    """What the page of changes reads of the other report, where one is named."""
+    """Return the file of the baseline report that the page of changes reads, if a baseline is configured."""
     folder = settings.settings.baseline
     if folder is None:
         return []
@@ -273,7 +273,7 @@ def baseline_files():
     if not os.path.isfile(found):
         refuse(
             UserError(
-                "the baseline is no report's folder.",
+                "the baseline is not the folder of a report.",
                 key="baseline",
                 expected=found,
                 next="name a copy of results/report, or leave the key out",
@@ -282,17 +282,17 @@ def baseline_files():
     if os.path.realpath(folder) == os.path.realpath("results/report"):
         refuse(
             UserError(
-                "the baseline is the report that is built.",
+                "the baseline is the report being built.",
                 key="baseline",
                 folder=folder,
-                next=f"cp -r {folder} results/report-before, and name that",
+                next=f"cp -r {folder} results/report-before and name the copy",
             )
         )
     return [found]
 
 
 def report_files():
-    """All that belongs to the report, views among it once they were asked for; its checksums name them all."""
+    """Return all files of the report, with the views that already exist; its checksums list them all."""
     made = [f"results/report/{file}" for file in VIEW_FILES]
     return [
         *page_files(),
@@ -304,17 +304,17 @@ def report_files():
 
 
 def report_missing():
-    """At the end of a call, list missing files that no job of the call makes; record the report's files for `status`."""
+    """At the end of a call, print missing files that no job of the call makes, and record the report's files for `status`."""
     if NOW or not internals.is_planned(workflow):
-        say_missing(LEFT_OUT)
+        print_missing(LEFT_OUT)
         return
     left, made = internals.get_job_outputs(workflow)
     if not (workflow.dryrun and internals.get_jobs_to_run(workflow)):
         missing.write_record(left + made, dry_run.snakemake_command(call))
-    say_missing(missing.find_missing_outputs(left))
+    print_missing(missing.find_missing_outputs(left))
 
 
-def say_missing(files):
+def print_missing(files):
     if note := missing.MissingFiles(
         sorted(files), dry_run.snakemake_command(call)
     ).render():
@@ -331,7 +331,7 @@ def run_of(w):
                 next=(
                     f"did you mean {near}?"
                     if near
-                    else "python -m tokenscale plan lists what there is"
+                    else "python -m tokenscale plan lists the runs"
                 ),
             )
         )
@@ -349,7 +349,7 @@ def run_inputs(w):
 
 
 def resumed_from(run):
-    """What writes the state that a run goes on from: the run of that name where it is one of ours."""
+    """Return the file that provides the state a run resumes from: done.json of our own run, or another checkpoint."""
     if run.resume_from is None:
         return []
     writer = parse_run_id(run.resume_from)
@@ -359,15 +359,15 @@ def resumed_from(run):
 
 
 def code(*modules):
-    """The input `code` of a job with these modules as roots (see `settings/closure.py`)."""
+    """Return the input `code` of a job with these modules as roots (see `settings/closure.py`)."""
     try:
         return write_listing(*modules)
     except UserError as error:
         refuse(error)
 
 
-def code_of(verb, *variants):
-    return code(f"tokenscale.cli.{verb}", *variants)
+def code_of(command, *variants):
+    return code(f"tokenscale.cli.{command}", *variants)
 
 
 def run_code(w):
@@ -391,7 +391,7 @@ def run_prices():
 
 
 def job_minutes(w):
-    """Time limit of a training's job: from its estimate where SLURM ends it, the machine's everywhere else."""
+    """Return the time limit of a training's job: from its estimate under SLURM, otherwise the machine's."""
     if settings.machine.starter != "srun" or w.run_id not in RUNS:
         return settings.machine.minutes
     return run_prices().time_limit_minutes(RUNS[w.run_id])
@@ -406,7 +406,7 @@ def storage_benchmark(w):
 
 
 def inference_code(w):
-    """The code that opens and asks the models of an experiment's runs."""
+    """Return the code that opens and queries the models of an experiment's runs."""
     runs = [run.settings for run in settings.runs(w.experiment)]
     variants = {TOKENIZERS[run.tokenizer.kind].module for run in runs}
     if any(run.model.transformers is not None for run in runs):
@@ -415,15 +415,15 @@ def inference_code(w):
 
 
 def benchmark_files(w):
-    return there(settings.experiment(w.experiment).benchmark_files(w.experiment))
+    return existing(settings.experiment(w.experiment).benchmark_files(w.experiment))
 
 
 def check_command_line():
-    """Refuse targets that no rule makes, naming the nearest, and a call without cores. Called when all rules are known."""
+    """Refuse targets that no rule makes, naming the nearest, and a call without cores. Called after all rules are defined."""
     if not workflow.is_main_process:
         return
     if (cores := workflow.resource_settings.cores) is not None and cores < 1:
-        what = "nothing can run on no cores."  # Snakemake would wait without end
+        what = "--cores must be at least 1."  # Snakemake would wait forever
         refuse(UserError(what, flag="--cores", found=cores, next="--cores 2, or all"))
     made = {rule.name: rule for rule in workflow.rules}
 
@@ -443,7 +443,7 @@ def check_command_line():
 
 
 def files_of_all():
-    """Files that may be asked for by their paths, of every experiment."""
+    """Return the files of every experiment that may be requested by their paths."""
     found = [done_file(run_id) for run_id in RUNS] + table_files(settings.available)
     found += [corpus_manifest(name) for name in settings.corpora]
     found += [tokenizer_manifest(name) for name in settings.tokenizers]

@@ -1,5 +1,5 @@
 rule download:
-    """Files of a corpus that lies elsewhere, by hash. Needs a network: a local rule, whatever the profile."""
+    """Download the files of a remote corpus and verify their hashes. Needs a network: a local rule in every profile."""
     input:
         code=lambda w: code_of(
             "download", DOWNLOADS[settings.corpora[w.corpus].source.kind]
@@ -22,7 +22,7 @@ rule download:
 
 
 rule build_corpus:
-    """Text of a source → raw Parquet with train and validation splits. Declares only the manifest."""
+    """Build raw Parquet with train and validation splits from a source's text. Declares only the manifest."""
     input:
         downloads=lambda w: downloads_of(w.corpus),
         code=lambda w: code_of(

@@ -8,7 +8,7 @@ report: "../report/workflow.rst"
 
 
 rule draw_figure:
-    """One figure from an experiment's tables, with its data and caption."""
+    """Draw one figure from an experiment's tables, with its data and caption."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
         code=lambda w: code("tokenscale.report.save", FIGURES[w.figure]),
@@ -41,7 +41,7 @@ rule draw_figure:
 
 
 rule build_page:
-    """The first page: verdicts and claims, and a sole experiment in full."""
+    """Build the first page: verdicts and claims, and the whole experiment if there is only one."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
@@ -67,7 +67,7 @@ rule build_page:
 
 
 rule build_experiment_page:
-    """One of several experiments in full."""
+    """Build the page of one of several experiments."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
         figures=lambda w: figure_files([w.experiment]),
@@ -84,7 +84,7 @@ rule build_experiment_page:
 
 
 rule build_view:
-    """Some claims, and the figures that bear on them, of all experiments."""
+    """Build a view: some claims and their figures, from all experiments."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
@@ -109,7 +109,7 @@ rule build_view:
 
 
 rule build_changes:
-    """What differs from the report that the configuration names as its baseline."""
+    """Build the page of changes against the baseline report of the configuration."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
@@ -135,7 +135,7 @@ rule build_changes:
 
 
 rule build_pdf:
-    """The same claims, figures and tables on pages of a PDF."""
+    """Build the PDF with the same claims, figures and tables."""
     input:
         tables=expand(
             "results/tables/{experiment}/{table}",
@@ -143,7 +143,7 @@ rule build_pdf:
             table=TABLES,
         ),
         claims="results/report/claims.json",
-        # drawn before, so that nothing is drawn twice; of other data or code they are not taken
+        # existing figures are reused if their data and code are unchanged
         figures=figure_files(EXPERIMENTS),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
@@ -197,7 +197,7 @@ rule build_bundle:
             table=TABLES,
         ),
         figures=figure_files(EXPERIMENTS),
-        # a copy of it is put into the folder; that it was edited is no reason to build the same report again
+        # copied into the folder; an edit of it is no reason to build the report again
         workflow=ancient(os.path.relpath(workflow.main_snakefile)),
         code=lambda w: code("tokenscale.report.bundle"),
     output:
@@ -224,7 +224,7 @@ rule report:
 
 
 rule report_now:
-    """The report of the runs that are sealed; see `NOW`."""
+    """Build the report of the sealed runs; see `NOW`."""
     input:
         report_files(),
 

@@ -1,4 +1,4 @@
-"""Before the first job is submitted: the profile, accounts, the image, the budget. A dry run prints the same, and the cost."""
+"""Checks before the first job is submitted: profile, accounts, image, budget. A dry run also prints the cost."""
 
 import atexit
 
@@ -22,14 +22,14 @@ def taken_away(jobs):
     return before.replaced_options_error(lost)
 
 
-def totals_of(jobs):
+def sum_prices(jobs):
     return run_prices().sum_by_experiment(
         job.wildcards.run_id for job in jobs if job.rule.name == "train"
     )
 
 
 def over_budget(jobs):
-    return before.budget_error(totals_of(jobs), settings.settings.budget.node_hours)
+    return before.budget_error(sum_prices(jobs), settings.settings.budget.node_hours)
 
 
 def not_in_the_image(jobs):
@@ -42,10 +42,12 @@ def not_in_the_image(jobs):
         if job.rule.name == "train"
     }
     found = find_missing_packages(runs, machine.container_packages)
-    return before.missing_package_error(found, settings.settings.machine, machine.container)
+    return before.missing_package_error(
+        found, settings.settings.machine, machine.container
+    )
 
 
-def say(error):
+def print_error(error):
     print(error.render(), file=sys.stderr, flush=True)
 
 
@@ -59,22 +61,24 @@ onstart:
             or over_budget(jobs)
         )
         if error:
-            say(error)
-            # leaves through Snakemake, which takes its lock off the folder
+            print_error(error)
+            # exit through Snakemake, which unlocks the folder
             sys.exit(2)
 
 
-def warn():
-    """A dry run calls no hook and knows no executor: where a machine's ranks come from srun, jobs are submitted."""
+def print_submission_checks():
+    """Print the checks in a dry run, which calls no hook and has no executor: with srun, jobs would be submitted."""
     if workflow.dryrun and internals.is_planned(workflow):
         jobs = internals.get_jobs_to_submit(workflow)
         found = [taken_away(jobs), without_a_value(jobs)]
         if settings.machine.starter == "srun":
             found += [not_in_the_image(jobs), over_budget(jobs)]
-            costs = before.format_costs(totals_of(jobs), settings.settings.budget.node_hours)
+            costs = before.format_costs(
+                sum_prices(jobs), settings.settings.budget.node_hours
+            )
             print(*costs, sep="\n", file=sys.stderr, flush=True)
         for error in filter(None, found):
-            say(error)
+            print_error(error)
 
 
-atexit.register(warn)
+atexit.register(print_submission_checks)

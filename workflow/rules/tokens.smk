@@ -1,5 +1,5 @@
 rule build_tokenizer:
-    """A tokenizer's files and manifest: from its package, from a folder or hub, or learnt from a corpus."""
+    """Build a tokenizer's files and manifest: from its package, from a folder or hub, or learned from a corpus."""
     input:
         corpus=lambda w: [
             corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c
@@ -26,7 +26,7 @@ rule build_tokenizer:
         " --output {output:q} > {log:q} 2>&1"
 
 
-# From the hub it needs a network: a local rule, whatever the profile.
+# A tokenizer from the hub needs a network: a local rule in every profile.
 use rule build_tokenizer as fetch_tokenizer with:
     wildcard_constraints:
         tokenizer=one_of(n for n, t in settings.tokenizers.items() if t.from_hub),
@@ -34,7 +34,7 @@ use rule build_tokenizer as fetch_tokenizer with:
 
 
 rule pretokenize:
-    """Raw Parquet → one token store. Declares only the manifest: shards are checked against it by every reader."""
+    """Write one token store from raw Parquet. Declares only the manifest: every reader checks shards against it."""
     input:
         corpus="results/corpus/{corpus}/manifest.json",
         tokenizer="results/tokenizers/{tokenizer}/manifest.json",
@@ -65,7 +65,7 @@ rule pretokenize:
 
 
 rule unpack:
-    """An archive → a packed store, the same as from the text; where `unpack_from_archive` says so."""
+    """Unpack an archive to a packed store, identical to the one from the text, with `unpack_from_archive`."""
     input:
         archive=lambda w: store_manifest(
             w.corpus, w.tokenizer, StoreSettings.parse(w.store).archive.directory

@@ -1,5 +1,5 @@
 rule train:
-    """One run on all its ranks. Declares only done.json, written from the sealed record; logs are never declared."""
+    """Train one run on all its ranks. Declares only done.json, written from the sealed record; logs are never declared."""
     input:
         unpack(run_inputs),
         code=run_code,
@@ -8,13 +8,13 @@ rule train:
     log:
         "results/logs/train/{run_id}.log",
     wildcard_constraints:
-        # the shape of an id: with every id spelled out, Snakemake searches a list of all runs once for each run
+        # the form of an id: with every id listed, Snakemake would search all runs once for each run
         run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
     priority: lambda w: 10_000 - RUNS[w.run_id].position
     threads: ALL_CORES
     resources:
         machine=1,
-        # The job's ranks are started by an srun of our own: with `mpi` the SLURM plugin leaves that to the rule.
+        # Our own srun starts the job's ranks: with `mpi` the SLURM plugin leaves that to the rule.
         mpi="srun",
         nodes=lambda w: nodes_of(w).nodes,
         tasks_per_node=lambda w: nodes_of(w).tasks_per_node,
@@ -24,10 +24,10 @@ rule train:
         ranks=world_size,
         mem_mb=settings.machine.memory_mb,
         runtime=job_minutes,
-        # by the node: of six GPUs for a job SLURM may put four on one node and two on the next
+        # per node: SLURM may split six GPUs of a job into four on one node and two on the next
         gres=lambda w: f"gpu:{nodes_of(w).ranks_per_node}",
         slurm_extra=settings.machine.slurm_options,
-        # what only the launcher reads: the machine's file, and how many runs share a node
+        # read by the launcher only: the machine's file, and how many runs share a node
         site=settings.settings.machine or "",
         share=1,
     params:
