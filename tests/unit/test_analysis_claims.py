@@ -341,7 +341,7 @@ def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_pa
     lab(tmp_path, [0.5] * 6)
     known = ledger(**dict.fromkeys(names, claim()))
     with pytest.raises(UserError, match="two claims have one LaTeX macro") as caught:
-        words.write(claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out")
+        words.write_claims(claims.as_rows(known, claims.judge(known, tmp_path, ["demo"])), tmp_path / "out")
     assert all(name in caught.value.render() for name in names) and not (tmp_path / "out").exists()
 
 
