@@ -146,7 +146,7 @@ GUARDS = {
     ),
     "memory that is full is told": Guard(
         "cli/operating_system_errors.py",
-        "    return _of_memory(error)\n",
+        "    return _translate_memory_error(error)\n",
         "    return None\n",
         "tests/faults/test_memory.py",
     ),

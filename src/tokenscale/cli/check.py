@@ -1,7 +1,7 @@
 """Check the configuration and the design of experiments; with --write, renew schemas and key tables.
 
-Without names every experiment is checked, without --scale at every scale. What is refused would show something wrong:
-exit code 2. Warnings and notes say what it will not show.
+Without names, every experiment is checked; without --scale, at every scale. A refused design would give wrong
+conclusions: exit code 2. Warnings and notes list what a design cannot show.
 """
 
 import argparse
@@ -73,8 +73,7 @@ _WIDTH = max(map(len, ("refuse", "warn", "note")))
 def check(
     config: Config, names: list[str], *, here: bool, results: Path = Path("results")
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (line, whether it refuses) for each experiment and for each of its problems. Without names: all
-    experiments.
+    """Yield (line, whether it refuses) for each experiment and each of its problems; all experiments without names.
 
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """

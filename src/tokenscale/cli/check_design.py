@@ -1,6 +1,7 @@
 """Checks of an experiment's design, before it costs GPU hours. One pure function per check; none reads a file.
 
-`refuse`: what it would show is wrong. `warn`: it shows less than it seems to. `note`: good to know when reading it.
+Levels: `refuse`, its result would be wrong; `warn`, it shows less than it seems to; `note`, something to know when
+reading the result.
 """
 
 import functools
@@ -97,8 +98,8 @@ def find_problems(design: Design) -> list[Problem]:
 def check_confounding(design: Design) -> list[Problem]:
     """Find factors that never vary alone, and cells that differ from every other cell in several factors.
 
-    A global batch that grows with the world size is weak scaling and counts as one factor with it; keys that the file
-    moves together are one.
+    A global batch that grows with the world size is weak scaling and counts as one factor with it. Keys that the file
+    changes together are one factor.
     """
     changing = [name for name in design.factors if name != "global_batch" or not is_weak_scaling(design)]
     names = [factor for factor in design.experiment.factors if set(factor_keys(factor)) & set(changing)]
@@ -326,9 +327,6 @@ def count_epochs(run: RunSettings, texts: Mapping[tuple[str, str, bool], CorpusS
 
     A padded row holds one document. Rows of streams and packed rows hold as many tokens as positions; packed rows that
     are not built yet are assumed to be full.
-
-    Padded rows hold a document each; streams and packed rows hold as many tokens as they have positions (of packed rows
-    that are not built yet: that they are full).
     """
     if run.budget.kind == "epochs":
         return run.budget.epochs
@@ -376,8 +374,8 @@ def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
 def check_validation(design: Design) -> list[Problem]:
     """Find validation documents that are also trained on.
 
-    A split by the text's own hash cannot put one text on both sides. Files of the source's own for validation can: what
-    also stands in its training files is dropped where duplicates are.
+    A split by the text's hash cannot put one text on both sides. Separate validation files can: documents that also
+    occur in the training files are dropped only with deduplication.
     """
     found = []
     for corpus in {s.corpus.name: s.corpus for _, s in design.settings if s.validation.rows}.values():

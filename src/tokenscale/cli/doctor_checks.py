@@ -1,7 +1,7 @@
 """Checks of `doctor`, and the types and helpers that they share.
 
-Verdicts: `ok`; `note`, it works but there is something to know; `no`, it is not there or does not work. A `no` is a
-fault only where something wanted depends on it: that is for `doctor` to say. No check imports a package at the top.
+Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Whether a `no` is a fault
+depends on what the user wants to run: `doctor` decides. No check imports a package at the top.
 """
 
 import os

@@ -101,8 +101,8 @@ def find_existing_parent(path: Path) -> Path:
 def try_folder(folder: Path) -> dict[str, Any]:
     """Try the operations of writing results in a temporary folder. `failed`: step → why it does not work.
 
-    Steps: create, fsync, rename over a file, flock against another process, memory map. `clock_skew_s` is how far the
-    file system's clock is ahead of this machine's (Snakemake compares times of files).
+    Steps: create, fsync, rename over a file, flock against another process, memory map. `clock_skew_s`: how far the
+    file system's clock is ahead of this machine's (Snakemake compares file times).
     """
     failed: dict[str, str] = {}
 

@@ -209,7 +209,7 @@ def evaluate_store(
 ) -> tuple[CheckpointModel, Scores]:
     """Score the first `rows` rows of a packed store (None: all), as a training's validation does.
 
-    Raises UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
+    Raise UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
@@ -255,10 +255,8 @@ def evaluate_text(
     """Score whole documents separately, tokenized with the checkpoint's tokenizer.
 
     `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer than a row are cut
-    into windows, as in packed rows.
-
-    `rows`: stop behind the document that completes so many. Raises UserError for text that cannot be read, and as
-    `open_checkpoint` does.
+    into windows, as in packed rows. `rows`: stop after the document that completes this number. Raise UserError for
+    unreadable text, and as `open_checkpoint` does.
     """
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     run, causal = opened.run, opened.run.objective == "causal"

@@ -86,9 +86,8 @@ def generate_texts(
 ) -> list[str]:
     """Return the model's continuation of each prompt; prompt n draws with seed + n.
 
-    `on_text` receives the texts piece by piece as they are generated, each with its prompt before it.
-
-    Raises UserError for a masked model, and for a prompt that fills all positions.
+    `on_text` receives the texts piece by piece as they are generated, each after its prompt. Raise UserError for a
+    masked model, and for a prompt that fills all positions.
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:

@@ -16,7 +16,7 @@ NO_MEMORY = ("OutOfMemoryError", "OutOfMemoryException", "DefaultCPUAllocator: "
 def translate_error(error: Exception) -> UserError | None:
     """Return the user's error for such a failure; None for every other exception.
 
-    Libraries that write files themselves raise types of their own, with the system's words in them.
+    Libraries that write files themselves raise their own exception types, with the system's message in them.
     """
     number = _read_errno(error)
     if number is None:

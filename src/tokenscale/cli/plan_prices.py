@@ -105,9 +105,8 @@ class RunPrices:
             unknown=tuple(unknown),
         )
 
-    def _read_rows(self, run: RunSettings) -> StoreSize | None:
-        """Return the size of the store that the run reads; for a run that tokenizes while training, of an equivalent
-        store.
+    def _read_rows(self, run: RunSettings) -> Rows | None:
+        """Return the size of the store that a run reads, or of an equivalent store if it tokenizes while training.
 
         Before that store exists, bounds of its size; None without any.
         """

@@ -1,7 +1,7 @@
 """Tokenize a text file into one Parquet file for each requested format, the first step of the source studies.
 
-The text goes through a corpus of its own, in a folder aside: nothing cleaned, nothing held out, so that row i is
-document i of the file. No rule of the workflow uses this; it is found by name, so that no store depends on it.
+The text goes through a temporary corpus without cleaning and without held-out documents, so that row i is document i of
+the file. No workflow rule uses this module; it is imported by name, so that no store depends on it.
 """
 
 import argparse
@@ -98,8 +98,8 @@ def read_settings(arguments: argparse.Namespace) -> FileSettings:
 def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
     """Write the files, each with its manifest beside it, and return path → manifest.
 
-    The tokenizer goes to `<output_dir>/tokenizers/<name>/`, from where `train` copies it to the weights. `log` receives
-    a line for each step. Raises UserError for an input that cannot be read or is empty, for a file in the way that this
+    The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights. `log`
+    receives a line for each step. Raise UserError for an unreadable or empty input, for an existing file that this
     command did not write with these settings, and while another process writes there.
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)

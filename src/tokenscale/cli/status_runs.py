@@ -110,10 +110,9 @@ def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) ->
 
 
 def find_logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
-    """Return a training's logs, the most informative first: the rank that failed first, the launcher's log, other
-    ranks.
+    """Return a training's logs: of the rank that failed first, of the launcher, of the other ranks.
 
-    Where ranks have logs of their own, the launcher says in the training's log which of them failed first.
+    If ranks have logs of their own, the training's log names the one that failed first.
     """
     own = results / "logs/train" / f"{run_id}.log"
     ranks = []

@@ -1,6 +1,6 @@
 """Verify that figures, pages and reports match their data and code, and results their manifests.
 
-A report is identical, data changed, code changed, or foreign. For results, every changed file is listed.
+A report is identical, data changed, code changed, or not ours. For results, every changed file is listed.
 """
 
 import argparse
