@@ -105,7 +105,7 @@ class RunPrices:
             unknown=tuple(unknown),
         )
 
-    def _read_rows(self, run: RunSettings) -> Rows | None:
+    def _read_rows(self, run: RunSettings) -> StoreSize | None:
         """Return the size of the store that a run reads, or of an equivalent store if it tokenizes while training.
 
         Before that store exists, bounds of its size; None without any.
