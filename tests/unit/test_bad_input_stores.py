@@ -165,7 +165,7 @@ def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, f
     if field == "begins_at_useful_tokens" and value == "gone":  # earlier code wrote none
         Checkpoint(folder)
         return
-    with pytest.raises(UserError, match="does not hold") as error:
+    with pytest.raises(UserError, match="does not have the expected content") as error:
         Checkpoint(folder)
     assert field in error.value.facts["reason"] and error.value.facts["file"] == str(folder / "checkpoint.json")
 
@@ -249,7 +249,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
     manifest = read_store_manifest(tmp_path / store.directory)
     manifest["files"][0]["name"] = name
     write_sealed(tmp_path / store.directory / "manifest.json", manifest)
-    with pytest.raises(UserError, match="does not hold"):
+    with pytest.raises(UserError, match="does not have the expected content"):
         open_store(tmp_path / store.directory, store)
     for source, read, file_of in (
         (lab.corpus, read_corpus_manifest, lambda m: m["splits"]["train"]["files"][0]),
@@ -261,7 +261,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
         manifest = read_json(folder / "manifest.json")
         file_of(manifest)["name"] = name
         write_json(folder / "manifest.json", manifest)
-        with pytest.raises(UserError, match="does not hold") as error:
+        with pytest.raises(UserError, match="does not have the expected content") as error:
             read(folder)
         assert str(folder / "manifest.json") == error.value.facts["file"]
 

@@ -1,11 +1,11 @@
-"""Errors that are for people: what is wrong, where, what was expected, what to do next."""
+"""Errors for users: what is wrong, where, what was expected, what to do next."""
 
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 _PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
-#: what signs an address, as S3, Google, Azure and others name it: whoever has it may read
+#: query parameters that sign an address (S3, Google, Azure and others) and grant access
 _SIGNATURE = re.compile(
     r"([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|(?:access_?|auth_?|api_?)?(?:token|key)"
     r"|secret|password)=)[^&#\s'\"]+",
@@ -14,10 +14,10 @@ _SIGNATURE = re.compile(
 
 
 class UserError(Exception):
-    """A mistake of the user's, or of the machine's, that a person can mend. Shown without a stack trace, exit code 2.
+    """Error that a user can fix. Shown without a stack trace, exit code 2.
 
-    `what` is one sentence. Each fact is a (label, text) pair: where it was found, what was expected, what to do next.
-    Labels are short words; `next` is by custom the last one and holds a command or an action.
+    `what` is one sentence. Facts are label → text: where it was found, what was expected, what to do next. Labels are
+    short words; by convention `next` comes last and holds a command or an action.
     """
 
     def __init__(self, what: str, **facts: object):
@@ -26,7 +26,7 @@ class UserError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The message as printed: the sentence, then one indented, aligned line per fact."""
+        """Return the printed message: the sentence, then one indented, aligned line per fact."""
         width = max((len(label) for label in self.facts), default=0)
         lines = [f"tokenscale: {self.what}"]
         for label, text in self.facts.items():
@@ -37,7 +37,7 @@ class UserError(Exception):
 
 
 def _escape(text: str) -> str:
-    """Text of other hands, such as a file's name, as a terminal may show it: nothing that steers one, no passwords.
+    """Make foreign text, such as a file name, safe for a terminal: escape control characters, remove credentials.
 
     >>> print(_escape("red \\x1b[31m"))
     red \\x1b[31m
@@ -47,7 +47,7 @@ def _escape(text: str) -> str:
 
 
 def redact_credentials(text: str) -> str:
-    """The text with the user's name and password, and what signs it, taken out of each web address in it.
+    """Remove user names, passwords and signatures from all web addresses in a text.
 
     >>> redact_credentials("no answer from http://me:secret@proxy:3128/?sig=9f3c")
     'no answer from http://…@proxy:3128/?sig=…'
@@ -56,7 +56,7 @@ def redact_credentials(text: str) -> str:
 
 
 def find_nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word that was probably meant, or None.
+    """Return the most similar word, or None.
 
     >>> find_nearest("lama-tiny", ["llama-tiny", "gpt2"])
     'llama-tiny'
@@ -66,7 +66,7 @@ def find_nearest(word: str, words: Iterable[str]) -> str | None:
 
 
 def unknown(kind: str, word: str, words: Iterable[str], **facts: object) -> UserError:
-    """The error for a name that is not in a list: names the value, the allowed ones and the nearest spelling."""
+    """Return the error for a value that is not in a list, with the allowed values and the nearest spelling."""
     words = sorted(str(w) for w in words)
     near = find_nearest(word, words)
     hint = f"did you mean {near!r}?" if near else "choose one of the allowed values"

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, canonical JSON, hashes."""
+"""Atomic writes, locks, canonical JSON, hashes."""
 
 import fcntl
 import glob
@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 
-try:  # a trainer without the package writes no stores, and checks the whole files that it reads by SHA-256
+try:  # without the package a trainer cannot write stores, and checks whole files by SHA-256
     from xxhash import xxh3_64_intdigest, xxh3_128
 except ImportError:
     xxh3_64_intdigest = xxh3_128 = None  # type: ignore[assignment,misc]
@@ -23,10 +23,9 @@ except ImportError:
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, synced and renamed to it on success, removed on failure.
+    """Yield a temporary path next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old file or the whole new one, never a part. What a process left that was killed while it wrote the
-    same file is removed first.
+    Readers see the old or the complete new file. Temporary files of killed writers are removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +40,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside `path` for this process alone. Those of this node's processes that have ended are removed."""
+    """Return a temporary path next to `path` for this process, and remove those of ended processes on this node."""
     mine = f".{path.name}.{platform.node()}-"
     for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
         process = left.name[len(mine) : -len(".tmp")]
@@ -55,17 +54,16 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # process of another user
         return True
     return True
 
 
 @contextmanager
 def lock_folder(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the folder's lock while the block runs; the operating system releases it when the process dies.
+    """Lock a folder while the block runs; the operating system releases the lock when the process dies.
 
-    Raises UserError when another process holds it, naming that process; with `wait`, waits until that one lets go of
-    it. The lock file is left behind, empty of meaning.
+    If another process has the lock, raises a UserError that names it, or with `wait` waits. The lock file remains.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / ".lock"
@@ -82,10 +80,13 @@ def lock_folder(directory: Path, what: str, *, wait: bool = False) -> Iterator[N
 
 
 def lock_error(error: OSError, what: str, path: Path, owner: str) -> UserError:
-    """What `flock` said, for people: another process has the lock, or the file system knows none."""
+    """Return the error for a failed `flock`: another process has the lock, or the file system has no locks."""
     if isinstance(error, BlockingIOError):
         return UserError(
-            f"{what} is being written by another process.", lock=path, owner=owner, next="wait for it, or end it"
+            f"{what} is being written by another process.",
+            lock=path,
+            owner=owner,
+            next="wait for that process, or end it",
         )
     return UserError(  # Lustre mounted without -o flock, for one
         f"{what} cannot be locked here.",
@@ -96,7 +97,7 @@ def lock_error(error: OSError, what: str, path: Path, owner: str) -> UserError:
 
 
 class HashedFile:
-    """A file whose SHA-256 is taken beside the writing: `sha256` is there after the block."""
+    """File whose SHA-256 is computed in a thread while it is written; `sha256` is available after the block."""
 
     def __init__(self, path: str | Path):
         self.sha256 = ""
@@ -111,7 +112,7 @@ class HashedFile:
     def write(self, data: Any) -> None:
         """Append a contiguous buffer, which must not change afterwards."""
         if self._pending is not None:
-            self._pending.result()  # one at a time: what waits is bounded
+            self._pending.result()  # one pending buffer at most, which bounds memory
         self._pending = self._pool.submit(self._digest.update, data)
         self._file.write(data)
 
@@ -128,27 +129,29 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def utc_now() -> str:
-    """The time of day in UTC, to the second: `2026-11-22T20:31:02Z`. For build records, never for manifests."""
+    """Return the current UTC time, such as `2026-11-22T20:31:02Z`. For build records, never for manifests."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON for people and machines: sorted keys, two spaces, a newline at the end; equal values, equal bytes."""
+    """Write JSON with sorted keys and indentation, atomically; equal values give equal bytes."""
     write_text(path, pretty_json(value))
 
 
 def pretty_json(value: Any) -> str:
-    """The text that `write_json` writes."""
+    """Return the text that `write_json` writes."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_manifest_file(path: str | Path, what: str, newest: int, next: str, oldest: int = 0) -> dict[str, Any]:
-    """A manifest of a schema that this code reads. UserError where it is missing, broken, newer or too old, and where
-    `build.json` beside it knows another hash of it; `next` is the command that restores it."""
+    """Read a manifest and check its schema version and its hash in `build.json`.
+
+    Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the command to rebuild it.
+    """
     manifest = read_json(path, f"manifest of the {what}", next)
     version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
     if not isinstance(version, int):
-        raise UserError(f"this is no manifest of a {what}.", manifest=path, next=next)
+        raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
         newer = version > newest
         raise UserError(
@@ -161,7 +164,7 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
     build = Path(path).with_name("build.json")
     try:
         stated = json.loads(build.read_text(encoding="utf-8"))["manifest_sha256"]
-    except (OSError, ValueError, LookupError, TypeError):  # not copied with it, or of a store, which holds its own hash
+    except (OSError, ValueError, LookupError, TypeError):  # not copied, or of a store, whose manifest has its own hash
         return manifest
     if stated != (found := sha256_text(canonical_json(manifest))):
         raise UserError(
@@ -176,15 +179,14 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
 
 @contextmanager
 def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
-    """Around the first look at what a file of other hands holds: what is not there, or of another type, is a UserError
-    that names the file."""
+    """Turn errors while reading a file's content (missing keys, wrong types) into a UserError that names the file."""
     try:
         yield
     except UserError as error:
         raise UserError(error.what, **{"file": path, **error.facts}) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"the {what} does not hold what this version writes.",
+            f"the {what} does not have the expected content.",
             file=path,
             reason=f"{type(error).__name__}: {error}",
             next=next,
@@ -192,8 +194,10 @@ def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
 
 
 def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Hold the values of an object of JSON against types, and inner objects against those of theirs. KeyError for one
-    that is not there, TypeError for another type; for `understood` to tell."""
+    """Check the types of a JSON object's values, recursively.
+
+    Raises KeyError for a missing value and TypeError for a wrong type, for `report_malformed` to catch.
+    """
     for name, kind in fields.items():
         value = found[name]
         if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(value, bool):
@@ -203,24 +207,24 @@ def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def check_file_name(name: Any) -> str:
-    """The name, where it is that of a file in the folder at hand. ValueError for `../x`, `/x` and the like."""
+    """Return the name if it is a plain file name. Raises ValueError for `../x`, `/x` and the like."""
     if not isinstance(name, str) or "\0" in name or Path(name).name != name or name in ("", "..", "."):
-        raise ValueError(f"{name!r} is no name of a file in this folder")
+        raise ValueError(f"{name!r} is not a plain file name")
     return name
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
-    """Read a JSON file; a missing or broken one is a user's error that names it."""
+    """Read a JSON file. Raises UserError for a missing or broken file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
-    except (ValueError, RecursionError, OSError) as error:  # also nested without end, and a folder in its place
+    except (ValueError, RecursionError, OSError) as error:  # including excessive nesting, and a folder
         raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
 
 
 def canonical_json(value: Any) -> str:
-    """One line of JSON, equal for equal values: sorted keys, no spaces, no NaN.
+    """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN.
 
     >>> canonical_json({"b": 1, "a": [1.5, None]})
     '{"a":[1.5,null],"b":1}'
@@ -229,11 +233,11 @@ def canonical_json(value: Any) -> str:
 
 
 def sha256_text(text: str) -> str:
-    """SHA-256 of a text's UTF-8 bytes, in hex."""
+    """Return the SHA-256 of a text's UTF-8 bytes, in hex."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def sha256_file(path: str | Path) -> str:
-    """SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

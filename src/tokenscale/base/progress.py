@@ -1,4 +1,4 @@
-"""How far a long job is: one live line on a terminal, a line every few seconds in a log."""
+"""Progress of a long job: one live line on a terminal, a line every few seconds in a log."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 class Progress:
-    """Counts documents and bytes of text, and says so now and then. Costs a clock reading an update."""
+    """Count documents and bytes of text and print progress. An update costs one clock reading."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Progress:
         self.start = self.last = time.monotonic()
 
     def __call__(self, documents: int, utf8_bytes: int) -> None:
-        """Add documents and their bytes."""
+        """Add documents and bytes."""
         self.documents += documents
         self.bytes += utf8_bytes
         now = time.monotonic()
@@ -34,12 +34,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.start
 
     def line(self) -> str:
-        """Documents (of how many) where there are any, megabytes (of how many), megabytes a second, seconds; and how
-        many more at this pace, where the end is known."""
+        """Return the progress line: documents, megabytes, rate, seconds, and the estimated remaining time if known."""
         of = f" of {self.total:,}" if self.total else ""
         speed = self.bytes / 1e6 / max(self.seconds, 1e-9)
         amount = f"{self.bytes / 1e6:.1f}" + (f" of {self.total_bytes / 1e6:.1f}" if self.total_bytes else "") + " MB"

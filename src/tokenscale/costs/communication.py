@@ -1,18 +1,18 @@
-"""What an exchange between ranks takes, by the alpha-beta model: so long for each hop, so long for each byte."""
+"""Time of collectives by the alpha-beta model: a latency per hop and a time per byte."""
 
 import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-#: how hops grow with the ranks: one after the other around a ring, or down and up a tree
+#: algorithm that determines the number of hops: around a ring, or down and up a tree
 Latency = Literal["ring", "tree"]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins ranks: seconds of one hop, seconds of one byte through one rank's own link (1 / bus bandwidth)."""
+    """Link between ranks: seconds per hop, and seconds per byte through a rank's own link (1 / bus bandwidth)."""
 
     alpha_s: float
     beta_s_per_byte: float
@@ -20,7 +20,7 @@ class Link:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Bytes through each rank's link for one byte of the collective's size: bus over algorithm bandwidth.
+    """Return the ratio of bus bandwidth to algorithm bandwidth: bytes through each rank's link per byte of the buffer.
 
     2 (N - 1) / N for all-reduce, (N - 1) / N for its two halves, where the size is that of the whole buffer
     (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
@@ -32,7 +32,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def hops(collective: str, ranks: int, latency: Latency) -> float:
-    """Messages that follow one another. Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al. 2005).
+    """Return the number of sequential messages.
+
+    Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al. 2005).
 
     Tree: 2 log2 N, down and up (Sanders, Speck & Träff 2009; what NCCL takes for all-reduce between many nodes); its
     halves have no tree.
@@ -46,7 +48,7 @@ def hops(collective: str, ranks: int, latency: Latency) -> float:
 
 
 def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of one collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes.
+    """Return the seconds of a collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes.
 
     >>> round(collective_s("all_reduce", 1e9, 2, Link(alpha_s=1e-5, beta_s_per_byte=1e-10)), 6)
     0.10002
@@ -56,7 +58,7 @@ def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> 
 
 
 def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -> tuple[float, float]:
-    """(algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them: bytes over time, and that times the factor.
+    """Return (algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them.
 
     >>> bandwidths("all_reduce", 1e9, 4, 0.1)
     (10000000000.0, 15000000000.0)
@@ -65,7 +67,7 @@ def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -
 
 
 def split_hierarchy(ranks: int, ranks_per_node: int) -> tuple[int, int]:
-    """(ranks of a node, nodes) that an exchange of so many ranks has: inside nodes first, then between them.
+    """Return (ranks per node, nodes) of a hierarchical collective: inside nodes first, then between nodes.
 
     >>> split_hierarchy(2, 4), split_hierarchy(12, 4), split_hierarchy(3, 1)
     ((2, 1), (4, 3), (1, 3))
@@ -75,7 +77,7 @@ def split_hierarchy(ranks: int, ranks_per_node: int) -> tuple[int, int]:
 
 @cache
 def expected_maximum(ranks: int) -> float:
-    """Mean of the largest of N standard normal values: how far the slowest of N equal ranks falls behind their mean.
+    """Return the mean maximum of N standard normal values, the expected lag of the slowest of N equal ranks.
 
     The integral of x N phi(x) Phi(x)^(N - 1) (David & Nagaraja, Order Statistics, 3rd edition, section 3.1), by the
     trapezoidal rule; below sqrt(2 ln N), which it approaches slowly.

@@ -1,9 +1,9 @@
-"""What data cost before a step: padding, cut text, tokenizing, and when storing tokens has paid for itself.
+"""Cost of data loading: padding, cut text, tokenizing, and the break-even of storing tokens.
 
-Lengths are tokens of whole documents with their one BOS. A row of sequence length T holds T + 1 tokens and trains on T
-positions; a label is useful unless it is padding or begins a document, so a document of n tokens brings n − 1. Where
-`weights` are given, document i counts weights[..., i] times and the result has the leading shape of the weights: a
-bootstrap resample is a row of weights (`resampled`).
+Lengths are tokens of whole documents including BOS. A row of sequence length T has T + 1 tokens and trains on T
+positions. A label is useful unless it is padding or begins a document, so a document of n tokens has n − 1 useful ones.
+With `weights`, document i counts weights[..., i] times and the result has the leading shape of the weights: a bootstrap
+resample is a row of weights (`bootstrap_weights`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def padding_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of positions that are padding with one document a row: 1 − Σ min(n − 1, T) / (documents · T).
+    """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents · T).
 
     >>> round(float(padding_share(np.array([5, 9, 17]), 8)), 6)
     0.166667
@@ -22,7 +22,7 @@ def padding_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray
 
 
 def cut_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of useful tokens that one document a row leaves out: Σ max(n − 1 − T, 0) / Σ (n − 1).
+    """Return the share of useful tokens cut off with one document per row: Σ max(n − 1 − T, 0) / Σ (n − 1).
 
     >>> float(cut_share(np.array([5, 9, 17]), 8))
     0.2857142857142857
@@ -32,20 +32,20 @@ def cut_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | N
 
 
 def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of documents that are longer than a row."""
+    """Return the share of documents longer than a row."""
     return mean((np.asarray(lengths) - 1 > sequence_length).astype(float), weights)
 
 
 def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
-    """Share of positions with a useful label where whole documents lie in so many rows: Σ (n − 1) / (rows · T).
+    """Return the share of positions with a useful label in packed rows: Σ (n − 1) / (rows · T).
 
-    Pieces of a long document overlap by one token, so cutting it loses no label.
+    Pieces of a long document overlap by one token, so splitting it loses no label.
     """
     return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
 
 
 def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """The fill of rows without a free place: n − 1 useful of the n tokens of each piece, T + 1 places for T positions.
+    """Return an upper bound of `fill_share`: rows without padding, with n − 1 useful tokens per piece of n tokens.
 
     >>> round(float(bound_fill(np.array([9, 9]), 8)), 6), round(float(bound_fill(np.array([3, 3, 3]), 8)), 6)
     (1.0, 0.75)
@@ -56,7 +56,7 @@ def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | 
 
 
 def core_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """Share of one core that tokenizing takes beside a training that reads so many tokens a second: N / s.
+    """Return the share of a core needed to tokenize for a training at `tokens_per_s`: N / s.
 
     Above 1 a rank needs more than one core to keep up.
     """
@@ -64,7 +64,7 @@ def core_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndar
 
 
 def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """Share of a step that tokenizing takes in the training thread: (1/s) / (1/N + 1/s) = N / (N + s).
+    """Return the share of step time for tokenizing in the training thread: (1/s) / (1/N + 1/s) = N / (N + s).
 
     `tokens_per_s` (N) is the rate without any stall.
 
@@ -75,7 +75,7 @@ def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.nda
 
 
 def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """The training rate at which tokenizing takes this share of a step: N = s q / (1 − q).
+    """Return the training rate at which tokenizing takes this share q of a step: N = s q / (1 − q).
 
     >>> round(rate_at_stall(0.1, 450_000.0))
     50000
@@ -86,10 +86,10 @@ def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> n
 def break_even_epochs(
     once_s: np.ndarray | float, online_s: np.ndarray | float, read_s: np.ndarray | float
 ) -> np.ndarray | float:
-    """Epochs after which tokenizing beforehand has taken less time than tokenizing in each: once / (online − read).
+    """Return the epochs after which pretokenizing is faster than tokenizing online: once / (online − read).
 
-    `once_s` is tokenizing and writing, `online_s` tokenizing during an epoch, `read_s` reading what is stored. Infinite
-    where reading takes as long as tokenizing.
+    `once_s` is the time to tokenize and write, `online_s` to tokenize during an epoch, `read_s` to read the store.
+    Infinite if reading is not faster than tokenizing.
 
     >>> float(break_even_epochs(12.0, 10.0, 2.0)), float(break_even_epochs(1.0, 1.0, 2.0))
     (1.5, inf)
@@ -99,7 +99,7 @@ def break_even_epochs(
 
 
 def epoch_s(positions: np.ndarray | float, tokens_per_s: float, data_s: np.ndarray | float) -> np.ndarray | float:
-    """Seconds of an epoch on one rank: positions at their rate, and what the data take in the training thread."""
+    """Return the seconds of an epoch on one rank: positions over their rate, plus data time in the training thread."""
     return positions / tokens_per_s + data_s
 
 
@@ -107,23 +107,23 @@ def epoch_s(positions: np.ndarray | float, tokens_per_s: float, data_s: np.ndarr
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Weighted mean over documents."""
+    """Return the weighted mean over documents."""
     values = np.asarray(values, dtype=float)
     return values.mean() if weights is None else weights @ values / weights.sum(axis=-1)
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Sum over sum (a rate is never a mean of rates); 0 where there is nothing to divide by."""
+    """Return the ratio of sums (never a mean of rates); 0 for an empty denominator."""
     above, below = mean(numerators, weights), mean(denominators, weights)
     return np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
 
 
 def bootstrap_weights(units: np.ndarray, count: int, resamples: int, seed: int) -> np.ndarray:
-    """Bootstrap weights, float64 [resamples, documents]: how often each document is drawn.
+    """Return bootstrap weights, float64 [resamples, documents]: how often each document is drawn.
 
-    `units` says which of `count` units a document belongs to. Whole units are drawn with replacement (Efron &
-    Tibshirani 1993, chapter 8): documents that were sampled together are not independent. Where each is its own unit,
-    this is the bootstrap over documents.
+    `units` assigns each document to one of `count` units. Whole units are drawn with replacement (Efron & Tibshirani
+    1993, chapter 8), because documents that were sampled together are not independent. With one document per unit this
+    is the bootstrap over documents.
     """
     generator = np.random.default_rng(seed)
     drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples).astype(float)
@@ -131,10 +131,10 @@ def bootstrap_weights(units: np.ndarray, count: int, resamples: int, seed: int) 
 
 
 def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
-    """What may be cut where no document of the sample is: upper 95 % bounds of the shares of documents and of tokens.
+    """Return upper 95 % bounds of the shares of cut documents and cut tokens if the sample has no cut document.
 
-    With none among n, at most 1 − 0.05^(1/n) of all are (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). How
-    much such a document is cut no sample can say; it is counted as the longest one seen.
+    With none among n, at most 1 − 0.05^(1/n) of all are cut (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). The
+    length of such a document is unknown; it counts as the longest one seen.
 
     >>> round(bound_unseen_cut(np.full(100, 9))[0], 3)
     0.03
@@ -146,7 +146,7 @@ def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
 
 
 def bound_count(seen: int) -> float:
-    """Upper 97.5 % bound of the mean of a count of rare things of which so many were seen: k + 1.96 √(k + 1) + 2.
+    """Return the upper 97.5 % bound of a Poisson mean, given a count k: k + 1.96 √(k + 1) + 2.
 
     Within 4 % of the exact Poisson bound from k = 1 on (Garwood 1936), which is 5.57 there.
 
@@ -157,7 +157,7 @@ def bound_count(seen: int) -> float:
 
 
 def interval(values: np.ndarray | Sequence[float], coverage: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of resampled values (infinite ones are kept).
+    """Return the percentile interval of resampled values, including infinite ones.
 
     >>> interval(np.arange(1001) / 1000)
     (0.025, 0.975)

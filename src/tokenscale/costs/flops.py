@@ -1,5 +1,8 @@
-"""Weights and floating-point operations of a model, counted from its settings: never from the module that trains, so
-that wrapping or compiling cannot change them. Nothing is measured: a counter that sees operations misses fused ones."""
+"""Weights and FLOPs of a model, counted from its settings.
+
+They are never counted from the module, so that wrapping or compiling cannot change them, nor measured, because
+operation counters miss fused kernels.
+"""
 
 import importlib
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from tokenscale.settings.registry import MODELS, OBJECTIVES
 
 
 class Convention(Enum):
-    """How attention is counted: over the full square of positions, or only over those a causal mask leaves."""
+    """Convention of counting attention: all pairs of positions (full), or those within a causal mask."""
 
     FULL = "full"
     CAUSAL = "causal"
@@ -18,20 +21,23 @@ class Convention(Enum):
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers of a model's weights, each counted once."""
+    """Numbers of a model's weights by kind; each weight counts once."""
 
     total: int
-    #: of tables that are only looked up: positions, and the input embedding where it is not the output head as well
+    #: in lookup tables: positions, and the input embedding if it is not tied to the output head
     looked_up: int
-    #: in the matrices of linear layers, the output head among them
+    #: in the matrices of linear layers, including the output head
     matrices: int
-    #: in the blocks, which activation checkpointing computes again
+    #: in the blocks, which activation checkpointing recomputes
     blocks: int
 
 
 def weights(model: ModelSettings) -> Weights:
-    """Of a model whose vocabulary is known (`with_vocabulary`), and its positions where they are learned
-    (`with_positions`). A model of `transformers` is built without storage by that library and counted."""
+    """Count the weights of a model.
+
+    Vocabulary (`with_vocabulary`) and learned positions (`with_positions`) must be resolved. A model of `transformers`
+    is built on the meta device and counted.
+    """
     if model.transformers is not None:
         return importlib.import_module(MODELS["transformers"]).weights(model)
     if model.vocabulary_size is None:
@@ -57,7 +63,7 @@ def weights(model: ModelSettings) -> Weights:
 
 
 def parameters(model: ModelSettings) -> int:
-    """All weights of a model, embeddings included.
+    """Return the number of all weights of a model, including embeddings.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> parameters(PRESETS["llama-8b-nemo"]), parameters(PRESETS["gpt2-124m"])
@@ -67,18 +73,18 @@ def parameters(model: ModelSettings) -> int:
 
 
 def matmul_parameters(model: ModelSettings) -> int:
-    """Weights that enter a matrix product for each token: linear layers and output head, no tables, norms or biases."""
+    """Return the number of weights in matrix products per token: linear layers and output head only."""
     return weights(model).matrices
 
 
 def flops_per_token(
     model: ModelSettings, sequence_length: int, convention: Convention, objective: str = "causal"
 ) -> float:
-    """Training FLOPs per token (forward and backward), without recomputation.
+    """Return training FLOPs per token (forward and backward), without recomputation.
 
-    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N are all weights but tables that are only looked up
-    (norms and biases included, as the source studies count them), d = heads x head width, T the sequence length.
-    `CAUSAL` halves the attention term; objective `masked` has no causal mask, so that both conventions count it whole.
+    6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N counts all weights except lookup tables (including norms
+    and biases, as in the source studies), d = heads x head width, T is the sequence length. `CAUSAL` halves the
+    attention term; objective `masked` has no causal mask, so both conventions count attention in full.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> round(flops_per_token(PRESETS["llama-8b-nemo"], 2048, Convention.FULL) / 1e9, 2)
@@ -98,11 +104,11 @@ def hardware_flops_per_token(
     activation_checkpointing: str,
     objective: str = "causal",
 ) -> float:
-    """FLOPs per token that are really computed, for HFU: the training's, and what backward computes again.
+    """Return the FLOPs per token that are computed, for HFU: training FLOPs plus recomputation.
 
-    `block` runs each block forward a second time (8 N instead of 6 N of the blocks: Korthikanti et al. 2022); the
-    output head is outside of the blocks. `selective` keeps products and attention, and repeats nothing that counts
-    here. What attention kernels repeat inside their backward pass is left out, by custom.
+    `block` recomputes the forward pass of each block (8 N instead of 6 N in the blocks: Korthikanti et al. 2022); the
+    output head is outside of the blocks. `selective` keeps matrix products and attention, and adds nothing. By
+    convention, recomputation inside attention kernels does not count.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> shape = PRESETS["llama-8b-nemo"]
@@ -116,6 +122,6 @@ def hardware_flops_per_token(
 
 
 def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
-    """FLOPs per token of the products of queries, keys and values in a forward pass: 4 L d T, or half."""
+    """Return FLOPs per token of attention in a forward pass: 4 L d T, or half of it."""
     full = 4 * model.layers * model.dimension * sequence_length
     return full / 2 if convention is Convention.CAUSAL and OBJECTIVES[objective].causal else float(full)

@@ -1,7 +1,7 @@
-"""Peak throughput of accelerators by the exact name their driver gives. An unknown device has none: no guess.
+"""Peak throughput of accelerators by the exact name that their driver reports. Unknown devices have no peak.
 
-Dense products, without structured sparsity, at the boost clock: what a data sheet promises, not what power allows (one
-H200 was seen to sustain 788 of its 989 TFLOP/s). A part of a card (MIG) has another name, and so no peak.
+Dense products without structured sparsity at the boost clock, as in the data sheet; power limits allow less (one H200
+sustained 788 of its 989 TFLOP/s). A MIG partition has another name, and so no peak.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s of one device by number format, and where they are from; None: the device has no units for it."""
+    """TFLOP/s of a device by number format, with the source; None if the device has no units for a format."""
 
     names: tuple[str, ...]
     bf16: float | None
@@ -20,7 +20,7 @@ class Peak:
     source: str
 
 
-#: Names without the maker's: older drivers leave `NVIDIA` out.
+#: names without `NVIDIA`, which older drivers leave out
 PEAKS = (
     Peak(
         ("GH200 480GB", "GH200 120GB", "GH200 144G HBM3e"),  # the memory of Grace, or of a later Hopper
@@ -46,15 +46,15 @@ PEAKS = (
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """The row of a device; None where it is not in the table."""
+    """Return the peak of a device; None if it is not in the table."""
     name = device_name.removeprefix("NVIDIA ").strip()
     return next((peak for peak in PEAKS if name in peak.names), None)
 
 
 def peak_flops(device_name: str, number: str = "bf16") -> float | None:
-    """Peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8).
+    """Return the peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8).
 
-    None where the device is not in the table, or has no units for the format.
+    None if the device is not in the table, or has no units for the format.
 
     >>> peak_flops("NVIDIA GH200 120GB"), peak_flops("NVIDIA H100 PCIe", "fp8")
     (989400000000000.0, 1513000000000000.0)

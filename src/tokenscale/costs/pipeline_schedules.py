@@ -1,4 +1,4 @@
-"""In which order a rank of a pipeline works: pure lists, the same on a laptop and on a cluster."""
+"""Pipeline schedules: the order of a rank's work, as lists."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -9,10 +9,10 @@ from tokenscale.settings.model import ModelSettings
 
 
 class Action(NamedTuple):
-    """One piece of work on micro-batch `micro` in the rank's group of layers number `chunk`.
+    """Action on micro-batch `micro` in the rank's stage number `chunk`.
 
-    F: forward. B: backward. Where backward is cut in two, B gives the gradient by what came in, which the stage before
-    waits for, and W the gradient by the weights, which nobody waits for.
+    F: forward. B: backward. With a split backward pass, B computes the gradient of the input, which the previous stage
+    waits for, and W the gradient of the weights.
     """
 
     kind: str
@@ -21,7 +21,7 @@ class Action(NamedTuple):
 
 
 def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Action]:
-    """What rank `rank` of `ranks` does in one step, in order.
+    """Return the actions of rank `rank` of `ranks` in one step, in order.
 
     | name | from |
     |---|---|
@@ -45,20 +45,20 @@ def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks:
         return _alternate(warm, micro_batches, lambda number: (number, 0), lambda number: (number, 0))
     if name == "interleaved":
         if micro_batches % ranks:
-            raise ValueError(f"{micro_batches} micro-batches are no multiple of {ranks} ranks")
+            raise ValueError(f"{micro_batches} micro-batches are not a multiple of {ranks} ranks")
         total = micro_batches * chunks
-        # rounds of `ranks` micro-batches go through one chunk after the other
+        # groups of `ranks` micro-batches pass through one chunk after the other
         micro = [number // (ranks * chunks) * ranks + number % ranks for number in range(total)]
         chunk = [number // ranks % chunks for number in range(total)]
         warm = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
         return _alternate(warm, total, lambda n: (micro[n], chunk[n]), lambda n: (micro[n], chunks - 1 - chunk[n]))
-    raise ValueError(f"no schedule {name!r}")
+    raise ValueError(f"unknown schedule {name!r}")
 
 
 def _alternate(
     warm: int, total: int, forward: Callable[[int], tuple[int, int]], backward: Callable[[int], tuple[int, int]]
 ) -> list[Action]:
-    """`warm` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    """Return `warm` forwards, then alternating forwards and backwards, then the remaining backwards."""
     found = [Action("F", *forward(number)) for number in range(warm)]
     for number in range(warm, total):
         found += [Action("F", *forward(number)), Action("B", *backward(number - warm))]
@@ -66,7 +66,7 @@ def _alternate(
 
 
 def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """1f1b with W apart: rank r holds r of them back while others wait for its B, and does them where it would wait."""
+    """Return 1f1b with delayed W: rank r defers r weight gradients and computes them where it would wait."""
     found: list[Action] = []
     done = 0
     for action in build_schedule("1f1b", rank, ranks, micro_batches):
@@ -78,7 +78,7 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
 
 
 def max_in_flight(actions: list[Action]) -> int:
-    """Forward passes whose activations a rank holds at once, at most.
+    """Return the largest number of forward passes whose activations a rank stores at once.
 
     >>> [max_in_flight(build_schedule("1f1b", rank, 4, 8)) for rank in range(4)]
     [4, 3, 2, 1]
@@ -94,11 +94,11 @@ def max_in_flight(actions: list[Action]) -> int:
 def bubble_share(
     name: str, ranks: int, micro_batches: int, chunks: int = 1, *, forward: float = 1.0, backward: float = 2.0
 ) -> float:
-    """Share of the ranks' time that is spent waiting, where stages cost alike and transfers nothing.
+    """Return the share of time that ranks wait, with equal stages and free transfers.
 
     (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p - 1) / (v m + p - 1)
-    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Found by carrying the
-    schedule out: a rank works as soon as it may. `backward` is B and W together, which take half of it each.
+    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Computed by simulation: a
+    rank works as soon as it can. `backward` is the time of B and W together, half each.
 
     >>> [round(bubble_share(name, 4, 8), 3) for name in ("naive", "gpipe", "1f1b", "zero-bubble")] == [
     ...     round(share, 3) for share in (3 / 4, 3 / 11, 3 / 11, 3 / 27)
@@ -135,9 +135,9 @@ def bubble_share(
 
 
 def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    """The layers of each stage, weighed by their FLOPs; the last stage also has the output head.
+    """Assign layers to stages, balanced by FLOPs; the last stage also has the output head.
 
-    Of a model whose vocabulary is known. Each stage has a layer at least: there are no more stages than layers.
+    The model's vocabulary must be known. Each stage has at least one layer, so there are no more stages than layers.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> [len(layers) for layers in assign_stages(PRESETS["gpt2-124m"], 1024, 4)]
@@ -149,9 +149,9 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
 
 
 def partition_costs(costs: list[int], stages: int) -> list[range]:
-    """Runs of consecutive items, each with one at least, whose most expensive is as cheap as can be.
+    """Partition consecutive items into nonempty ranges with the smallest possible maximum cost.
 
-    Of several such ways, the one whose first stages have more.
+    Among equal partitions, the one with more items in the first ranges.
 
     >>> partition_costs([1, 1, 1, 1, 3], 3)
     [range(0, 2), range(2, 4), range(4, 5)]

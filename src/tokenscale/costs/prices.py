@@ -1,7 +1,7 @@
-"""What a run will take before it has run: time on nodes, bytes and files. Pure functions of the settings.
+"""Estimate of a run's node time, bytes and files. Pure functions of the settings.
 
-Hours decide whether to submit, and are no measurement: floating-point operations over an assumed share of the device's
-peak (`UTILISATION`), and an allowance for starting (`STARTING_S`). Whoever prints them prints both beside.
+Hours help to decide whether to submit, and are not measured: FLOPs over an assumed share of the device's peak
+(`UTILISATION`), plus an allowance for starting (`STARTING_S`). Print both constants with them.
 """
 
 import math
@@ -22,8 +22,8 @@ from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.run import RunSettings
 
-#: assumed share of the peak that a step's products reach while they run, waiting in pipelines left out. The source
-#: studies' DDP runs on GH200 (1.4 G weights, bf16) reached 27 to 32 %, their 8 G weights on one GPU 31 to 38 %.
+#: assumed share of the peak during a step, without pipeline bubbles. The source studies' DDP runs on GH200 (1.4 B
+#: weights, bf16) reached 27 to 32 %, their 8 B weights on one GPU 31 to 38 %.
 UTILISATION = 0.3
 #: assumed seconds from a job's start to its first step: container, imports from a parallel file system, NCCL, weights
 STARTING_S = 120.0
@@ -33,19 +33,19 @@ LINE_BYTES, RANK_BYTES, RUN_BYTES = 600, 1_000, 25_000
 RUN_FILES, RANK_FILES = 6, 3
 #: tokenizer.json or its like, and its manifest, which lie in every checkpoint
 TOKENIZER_FILES = 2
-#: time limit of a training's job, at least: a first start from a cold image and file system can take many minutes
+#: smallest time limit of a training job: a first start from a cold image and file system can take many minutes
 SHORTEST_MINUTES = 30
-#: assumed useful share of a text's tokens, at least, before a store is there: documents of 8 tokens and more on average
+#: assumed least useful share of a text's tokens before its store exists: documents of at least 8 tokens on average
 USEFUL_SHARE = 7 / 8
-#: least share of a row that is text: greedy packing leaves no two rows half empty, a stream fills every row
+#: least share of text in a row: greedy packing leaves no two rows half empty, a stream fills every row
 PACKED_FILL, STREAM_FILL = 1 / 2, 1
 
 
 @dataclass(frozen=True)
 class StoreSize:
-    """What a token store holds: rows of an epoch (a stream's: tokens over the sequence length), and useful tokens.
+    """Size of a token store: rows per epoch (for a stream: tokens over the sequence length) and useful tokens.
 
-    With `bound`, the reason, there is no store yet: an upper bound of its rows, a lower one of its useful tokens.
+    `bound` is the reason why the store does not exist yet: rows are then an upper, useful tokens a lower bound.
     """
 
     per_epoch: float
@@ -55,9 +55,9 @@ class StoreSize:
 
 @dataclass(frozen=True)
 class Price:
-    """What one run takes. `unknown` says why its time or its logs are not known.
+    """Estimated cost of a run. `unknown` is the reason why its time or its logs are unknown.
 
-    With `bound`, which says why, `seconds` is an upper bound and no estimate.
+    `bound` is the reason why `seconds` is an upper bound instead of an estimate.
     """
 
     ranks: int
@@ -65,7 +65,7 @@ class Price:
     seconds: float | None
     steps: int | None
     bytes: int
-    #: of resume states, which are deleted when the run has ended
+    #: bytes of resume states, which are deleted when the run has ended
     passing_bytes: int
     files: int
     unknown: str | None = None
@@ -73,22 +73,21 @@ class Price:
 
     @property
     def node_hours(self) -> float | None:
-        """Whole nodes are charged: those that the run's ranks lie on."""
+        """Charged node-hours: whole nodes that the run's ranks occupy."""
         return None if self.seconds is None else self.nodes * self.seconds / 3600
 
     @property
     def gpu_hours(self) -> float | None:
-        """GPUs that compute: where a node is not filled, less than what is charged."""
+        """GPU-hours in use; less than charged if a node is not filled."""
         return None if self.seconds is None else self.ranks * self.seconds / 3600
 
 
 @dataclass(frozen=True)
 class Total:
-    """The sum over runs. Hours are those of the runs whose time is known; `unknown` has the others: why, and how many.
+    """Sum of prices. Hours include runs of known time; `unknown` is reason → number of the other runs.
 
-    `unlogged` runs have a number of steps that is not known, and their logs' bytes are missing. `passing_bytes` are
-    those of the run with the most: not all runs are there at once. `bounded` has the runs whose hours are upper bounds:
-    why, and how many.
+    `unlogged` counts runs with an unknown number of steps, whose logs are not included. `passing_bytes` is the maximum
+    over runs, as not all runs exist at once. `bounded` is reason → number of runs whose hours are upper bounds.
     """
 
     runs: int
@@ -103,12 +102,12 @@ class Total:
 
     @property
     def timed(self) -> int:
-        """Runs whose time is known."""
+        """Number of runs of known time."""
         return self.runs - sum(self.unknown.values())
 
 
 def sum_prices(prices: Iterable[Price]) -> Total:
-    """Of several runs; who calls sees to it that each is there once."""
+    """Sum the prices of distinct runs."""
     prices = list(prices)
     unknown = Counter(p.unknown or "" for p in prices if p.seconds is None)
     return Total(
@@ -127,10 +126,10 @@ def sum_prices(prices: Iterable[Price]) -> Total:
 def estimate_run(
     run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: StoreSize | None = None
 ) -> Price:
-    """What a run takes on a machine: `vocabulary_size` is the tokenizer's, `rows` what its store holds, where known.
+    """Estimate the cost of a run on a machine. `vocabulary_size` (tokenizer) and `rows` (store) are used if known.
 
-    What is not known is not guessed: `unknown` names it. Bytes are then those that do not depend on it. A job of SLURM
-    has a time limit, which bounds the hours of a run that nothing else bounds.
+    Unknown quantities are not guessed: `unknown` names them, and bytes exclude what depends on them. The time limit of
+    a SLURM job bounds the hours of a run that nothing else bounds.
     """
     layout = run.layout
     nodes = geometry(layout.world_size, machine.gpus_per_node).nodes
@@ -157,16 +156,16 @@ def estimate_run(
         seconds, bound, unknown = 60.0 * machine.minutes, f"the time limit of their jobs: {unknown}", None
     kept, passing, files = _estimate_checkpoints(run, weighs)
     logs = RUN_BYTES + layout.world_size * (RANK_BYTES + LINE_BYTES * (steps or 0))
-    submitted = machine.starter == "srun"  # SLURM's own log is kept, too
+    submitted = machine.starter == "srun"  # SLURM's own log is kept as well
     files += RUN_FILES + submitted + layout.world_size * (RANK_FILES + (run.profile.steps > 0))
     return Price(layout.world_size, nodes, seconds, steps, logs + kept, passing, files, unknown, bound)
 
 
 def job_minutes(price: Price, machine: Machine) -> int:
-    """Time limit of a training's job, in minutes.
+    """Return the time limit of a training job, in minutes.
 
-    The estimate times the machine's margin and the time in which a state is written, in steps of 10 minutes; at least
-    `SHORTEST_MINUTES`, and at most the machine's own limit, which is also that of a run whose time is not known.
+    The estimate times the machine's margin plus the time to write a state, rounded up to 10 minutes, between
+    `SHORTEST_MINUTES` and the machine's limit. Runs of unknown time get the machine's limit.
     """
     if price.seconds is None:
         return machine.minutes
@@ -175,7 +174,7 @@ def job_minutes(price: Price, machine: Machine) -> int:
 
 
 def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
-    """Least number of useful tokens in a row on average, before the store is there; None where documents decide.
+    """Return the least average of useful tokens per row before the store exists; None if it depends on documents.
 
     >>> packed, padded = RunSettings(approach="packed", sequence_length=1024), RunSettings(approach="padded")
     >>> min_useful_tokens(packed, streams=False), min_useful_tokens(padded, streams=False)
@@ -188,7 +187,7 @@ def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
 
 
 def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
-    """The most rows of an epoch over a text of so many documents and, at most, so many tokens; None where not known.
+    """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if unknown.
 
     >>> max_rows(RunSettings(approach="packed", sequence_length=1024), False, 10, 10240)
     21.0
@@ -204,7 +203,7 @@ def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int
 def _count_steps(
     run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
 ) -> tuple[int | None, str | None]:
-    """(optimizer steps that this run takes itself, None), or (None, what they depend on)."""
+    """Return (optimizer steps of this run, None), or (None, what they depend on)."""
     steps, unknown = _find_last_step(run, model, rows)
     return (None if steps is None else max(0, steps - start_step(run))), unknown
 
@@ -212,7 +211,7 @@ def _count_steps(
 def _find_last_step(
     run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
 ) -> tuple[int | None, str | None]:
-    """(optimizer steps of the whole budget, None), or (None, what they depend on); as `training.budget` counts them."""
+    """Return (optimizer steps of the whole budget, None), or (None, what they depend on); as `train.budget`."""
     budget = run.budget
     if budget.kind == "steps":
         return budget.steps, None
@@ -235,11 +234,11 @@ def _find_last_step(
 def _estimate_seconds(
     run: RunSettings, model: ModelSettings, machine: Machine, steps: int | None
 ) -> tuple[float | None, str | None]:
-    """(seconds from a job's start to its end, None), or (None, why they are not known).
+    """Return (seconds from a job's start to its end, None), or (None, reason why they are unknown).
 
-    Steps: FLOPs that are really computed (`hardware_flops_per_token`, full convention) of rows as long as the sequence,
-    over ranks × peak × UTILISATION × (1 - the pipeline's bubble). Each validation costs a third of that for its rows:
-    a forward pass. Those after epochs are left out, and so are writing checkpoints and waiting for data.
+    Steps: `hardware_flops_per_token` (full convention) over ranks × peak × UTILISATION × (1 − pipeline bubble). A
+    validation costs a third of that for its rows (a forward pass). Validations after epochs, checkpoints and data
+    stalls are not included.
     """
     if machine.device is None:
         return None, f"the machine ({machine.name}) states no device"
@@ -266,12 +265,12 @@ def _estimate_seconds(
 
 
 def number_format(run: RunSettings) -> str:
-    """The number format of most products, as run.json has it (`training.record.costs`)."""
+    """Return the number format of most matrix products, as in run.json (`train.record`)."""
     return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
 
 
 def pipeline_bubble(run: RunSettings) -> float:
-    """Share of the ranks' time that a pipeline spends waiting; 0 without one.
+    """Return the bubble share of a run's pipeline; 0 without a pipeline.
 
     >>> from tokenscale.settings.layout import LayoutSettings
     >>> layout = LayoutSettings(pipeline=4, schedule="naive")
@@ -289,9 +288,9 @@ _cached_bubble = cache(bubble_share)
 
 
 def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
-    """(bytes kept, bytes of states that are deleted at the end, files kept) of a run with so many weights.
+    """Return (bytes kept, bytes of states deleted at the end, files kept) of a run.
 
-    Weights in the format they are trained in; a resume state has AdamW's two moments beside them, in the same.
+    Weights have the format of training; a resume state adds AdamW's two moments in the same format.
     """
     requested = run.checkpoints
     size = (2 if run.precision == "bf16-true" else 4) * weighs
@@ -305,9 +304,9 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
 
 
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
-    """Bytes of a token store, roughly and before compression: `tokens` ids of all documents, as wide as they lie there.
+    """Estimate the bytes of a token store before compression, from its number of ids and their width.
 
-    Padding is counted where nothing compresses it.
+    Padding counts unless it is compressed.
     """
     width = 2 if store.format == "packed" and vocabulary_size <= 1 << 16 else 8 if store.dtype == "int64" else 4
     if store.format == "padded" and store.codec == "none":
