@@ -142,7 +142,7 @@ def test_masked_models_and_weights_that_are_gone_are_refused_by_the_verb(tmp_pat
     masked = run_of(tmp_path / "masked", tokenizer, objective="masked")
     argv = ["benchmark", "inference", "--output", str(tmp_path / "out.json"), "--run"]
     assert main([*argv, str(masked)]) == 2
-    assert "writes no text" in capsys.readouterr().err
+    assert "cannot generate text" in capsys.readouterr().err
     assert main([*argv, str(tmp_path / "gone")]) == 2
     said = capsys.readouterr().err
     assert "the run's weights are not there" in said and f"snakemake -f {tmp_path}/gone/done.json" in said

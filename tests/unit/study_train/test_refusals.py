@@ -60,7 +60,7 @@ REFUSED = {
     "--model_parallel_mode model_parallel --layout.schedule 1f1b": ["schedule naive only", "pipeline_parallel"],
     "--model_parallel_mode model_parallel --world_size 1": ["at least 2 ranks", "--world-size 2"],
     "--model_parallel_mode pipeline_parallel --world_size 64": ["64 stages are more than the model's"],
-    "--n_epochs 1 --batch_size 1 --world_size 2": ["2 ranks share 1 rows"],
+    "--n_epochs 1 --batch_size 1 --world_size 2": ["2 ranks share 1 sequences"],
     f"--dataset {PADDED} --pretokenized --validation.bleu 4": ["--validation.bleu", "not pairs"],
     "--dataset web.parquet --target-column en --eos": ["no column 'en'", "--target-column"],
     "--config none.yaml": ["is missing", "none.yaml"],
