@@ -69,6 +69,7 @@ long-test: $(READY)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy src/tokenscale
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
 

@@ -317,11 +317,11 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
             kind = "one value" if low == high else "lowest and highest value"
         else:
             low, high, kind = spread.low, spread.high, spread.kind
-        numbers = (
+        median, low, high = (
             number if abs(number) < NEVER else math.copysign(math.inf, number) for number in (spread.median, low, high)
         )
         ids = [run_id for column in _ids(group) for run_id in group[column].dropna()]
-        found.append(Cell(str(name), len(x), *numbers, kind, p, smallest, len(set(ids)) < len(ids)))
+        found.append(Cell(str(name), len(x), median, low, high, kind, p, smallest, len(set(ids)) < len(ids)))
     return found
 
 

@@ -219,7 +219,8 @@ def fit_link(
     laws = [[hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes]
     columns = np.asarray(laws) / measured[:, None]
     constants = nonnegative(columns, np.ones(len(measured)))
-    return Link(*map(float, constants), latency), [float(r) for r in columns @ constants - 1]
+    first, second = map(float, constants)
+    return Link(first, second, latency), [float(r) for r in columns @ constants - 1]
 
 
 def fit(points: Sequence[Point], work: Work, links: Links = Links()) -> Fit:  # noqa: B008 - frozen

@@ -226,7 +226,7 @@ def _build_trainer_step(case: Case, shape: ModelSettings, device: torch.device) 
         timer.end()
         return stepped.loss_sum / useful
 
-    step.timer, step.kernel = timer, kernel
+    step.timer, step.kernel = timer, kernel  # type: ignore[attr-defined]
     return step
 
 
@@ -250,7 +250,7 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
     with torch.device("meta"):
         empty = build(shape, case.sequence_length, objective="causal", kernel="sdpa")
         config, _ = to_hf(shape, dict(empty.named_parameters()), case.sequence_length)
-    config_class = transformers.CONFIG_MAPPING[config["model_type"]]
+    config_class: Any = transformers.CONFIG_MAPPING[config["model_type"]]
     with device:
         model = transformers.AutoModelForCausalLM.from_config(
             config_class(**config, use_cache=False), attn_implementation="sdpa", dtype=torch.bfloat16

@@ -142,7 +142,7 @@ def _explain_unusable(engine: str, folder: Path, auto: str) -> str | None:
     if engine == auto:
         return "it is the engine that auto takes here"
     try:
-        tokenizer = load_tokenizer(folder, engine)
+        tokenizer: Any = load_tokenizer(folder, engine)  # of several backends: `numbers` is refused above
     except UserError as error:
         return error.facts.get("reason") or error.what
     differs = tokenizer.difference(backends.make_fuzz_texts())

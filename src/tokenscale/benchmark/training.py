@@ -11,9 +11,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,7 +34,17 @@ OURS, LOOP, TRAINER = "tokenscale", "transformers, plain loop", "transformers, T
 TARGET_US = 100.0
 RATE = 1e-4
 
-Arm = Callable[[int], list[float]]
+
+class Arm(Protocol):
+    """A training loop under test."""
+
+    def first_loss(self) -> float:
+        """Return the loss in nats per label before any training."""
+        ...
+
+    def __call__(self, steps: int) -> list[float]:
+        """Return the seconds of each of `steps` training steps."""
+        ...
 
 
 def measure(

@@ -53,6 +53,7 @@ PACKAGES = (
     Package("hypothesis", "hypothesis", "test"),
     Package("snakefmt", "snakefmt", "test"),
     Package("ruff", "ruff", "test"),
+    Package("mypy", "mypy", "test", "type checks"),
     Package("sphinx", "sphinx", "test", "the documentation site"),
     Package("myst-parser", "myst_parser", "test", "the documentation site"),
     Package("furo", "furo", "test", "the documentation site"),

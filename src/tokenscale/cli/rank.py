@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tokenscale.runs.launch.ranks import PORT_TAKEN
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments, signals)
 
 
-def _run(arguments: argparse.Namespace, signals: "Signals") -> int:  # noqa: F821
+def _run(arguments: argparse.Namespace, signals: Any) -> int:
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import Inputs, train
     from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause

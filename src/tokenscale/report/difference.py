@@ -245,10 +245,11 @@ def suspects(a: Report, b: Report) -> Table:
         for detail, x, y in _values(a, b, name):
             rows.append([words + (f": {detail}" if detail else ""), _text(x), _text(y), matters])
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
-        x, y = a.origin.get(name) or {}, b.origin.get(name) or {}
-        for key in sorted(x.keys() | y.keys()):
-            if x.get(key) != y.get(key):
-                rows.append([f"{words}: {key}", _text({x.get(key)}), _text({y.get(key)}), "definitions and drawings"])
+        ours, theirs = a.origin.get(name) or {}, b.origin.get(name) or {}
+        for key in sorted(ours.keys() | theirs.keys()):
+            x, y = ours.get(key), theirs.get(key)
+            if x != y:
+                rows.append([f"{words}: {key}", _text({x}), _text({y}), "definitions and drawings"])
     rows = [[str(rank), *row] for rank, row in enumerate(rows, 1)]
     columns = [("rank", True), ("what differs", False), ("A", False), ("B", False), ("what it could change", False)]
     return Table(columns, rows, "Values over all runs of a report that have a record, those first that explain most.")

@@ -157,7 +157,7 @@ def _of_png(path: Path) -> Metadata | None:
 
     try:
         with Image.open(path, formats=["PNG"]) as image:
-            return parse(image.text.get(PNG_KEY))
+            return parse(image.text.get(PNG_KEY))  # type: ignore[attr-defined]
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
         raise UserError(
             "the file is no readable PNG.", file=path, next="build the figure again, or name another file"

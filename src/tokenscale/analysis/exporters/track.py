@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tokenscale.analysis.exporters import facts
 from tokenscale.analysis.exporters.measures import Measures, Rewritten
@@ -84,7 +85,7 @@ class _Job:
         self._directory, self._module, self._output, self._log = directory, module, output, log
         self._stack = ExitStack()
         self._locked = False
-        self._exporter = None
+        self._exporter: Any = None
         self._begin()
 
     def _begin(self) -> None:

@@ -124,8 +124,7 @@ def _read_topics() -> Iterator[tuple[str, str]]:
     path = _find_root("pydoc_data") / "topics.py"
     tree = _parse(path)
     for node in tree.body if tree is not None else []:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(t, ast.Name) and t.id == "topics" for t in targets):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "topics" for t in node.targets):
             for name, text in sorted(ast.literal_eval(node.value).items()):
                 yield cleandoc(text), f"pydoc_data/topics.py::{name}"
 
@@ -161,7 +160,7 @@ def _get_version(name: str) -> str:
 
 def _get_licence(name: str) -> str:
     try:
-        metadata = importlib.metadata.metadata(name)
+        metadata: Any = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
     return metadata.get("License-Expression") or metadata.get("License") or "unknown"

@@ -36,7 +36,13 @@ def _nouns(text: str) -> tuple[Noun, ...]:
 
 def _verbs(text: str) -> tuple[Verb, ...]:
     rows = (line.split() for line in text.strip().splitlines())
-    return tuple(Verb(*row[:4], tuple(row[4:7]), *(word.strip("-") for word in row[7:])) for row in rows)
+    return tuple(_verb(row) for row in rows)
+
+
+def _verb(row: list[str]) -> Verb:
+    singular, plural, infinitive, participle, *english = row[:7]
+    options = [word.strip("-") for word in row[7:]]
+    return Verb(singular, plural, infinitive, participle, (english[0], english[1], english[2]), *options)
 
 
 #: who can do something

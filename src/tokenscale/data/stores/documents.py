@@ -1,7 +1,7 @@
 """Documents as ids: exactly one BOS, the text, and EOS where the run asks for it; of a pair, EOS behind both parts."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,8 @@ class Documents(Protocol):
     """What a format writes: documents in an order that does not change, from any of them on."""
 
     origin: Origin
+    #: receives (documents, UTF-8 bytes) of each chunk
+    report: Callable[[int, int], None] | None
 
     def __len__(self) -> int: ...
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,16 @@ class Identity:
 
 
 def hash_identity(
-    code: list[Path], inputs: dict[str, Path], layout: list[Path] = (), state: Path | None = None
+    code: list[Path], inputs: dict[str, Path], layout: Sequence[Path] = (), state: Path | None = None
 ) -> Identity:
     """Hash the code files (by path below the package), the manifests (by role) and another run's state record."""
     hashes = _hash_files(code)
     roles = {role: sha256_file(path) for role, path in inputs.items()}
-    layout = {name: hashes[name] for name in _hash_files(layout)}
-    return Identity(hashes, roles, layout, sha256_file(state) if state else None)
+    layout_hashes = {name: hashes[name] for name in _hash_files(layout)}
+    return Identity(hashes, roles, layout_hashes, sha256_file(state) if state else None)
 
 
-def _hash_files(code: list[Path]) -> dict[str, str]:
+def _hash_files(code: Sequence[Path]) -> dict[str, str]:
     hashes = {}
     for path in code:
         parts = path.resolve().parts

@@ -19,10 +19,8 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
             cores.append(int(quota) / int(period))
         memory += _parse_limit(folder / "memory.max")
     for folder in _group_folders(groups, "cpu", root / "sys/fs/cgroup/cpu"):  # version 1
-        for quota, period in zip(
-            _parse_limit(folder / "cpu.cfs_quota_us"), _parse_limit(folder / "cpu.cfs_period_us"), strict=False
-        ):
-            cores.append(quota / period)
+        quotas, periods = (_parse_limit(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        cores += [a / b for a, b in zip(quotas, periods, strict=False)]
     for folder in _group_folders(groups, "memory", root / "sys/fs/cgroup/memory"):
         memory += _parse_limit(folder / "memory.limit_in_bytes")
     memory = [limit for limit in memory if limit < 2**60]  # version 1 writes "no limit" as a huge number

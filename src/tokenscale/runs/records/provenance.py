@@ -55,8 +55,9 @@ def read_git_state() -> tuple[dict[str, Any], str]:
 
     def git(*arguments: str, fails: bool = False) -> str:
         here = Path(__file__).resolve().parents[2]
-        how = {"cwd": here, "capture_output": True, "encoding": "utf-8", "errors": "replace", "timeout": 20}
-        return subprocess.run(["git", *arguments], check=not fails, **how).stdout
+        text: Any = {"encoding": "utf-8", "errors": "replace"}
+        done = subprocess.run(["git", *arguments], cwd=here, check=not fails, capture_output=True, timeout=20, **text)
+        return done.stdout
 
     try:
         commit = git("rev-parse", "HEAD").strip()

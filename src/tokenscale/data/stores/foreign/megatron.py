@@ -87,8 +87,8 @@ class Reader:
                 raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
         binary, index = self.files
         size = index.stat().st_size
-        with open(index, "rb") as file:
-            head = file.read(HEADER.size)
+        with open(index, "rb") as header:
+            head = header.read(HEADER.size)
         if head[: len(MAGIC)] != MAGIC[: len(head)] or len(head) < len(MAGIC):
             raise self._wrong("is no Megatron index", repr(head[: len(MAGIC)]), f"{MAGIC!r} at its beginning")
         if len(head) < HEADER.size:
