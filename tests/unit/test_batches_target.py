@@ -180,9 +180,9 @@ def test_what_holds_no_pairs_is_refused(tmp_path, pairs, kind, source, says):
 
 
 def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):
-    with pytest.raises(UserError, match="the parts of a pair end with EOS"):
+    with pytest.raises(UserError, match="pairs need EOS"):
         lab.batches(make_run("padded", T))
-    with pytest.raises(UserError, match="the parts of a pair end with EOS"):
+    with pytest.raises(UserError, match="pairs need EOS"):
         lab.store(StoreSettings("packed", sequence_length=T))
     other = Lab(tmp_path / "other", ["no pairs at all"])
     for approach in ("padded", "packed"):

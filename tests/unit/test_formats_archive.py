@@ -222,7 +222,7 @@ def test_an_interrupted_unpacking_is_taken_over(lab, tmp_path, monkeypatch, smal
 
 
 def test_a_store_of_another_format_is_not_unpacked(lab, tmp_path):
-    with pytest.raises(UserError, match="only an archive is unpacked") as error:
+    with pytest.raises(UserError, match="only archives can be unpacked") as error:
         unpack.unpack(lab.store(PACKED), PACKED, tmp_path / "unpacked")
     assert error.value.facts["found"] == "format packed" and not (tmp_path / "unpacked").exists()
 
@@ -233,7 +233,7 @@ def test_a_store_of_another_format_is_not_unpacked(lab, tmp_path):
     ids=lambda s: s.directory,
 )
 def test_an_archive_of_other_documents_is_refused(lab, tmp_path, store):
-    with pytest.raises(UserError, match="is not made of this archive") as error:
+    with pytest.raises(UserError, match="cannot be made from this archive") as error:
         unpack.unpack(lab.store(ARCHIVE), store, tmp_path / "unpacked")
     assert error.value.facts["found"] == "archive" and not (tmp_path / "unpacked").exists()
 
@@ -253,7 +253,7 @@ def test_ids_that_are_not_the_archives_make_no_store(lab, tmp_path):
     manifest = read_store_manifest(path)
     manifest["ids_digest"]["value"] = "0" * 64
     write_sealed(path / "manifest.json", manifest)
-    with pytest.raises(UserError, match="the ids are not those of the store that they come from"):
+    with pytest.raises(UserError, match="the ids differ from those of their source store"):
         unpack.unpack(path, PACKED, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked/manifest.json").exists()
 

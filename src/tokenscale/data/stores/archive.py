@@ -1,14 +1,14 @@
-"""The format `archive`: whole documents in few bytes, for storage and transfer; `unpack` makes `packed` of it.
+"""Store format `archive`: compressed whole documents for storage and transfer; `unpack` turns it into `packed`.
 
-- `blocks.bin`: ids of all documents, one after another, in blocks of 4 Mi ids (`ranked.BLOCK_IDS`); a document may lie
-  in several. What a block is, `data/stores/ranked.py` says: ids by their rank in the whole store, in bytes, under zstd;
-- `blocks.npy`: uint64 [blocks, 3], of each block its bytes, its ids, and XXH3-64 of its bytes, which is held against
-  it whenever it is read;
-- `ranking.bin`: ids by falling frequency, and `lengths.bin`: tokens of each document. Numbers of 32 bits as four runs
-  of bytes, lowest first, in one zstd frame (of the ranking: differences, modulo 2³²; equally frequent ids rise).
+- `blocks.bin`: concatenated ids of all documents in blocks of 4 Mi ids (`ranked.BLOCK_IDS`); a document may span
+  blocks. `data/stores/ranked.py` defines a block: ids replaced by their frequency rank, encoded in bytes, compressed by
+  zstd;
+- `blocks.npy`: uint64 [blocks, 3], the bytes, the ids and the XXH3-64 of each block, verified at every read;
+- `ranking.bin`: ids by descending frequency, and `lengths.bin`: tokens per document. 32-bit numbers as four byte
+  planes, lowest first, in one zstd frame (ranking: differences modulo 2³²; equally frequent ids ascend).
 
-The manifest's `origin` is what a store that is made of this one says about where its ids come from. Equal ids give
-equal bytes under the same version of zstd; what is unpacked is the same under all.
+Stores made from an archive copy the manifest's `origin`. Equal ids give equal bytes under the same version of zstd; the
+unpacked store is the same under all versions.
 """
 
 import importlib.util
@@ -36,21 +36,20 @@ from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 STORE_FILES = ("blocks.bin", "blocks.npy", "ranking.bin", "lengths.bin")
-#: of zstd, for ranking and lengths: 19 takes twenty times as long and saves 3 %
+#: zstd level for ranking and lengths: level 19 takes twenty times as long and saves 3 %
 NUMBERS_LEVEL = 9
 
 
 def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
-    """Write the store and return its manifest. UserError without the package zstandard.
+    """Write the store and return its manifest. Raises UserError without the package zstandard.
 
-    Ids go to disk first; once all are known they are ranked, and packed from there: memory holds 16 bytes a document,
-    and a block.
+    Ids are written to disk first, then ranked and compressed: memory holds 16 bytes per document, and a block.
     """
     if importlib.util.find_spec("zstandard") is None:
         raise UserError(
-            "archives are written with the package zstandard, which is not installed.",
+            "writing archives needs the package zstandard, which is not installed.",
             store=Path(directory) / "manifest.json",
-            next="pip install zstandard   (reading and unpacking do without)",
+            next="pip install zstandard   (reading and unpacking do not need it)",
         )
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
@@ -86,7 +85,7 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
 
 
 def _read_blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
-    """The ids of all files, a block at a time, in memory that the next block takes again."""
+    """Yield the ids of all files in blocks, in a reused buffer."""
     block = np.empty(ranked.BLOCK_IDS, dtype=dtype)
     room = memoryview(block).cast("B")
     filled = 0
@@ -102,22 +101,22 @@ def _read_blocks(paths: list[Path], dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def _compress_numbers(values: np.ndarray) -> bytes:
-    """Numbers of 32 bits as a zstd frame of their lowest bytes, then the next ones, …"""
+    """Compress 32-bit numbers as byte planes, lowest bytes first, in a zstd frame."""
     planes = values.astype("<u4").view(np.uint8).reshape(-1, 4).T
     return ranked.make_compressor(NUMBERS_LEVEL)(np.ascontiguousarray(planes))
 
 
 def _read_numbers(path: Path, n: int) -> np.ndarray:
-    """The n numbers that `_compress_numbers` wrote, uint32 [n]."""
+    """Read the n numbers that `_compress_numbers` wrote, uint32 [n]."""
     planes = ranked.decompress(memoryview(path.read_bytes()), 4 * n).reshape(4, n)
     return np.ascontiguousarray(planes.T).view("<u4").reshape(n)
 
 
 class ArchiveStore:
-    """Documents of an `archive`, in order. Give it the manifest that `formats.manifest.open_store` checked.
+    """Sequential access to the documents of an `archive`. `manifest` comes from `stores.manifest.open_store`.
 
-    Each block is held against its checksum whenever it is read (without the package xxhash: the whole file against its
-    SHA-256, here). Memory holds 16 bytes a document, and a block.
+    Each block is verified at every read (without the package xxhash: the whole file by SHA-256, at opening). Memory
+    holds 16 bytes per document, and a block.
     """
 
     def __init__(self, where: Path, manifest: dict[str, Any]):
@@ -175,17 +174,17 @@ class ArchiveStore:
 
 
 class ArchiveDocuments:
-    """The documents of an archive, for the writer of another format; see `documents.Documents`.
+    """Documents of an archive for the writer of another format; see `documents.Documents`.
 
-    What is written says the same of its origin as if it came from the text. `report(documents, bytes of ids)` hears of
-    each block. UserError for a store that is no archive, or not what its manifest says.
+    The written store has the same origin as if it came from the text. `report(documents, bytes of ids)` is called for
+    each block. Raises UserError for a store that is not an archive or differs from its manifest.
     """
 
     def __init__(self, where: Path, report: Callable[[int, int], None] | None = None):
         manifest = read_store_manifest(where)
         if manifest["format"] != "archive":
             raise UserError(
-                "only an archive is unpacked.",
+                "only archives can be unpacked.",
                 store=where,
                 expected="format archive",
                 found=f"format {manifest['format']}",
@@ -217,4 +216,4 @@ class ArchiveDocuments:
                 self._report(len(chunk.lengths), chunk.ids.nbytes)
 
     def confirm(self) -> None:
-        """Nothing to wait for: the writer compares its digest with the origin's."""
+        """Do nothing: the writer compares its digest with the origin's."""

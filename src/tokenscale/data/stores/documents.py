@@ -1,4 +1,4 @@
-"""Documents as ids: exactly one BOS, the text, and EOS where the run asks for it; of a pair, EOS behind both parts."""
+"""Documents as token ids: BOS, text, and optionally EOS; pairs have EOS after both parts."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from tokenscale.base.files import xxh3_128
 from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
 
-#: documents whose ids are hashed together
+#: documents per hashed group
 GROUP_DOCUMENTS = 1000
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some whole documents, in order."""
+    """Consecutive whole documents."""
 
-    ids: np.ndarray  # int32 [sum(lengths)]: one document after another, each with its BOS (and EOS)
+    ids: np.ndarray  # int32 [sum(lengths)]: concatenated documents, each with BOS (and EOS)
     lengths: np.ndarray  # int64 [documents], each at least 1
 
     def documents(self) -> Iterator[np.ndarray]:
-        """One document after another, int32 views."""
+        """Yield the documents as int32 views."""
         end = 0
         for length in self.lengths.tolist():
             yield self.ids[end : (end := end + length)]
 
     def part(self, first: int, last: int) -> "Chunk":
-        """Documents `first` to `last`, the last one not included; views."""
+        """Return documents [first, last) as views."""
         ends = np.cumsum(self.lengths)
         start = int(ends[first - 1]) if first else 0
         end = int(ends[last - 1]) if last > first else start
@@ -40,21 +40,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where ids come from, as far as a store's manifest says it: equal ids of one origin give an equal manifest."""
+    """Origin of ids as recorded in a store's manifest: equal ids and origin give an equal manifest."""
 
     tokenizer: dict[str, Any]  # name, kind, file_sha256
     vocabulary_size: int
     bos_id: int
     eos_id: int | None
     pad_id: int
-    source: dict[str, Any]  # hashes of the text, or of the files that were converted
-    engine: str = ""  # what made the ids; for the build record, never for the manifest
-    ids_digest: str | None = None  # of all documents, where it is known before they are written
-    command: str | None = None  # what writes the store again, where no rule of the workflow does; for the build record
+    source: dict[str, Any]  # hashes of the text, or of converted files
+    engine: str = ""  # tokenizer engine; for the build record, not for the manifest
+    ids_digest: str | None = None  # digest of all documents, if known in advance
+    command: str | None = None  # command that writes the store again, without a workflow rule; for the build record
 
 
 class Documents(Protocol):
-    """What a format writes: documents in an order that does not change, from any of them on."""
+    """Source of documents in a fixed order, readable from any document on."""
 
     origin: Origin
     #: receives (documents, UTF-8 bytes) of each chunk
@@ -63,22 +63,24 @@ class Documents(Protocol):
     def __len__(self) -> int: ...
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last`, the last one not included."""
+        """Yield documents [first, last)."""
         ...
 
     def confirm(self) -> None:
-        """Before the store is sealed: raise where these ids must not be trusted."""
+        """Raise if the ids are wrong. Called before the store is sealed."""
         ...
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
-    """[BOS] + ids (+ [EOS]) of each text, int32; at least one token. Of a pair: BOS + source + EOS + target + EOS.
-    UserError as `check_eos` says."""
+    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS.
+
+    Raises UserError as `check_eos` does.
+    """
     return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
 
 
 def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> Chunk:
-    """The same documents as one chunk."""
+    """Tokenize texts to one chunk; see `encode_documents`."""
     check_eos(tokenizer, eos, pairs)
     ids, lengths = tokenizer.encode(split_pairs(texts) if pairs else texts)
     if pairs:
@@ -87,7 +89,7 @@ def encode_chunk(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = Fa
 
 
 def split_pairs(pairs: Texts) -> Texts:
-    """Source, target, source, target, … of documents that are pairs; each holds `PAIR` once."""
+    """Split pairs at `PAIR` into source, target, source, target, …"""
     if isinstance(pairs, pa.Array):
         import pyarrow.compute as pc  # takes a while to import
 
@@ -96,11 +98,9 @@ def split_pairs(pairs: Texts) -> Texts:
 
 
 def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
-    """UserError where documents shall end with EOS and the tokenizer has none; of pairs, where they shall not."""
+    """Raise UserError if EOS is required and the tokenizer has none, or if pairs are encoded without EOS."""
     if pairs and not eos:
-        raise UserError(
-            "the parts of a pair end with EOS, and the run asks for none.", key="eos", found="false", next="eos: true"
-        )
+        raise UserError("pairs need EOS after both parts.", key="eos", found="false", next="set eos: true")
     if eos and tokenizer.eos_id is None:
         raise UserError(
             f"the tokenizer {tokenizer.name} has no end-of-document token.",
@@ -110,7 +110,7 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
 
 
 def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None) -> Chunk:
-    """Documents with BOS before and, where given, EOS behind each; `ids` int32 [sum(lengths)].
+    """Add BOS before and optionally EOS after each document; `ids` int32 [sum(lengths)].
 
     >>> frame_documents(np.array([5, 6, 7], np.int32), np.array([2, 0, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 0, 1, 0, 7, 1]
@@ -118,7 +118,7 @@ def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: i
     more = 1 if eos_id is None else 2
     result = np.empty(len(ids) + more * len(lengths), dtype=np.int32)
     read = written = 0
-    for length in lengths.tolist():  # a slice a document is faster than any mask over all ids
+    for length in lengths.tolist():  # slices per document are faster than masks over all ids
         result[written] = bos_id
         result[written + 1 : written + 1 + length] = ids[read : read + length]
         read += length
@@ -129,22 +129,22 @@ def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: i
 
 
 def frame_pairs(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int) -> Chunk:
-    """Documents of two parts each; `ids` int32 [sum(lengths)], `lengths` [2 * documents], source, target, source, …
+    """Add control ids to pairs; `ids` int32 [sum(lengths)], `lengths` [2 * documents] of source, target, source, …
 
     >>> frame_pairs(np.array([5, 6, 7], np.int32), np.array([2, 1]), 0, 1).ids.tolist()
     [0, 5, 6, 1, 7, 1]
     """
     parts = frame_documents(ids, lengths, bos_id, eos_id)
     keep = np.ones(len(parts.ids), dtype=bool)
-    keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # the BOS of targets
+    keep[(np.cumsum(parts.lengths) - parts.lengths)[1::2]] = False  # drop the BOS of targets
     return Chunk(parts.ids[keep], parts.lengths[0::2] + parts.lengths[1::2] - 1)
 
 
 class IdsDigest:
-    """One hash over all documents in order, uncut, whatever a format does with them.
+    """Digest of all documents in order, independent of the storage format.
 
-    For every 1,000 documents: XXH3-128 of their ids (int32, little-endian), one after another, and of their lengths
-    (int64); then SHA-256 over these. Groups can be hashed apart, so a store can be written in parts.
+    XXH3-128 of the ids (int32, little-endian) and lengths (int64) of every 1,000 documents, then SHA-256 over these
+    hashes. Groups are hashed independently, so that a store can be written in parts.
     """
 
     ALGORITHM = "sha256 of xxh3-128 of ids and lengths by 1,000 documents"
@@ -156,7 +156,7 @@ class IdsDigest:
         self._documents = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Take in the next documents."""
+        """Add the next documents."""
         first = 0
         while first < len(chunk.lengths):
             last = min(len(chunk.lengths), first + GROUP_DOCUMENTS - self._documents)
@@ -169,7 +169,7 @@ class IdsDigest:
             first = last
 
     def close(self) -> None:
-        """End a group that is not full: at the end of all documents, or of a part of so many groups."""
+        """End a partial group, at the end of all documents."""
         if self._documents:
             self._ids.update(np.ascontiguousarray(np.concatenate(self._lengths), dtype="<i8"))
             self.groups.append(self._ids.digest())
@@ -177,5 +177,5 @@ class IdsDigest:
 
     @staticmethod
     def combine(groups: Sequence[bytes]) -> str:
-        """The hash of all groups, in hex."""
+        """Return the digest of all groups, in hex."""
         return hashlib.sha256(b"".join(groups)).hexdigest()

@@ -1,4 +1,4 @@
-"""The mask rule, in one place, for every approach."""
+"""Labels of token rows: the only definition of ignored labels, for every approach."""
 
 from collections.abc import Iterable
 
@@ -10,15 +10,15 @@ IGNORED = -100
 def make_labels(
     rows: np.ndarray, starts: Iterable[np.ndarray] | None = None, lengths: np.ndarray | None = None
 ) -> np.ndarray:
-    """Labels [n, T], int64, of rows [n, T + 1]: label t is token t + 1, or −100 where that token
+    """Return labels [n, T], int64, of rows [n, T + 1]: label t is token t + 1, or −100 if that token
 
-    - begins a document or a piece (BOS, or a token repeated from the piece before): `starts` gives, row by row, the
-      positions of such tokens, the row's first token (which is no label) left out or not;
-    - is padding: it lies at or behind `lengths` [n], in tokens of the row. Ids are never compared, so that a pad id
-      that a document also uses hides nothing.
+    - begins a document or a piece (BOS, or a token repeated from the previous piece). `starts` has the positions of
+      such tokens for each row, with or without the row's first token, which is never a label;
+    - is padding: at or after `lengths` [n], in tokens of the row. Ids are not compared, so a pad id that also occurs in
+      documents hides nothing.
 
-    `starts` None: only the first token of a row begins anything. `lengths` None: all rows are full. So a document of
-    n tokens adds n − 1 labels in every approach that holds it whole.
+    `starts` None: only the first token of a row begins a document. `lengths` None: all rows are full. A document of n
+    tokens has n − 1 labels in every approach that keeps it whole.
     """
     labels = rows.astype(np.int64)
     if starts is not None:

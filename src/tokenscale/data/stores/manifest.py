@@ -1,7 +1,7 @@
-"""The manifest of a token store: written last by every writer, asked first by every reader.
+"""Manifest of a token store: written last by every writer, checked first by every reader.
 
-A store is a folder that holds `manifest.json` and the files it lists; or, beside other files, one Parquet file with a
-name of its own and `<name>.manifest.json`. Whatever reads a store takes either the folder or the manifest's path.
+A store is a folder with `manifest.json` and the files it lists, or a single Parquet file with `<name>.manifest.json`
+next to it. Readers accept the folder or the path of the manifest.
 """
 
 import importlib
@@ -32,14 +32,14 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class SingleFile:
-    """A store that is one file, `<name>.parquet`, in a folder that holds others, too."""
+    """Store in a single file, `<name>.parquet`, in a folder that may hold other stores."""
 
     name: str
-    command: str  # what writes it again
+    command: str  # command that writes it again
 
 
 def resolve_store(where: Path) -> tuple[Path, Path]:
-    """(folder, manifest) of a store that is named by either of them.
+    """Return (folder, manifest) of a store, given either of them.
 
     >>> [str(path) for path in resolve_store(Path("tokens/padded"))]
     ['tokens/padded', 'tokens/padded/manifest.json']
@@ -51,9 +51,9 @@ def resolve_store(where: Path) -> tuple[Path, Path]:
 
 
 def rebuild_command(where: Path) -> str:
-    """The command that rebuilds a store."""
+    """Return the command that rebuilds a store."""
     folder, manifest = resolve_store(where)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no rule makes what a command wrote: it left its words
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a store without a rule records the command that wrote it
         return json.loads(build_record_path(manifest).read_text(encoding="utf-8"))["command"]
     if manifest.name == "manifest.json":
         return f"snakemake -f {manifest}"
@@ -61,17 +61,17 @@ def rebuild_command(where: Path) -> str:
 
 
 def build_record_path(manifest: Path) -> Path:
-    """The record of times and machine beside a manifest: `build.json`, `<name>.build.json`."""
+    """Return the path of the build record next to a manifest: `build.json` or `<name>.build.json`."""
     return manifest.with_name(manifest.name.removesuffix("manifest.json") + "build.json")
 
 
 def write_sealed(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest with a hash of itself: a byte that is changed later is found."""
+    """Write a manifest with a hash of itself, so that later changes are detected."""
     write_json(path, manifest | {"self_sha256": sha256_text(canonical_json(manifest))})
 
 
 def read_store_manifest(where: Path) -> dict[str, Any]:
-    """The manifest of a store. UserError where it is missing, broken, or newer than this code."""
+    """Read the manifest of a store. Raises UserError for a missing, broken, changed or too new manifest."""
     path = resolve_store(where)[1]
     manifest = read_manifest_file(path, "token store", VERSION, rebuild_command(where), oldest=VERSION)
     stated = manifest.pop("self_sha256", None)
@@ -103,11 +103,11 @@ def open_store(
     corpus_manifest_sha256: str | None = None,
     verify: bool = True,
 ) -> dict[str, Any]:
-    """The manifest of a store (its folder, or the path of its manifest) that fits what `asked_by` asks for.
+    """Check a store (its folder, or the path of its manifest) and return its manifest.
 
-    What is None is not compared; `vocabulary_size` is the most ids that the asker can hold. Files are held against the
-    manifest: sizes always, contents unless `verify` is False. Raises UserError with both values and the command that
-    rebuilds the store.
+    Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
+    `requested_by` is shown in errors. File sizes are always checked, contents unless `verify` is False. Raises
+    UserError with both values and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
 
@@ -129,7 +129,7 @@ def open_store(
         )
     for file in manifest["files"]:
         path = resolve_store(where)[0] / file["name"]
-        whole = verify and "checked_by" not in file  # else the reader checks what it reads
+        whole = verify and "checked_by" not in file  # otherwise the reader checks each block
         check_file(path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=whole)
     return manifest
 
@@ -137,7 +137,7 @@ def open_store(
 def changed_block_error(
     where: Path, file: Path, what: str, number: int, count: int, byte: int, right: int, found: int, checks: str
 ) -> UserError:
-    """For a part of a store's largest file (`what`: a row, a block) whose XXH3 is not the one in the file `checks`."""
+    """Return the error for a row or block (`what`) whose XXH3 differs from the one in the file `checks`."""
     return UserError(
         f"a {what} of the token store has changed.",
         file=file,
@@ -149,9 +149,9 @@ def changed_block_error(
 
 
 def vocabulary_error(where: Path, file: Path, found: int, vocabulary_size: int) -> UserError:
-    """For an id that no tokenizer of the manifest's makes: whatever wrote it put its hash right, too."""
+    """Return the error for an id outside of the manifest's vocabulary in a file with a valid hash."""
     return UserError(
-        "the token store holds ids outside of its vocabulary.",
+        "the token store has ids outside of its vocabulary.",
         file=file,
         expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
         found=f"{found:,}",
@@ -165,7 +165,7 @@ def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, f
     wants = f"{requested_by} wants {name}"
     has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
     width = max(len(wants), len(has))
-    # a folder's name states its options, so that rebuilding it mends them; the command of a file repeats them
+    # rebuilding a folder uses the options in its name; the command of a single file contains them
     next = "wrote it: change its options, or what the run asks for" if single else "rebuilds it"
     return UserError(
         "the token store does not match this run.",
@@ -176,10 +176,10 @@ def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, f
 
 
 def load_format(form: str) -> ModuleType:
-    """The module whose `write` makes stores of this format."""
+    """Return the module of a store format."""
     return importlib.import_module(FORMATS[form].module)
 
 
 def load_reader(form: str) -> type:
-    """The class that reads its stores, from (folder or manifest's path, manifest that `open_store` checked)."""
+    """Return the reader class of a store format, called with (store, manifest from `open_store`)."""
     return getattr(load_format(form), FORMATS[form].reader)

@@ -1,14 +1,14 @@
-"""The format `packed`: full rows, nothing dropped, memory-mapped.
+"""Store format `packed`: memory-mapped full rows without dropped tokens.
 
-- `tokens.bin`: rows of `sequence_length` + 1 ids, one after another, uint16 where the vocabulary allows, else uint32;
-- `checksums.npy`: uint64 [rows], XXH3-64 of each row's bytes, held against the row when it is read for the first time;
+- `tokens.bin`: consecutive rows of `sequence_length` + 1 ids, uint16 if the vocabulary allows, else uint32;
+- `checksums.npy`: uint64 [rows], XXH3-64 of each row's bytes, verified when the row is first read;
 - `pieces.npy`: int32 [pieces], lengths of the pieces, row by row; the rest of a row is padding on the right;
-- `rows.npy`: int64 [rows + 1]; row r holds pieces[rows[r]:rows[r + 1]];
-- `documents.npy`, `starts.npy`: int64 [pieces], the document that each piece is of, and its first token's place in it.
+- `rows.npy`: int64 [rows + 1]; row r has pieces[rows[r]:rows[r + 1]];
+- `documents.npy`, `starts.npy`: int64 [pieces], the document of each piece and the offset of its first token.
 
-Documents longer than a row are cut into pieces that overlap by one token, so every label appears exactly once. Rows are
-filled by best-fit-decreasing and stored in a shuffled order of fixed seed, so that reading ahead is reading forward.
-With the option `packing=concatenate`, shuffled documents follow each other and are cut wherever a row ends.
+Documents longer than a row are split into pieces that overlap by one token, so every label appears exactly once. Rows
+are packed by best-fit-decreasing and stored in shuffled order with a fixed seed, so that sequential reads are shuffled.
+With the option `packing=concatenate`, shuffled documents are concatenated and cut at row ends.
 """
 
 import mmap
@@ -32,14 +32,14 @@ from tokenscale.data.stores.manifest import changed_block_error, rebuild_command
 from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
-#: of the order in which rows are stored; runs shuffle on top of it with their own
+#: seed of the stored order of rows; runs shuffle rows again with their own seed
 STORAGE_SEED = 0x7061636B
-#: files up to this size are mapped whole at opening
+#: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
 MADV_POPULATE_READ = 22
-#: rows gathered at a time while writing
+#: rows per block while writing
 BLOCK_ROWS = 1024
-#: tokens of documents that are put together again at a time
+#: tokens per chunk of reassembled documents
 CHUNK_TOKENS = 1 << 20
 STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
 
@@ -47,7 +47,8 @@ STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documen
 def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
     """Write the store and return its manifest.
 
-    Ids go to disk first, rows are gathered from there: memory holds about 50 bytes a document, and a block of rows.
+    Ids are written to disk first and rows are gathered from there: memory holds about 50 bytes per document, and a
+    block of rows.
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
@@ -59,7 +60,7 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
 def _write_rows(
     folder: Path, parts: list[str], dtype: np.dtype, store: StoreSettings, pad_id: int
 ) -> tuple[dict[str, Any], str]:
-    """Pack, shuffle and write all files; (the format's own facts, SHA-256 of tokens.bin)."""
+    """Pack, shuffle and write all files. Returns (facts of the format, SHA-256 of tokens.bin)."""
     lengths = read_lengths(folder, parts)
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
@@ -116,8 +117,10 @@ def _write_rows(
 
 
 def _map_file(path: Path, dtype: np.dtype) -> np.ndarray:
-    """A file as an array that is read where it lies. One of up to 1 GiB is mapped at once where Linux can: without that
-    the first touch of each page is an interruption, about 5 us a batch in the first epoch."""
+    """Map a file as an array. Files of up to 1 GiB are prefaulted on Linux.
+
+    Otherwise page faults cost about 5 us per batch in the first epoch.
+    """
     with open(path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if len(memory) <= POPULATE_BYTES and sys.platform == "linux":
@@ -127,7 +130,7 @@ def _map_file(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 class Buffers:
-    """Memory that batches of n rows are read into, again and again."""
+    """Reusable memory for batches of n rows."""
 
     def __init__(self, rows: int, sequence_length: int, dtype: np.dtype, out: type = np.int64):
         self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
@@ -139,9 +142,9 @@ class Buffers:
 
 
 class Plan:
-    """Which rows the next batches hold, worked out at once: what NumPy takes for a call is then shared.
+    """Rows of the next batches, computed at once to share NumPy's overhead.
 
-    `indices` [batches, n]; `checksums[i]`: of the rows of batch i, or no list at all where all were read before.
+    `indices` are [batches, n]. `checksums[i]` are those of the rows of batch i; None if all rows were verified before.
     """
 
     def __init__(self, indices: np.ndarray, ignored: np.ndarray, ends: list[int], checksums: list[list[int]] | None):
@@ -149,15 +152,15 @@ class Plan:
         self._ignored, self._ends = ignored, ends
 
     def ignored(self, i: int) -> np.ndarray:
-        """Which labels of batch i do not count, as indices into [n, T] flattened."""
+        """Return the ignored labels of batch i, as indices into the flattened [n, T]."""
         return self._ignored[self._ends[i] : self._ends[i + 1]]
 
 
 class PackedStore:
-    """Rows of a `packed` store by number. Give it the manifest that `formats.manifest.open_store` checked.
+    """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
 
-    Each row is held against its checksum when it is read for the first time (without the package xxhash: the whole file
-    against its SHA-256, here); `verify` False believes them all.
+    Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
+    unless `verify` is False.
     """
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
@@ -177,15 +180,15 @@ class PackedStore:
         self._unseen = np.full(len(self._tokens), verify and xxh3_64_intdigest is not None)
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self._tokens)
 
     def buffers(self, rows: int, out: type = np.int64) -> Buffers:
-        """Memory for batches of so many rows; `out` int32 where they are widened later, on a device."""
+        """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a device."""
         return Buffers(rows, self.sequence_length, self._tokens.dtype, out)
 
     def plan(self, indices: np.ndarray) -> Plan:
-        """Prepare the reading of batches of rows: `indices` [batches, n]. IndexError for a row that does not exist."""
+        """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that does not exist."""
         indices = np.ascontiguousarray(indices, dtype=np.intp)
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"a row outside 0 … {len(self) - 1}")
@@ -196,10 +199,12 @@ class PackedStore:
         return Plan(indices, flat, ends, self._checksums[indices].tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
-        """Batch i of a plan: into `tokens_bt` and `labels_bt` of the buffers, [n, T]; labels are −100 on padding
-        and on each piece's first token. UserError for a row that is not what was written."""
+        """Read batch i of a plan into `tokens_bt` and `labels_bt` of the buffers, [n, T].
+
+        Labels are −100 on padding and on each piece's first token. Raises UserError for a changed row.
+        """
         indices = plan.indices[i]
-        self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # any other mode copies twice
+        self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         if plan.checksums is not None:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
                 raise self._changed(indices, into, plan.checksums[i])
@@ -211,21 +216,20 @@ class PackedStore:
         into.labels[plan.ignored(i)] = IGNORED
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of the given rows, as `read` gives them, in memory of their own."""
+        """Return inputs and labels of rows as `read` does, as new arrays."""
         indices = np.asarray(indices)
         buffers = self.buffers(len(indices))
         self.read(self.plan(indices[None]), 0, buffers)
         return buffers.tokens_bt, buffers.labels_bt
 
     def stored(self, indices: np.ndarray) -> np.ndarray:
-        """The given rows as they lie in the file, checked, [n, T + 1]."""
+        """Return rows as stored, verified, [n, T + 1]."""
         buffers = self.buffers(len(indices))
         self.read(self.plan(np.asarray(indices)[None]), 0, buffers)
         return buffers.ids
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
-        """Where a piece begins among the inputs of the given rows, bool [n, T]: the bounds of a document mask. Padding
-        is a piece of its own."""
+        """Return where pieces begin in the inputs of rows, bool [n, T], for a document mask. Padding is a piece."""
         first, last, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
         marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
         marks[np.repeat(np.arange(len(indices)), last - first), ends] = True
@@ -233,8 +237,10 @@ class PackedStore:
         return marks[:, : self.sequence_length]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last` (not included), put together again from their pieces; a chunk holds about
-        `CHUNK_TOKENS`, one document at least. UserError for a row that is not what was written."""
+        """Yield documents [first, last), reassembled from their pieces, in chunks of about `CHUNK_TOKENS` tokens.
+
+        Raises UserError for a changed row.
+        """
         order = np.lexsort((self._starts, self._documents))
         bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -262,13 +268,13 @@ class PackedStore:
             one = end
 
     def _check(self, indices: np.ndarray) -> None:
-        """Hold those of the rows against their checksums that no one has read yet."""
+        """Verify the checksums of rows that have not been read before."""
         unseen = indices[self._unseen[indices]]
         for first in range(0, len(unseen), BLOCK_ROWS):
             self.stored(unseen[first : first + BLOCK_ROWS])
 
     def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """(Labels of n rows that do not count, as indices into [batch, T] flattened; where a row's begin, [n + 1])."""
+        """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets per row [n + 1])."""
         n, T = len(indices), self.sequence_length
         first, last, ends = self._piece_ends(indices)
         counts = last - first

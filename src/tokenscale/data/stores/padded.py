@@ -1,7 +1,7 @@
-"""The format `padded`: one document a row, cut or padded on the right to one length, with its attention mask.
+"""Store format `padded`: one document per row, cut or right-padded to one length, with an attention mask.
 
-Parquet, columns `input_ids` and `attention_mask`, each row `sequence_length` + 1 long, so that inputs and labels of a
-row have `sequence_length` positions. What this costs in padding and in cut text is counted in the manifest.
+Parquet with columns `input_ids` and `attention_mask`. Rows have `sequence_length` + 1 tokens, so that inputs and labels
+have `sequence_length` positions. The manifest counts padding and cut tokens.
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ from tokenscale.settings.data import StoreSettings
 def write(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store and return its manifest. Row i is document i; memory holds a row group.
+    """Write the store and return its manifest. Row i is document i; memory holds one row group.
 
-    With `single` the store is that one file of `directory`.
+    With `single` the store is this one file in `directory`.
     """
     with open_store_writer(store, documents, directory, single) as writer:
         parts = writer.parts(lambda number: _PartWriter(shard_path(writer.folder, number, single), store, documents))
@@ -66,7 +66,7 @@ class _PartWriter:
 
 
 def pad_document(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:
-    """A document cut or padded on the right to `width` tokens, int32, and how many of them are its own."""
+    """Return a document cut or right-padded to `width` tokens, int32, and its number of own tokens."""
     length = min(len(document), width)
     row = np.full(width, pad_id, dtype=np.int32)
     row[:length] = document[:length]
@@ -74,7 +74,7 @@ def pad_document(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndar
 
 
 class PaddedStore:
-    """Rows of a `padded` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
+    """Random access to the rows of a `padded` store. `manifest` comes from `stores.manifest.open_store`."""
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
@@ -82,11 +82,11 @@ class PaddedStore:
         self._columns = ListColumns(where, manifest, ["input_ids", "attention_mask"], cache_bytes)
 
     def __len__(self) -> int:
-        """Rows, which are documents."""
+        """Return the number of rows, which are documents."""
         return self._columns.rows
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of the given rows: (tokens_bt, labels_bt), int64 [n, T]; −100 on padding."""
+        """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
         width = self.sequence_length + 1
         tokens = np.empty((len(indices), width), dtype=np.int64)
         lengths = np.empty(len(indices), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""What the Parquet formats share: shards written a row group at a time, and read with a bounded cache.
+"""Shared parts of the Parquet formats: shards written by row group, and a reader with a bounded cache.
 
-Ids go from Arrow to NumPy without a Python int in between. A row group is the smallest thing that can be decoded, so
-single rows in random order are dear until their groups are in the cache; a store that fits it is decoded at opening.
+Ids go from Arrow to NumPy without Python ints. A row group is the smallest decodable unit, so random access is
+expensive until the groups are cached; a store that fits the cache is decoded at opening.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""The documents of a corpus, tokenized as they are asked for: a batch ahead of whoever writes them."""
+"""Documents of a corpus, tokenized one batch ahead of the writer."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +15,7 @@ from tokenscale.data.stores.documents import Chunk, Origin, check_eos, encode_ch
 from tokenscale.data.tokenizers.backends import REFERENCE, EngineTokenizer
 from tokenscale.data.tokenizers.base import Tokenizer
 
-#: text that an engine gets at a time
+#: bytes of text per call of an engine
 BATCH_BYTES = 4 << 20
 #: of the corpus, for the gate
 SAMPLE_BYTES = 128 << 10
@@ -23,7 +23,7 @@ SAMPLE_GROUPS = 8
 
 
 class EngineDiffers(Exception):
-    """An engine gave other ids than the reference."""
+    """Raised when an engine gives other ids than the reference."""
 
     def __init__(self, engine: str, found: dict[str, str]):
         super().__init__(engine)
@@ -87,7 +87,7 @@ class TextDocuments:
                     self.report(len(chunk.lengths), utf8_bytes)
 
     def confirm(self) -> None:
-        """Raise EngineDiffers where the gate found one id that is not the reference's."""
+        """Raise EngineDiffers if any id of the sample differs from the reference's."""
         found = self._gate.result() if self._gate is not None else self._difference()
         if found is not None:
             raise EngineDiffers(self.tokenizer.engine, found)
@@ -101,7 +101,7 @@ class TextDocuments:
         return self.tokenizer.difference(self._sample())
 
     def _sample(self) -> list[str]:
-        """A few documents from places all over the split, 128 KiB together at most."""
+        """Return documents from all over the split, at most 128 KiB in total."""
         found: list[str] = []
         rest = SAMPLE_BYTES
         text = RawText(self.text.directory, self._split, verify=False)  # a Parquet reader serves one thread
@@ -117,7 +117,7 @@ class TextDocuments:
 
 
 def engine_error(error: EngineDiffers, corpus: Path) -> UserError:
-    """For an engine that somebody asked for by name."""
+    """Return the error for a requested engine that is not exact."""
     return UserError(
         f"the engine {error.engine} gives other ids than {REFERENCE}: no store was written.",
         corpus=corpus,

@@ -1,4 +1,4 @@
-"""The format `token-list`: whole documents, never cut, as lists of ids in Parquet."""
+"""Store format `token-list`: whole documents as lists of ids in Parquet."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,9 +17,9 @@ from tokenscale.settings.data import StoreSettings
 def write(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store and return its manifest. Row i is document i; memory holds a row group.
+    """Write the store and return its manifest. Row i is document i; memory holds one row group.
 
-    With `single` the store is that one file of `directory`.
+    With `single` the store is this one file in `directory`.
     """
     with open_store_writer(store, documents, directory, single) as writer:
         parts = writer.parts(lambda number: _PartWriter(shard_path(writer.folder, number, single), store, documents))
@@ -54,33 +54,33 @@ class _PartWriter:
 
 
 class TokenListStore:
-    """Documents of a `token-list` store by number. Give it the manifest that `formats.manifest.open_store` checked."""
+    """Random access to the documents of a `token-list` store. `manifest` comes from `stores.manifest.open_store`."""
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
         self.manifest = manifest
         self._columns = ListColumns(where, manifest, ["tokens"], cache_bytes)
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return self._columns.rows
 
     def document(self, i: int) -> np.ndarray:
-        """Ids of document i with its BOS (and EOS), int32 [length]."""
+        """Return the ids of document i with BOS (and EOS), int32 [length]."""
         group, row = self._columns.row(i)
         offsets, values = group["tokens"]
         return values[offsets[row] : offsets[row + 1]].astype(np.int32)
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Tokens of every document, int64 [documents]; read once, when first asked for."""
+        """Lengths of all documents in tokens, int64 [documents]; read at first use."""
         return self._columns.lengths("tokens")
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the given documents, int64 [n]."""
+        """Return the lengths of documents in tokens, int64 [n]."""
         return self.lengths[indices]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last` (not included), a row group at a time."""
+        """Yield documents [first, last), one row group at a time."""
         for group, start, end in self._columns.groups(first, last):
             offsets, values = group["tokens"]
             lengths = np.diff(offsets[start : end + 1]).astype(np.int64)

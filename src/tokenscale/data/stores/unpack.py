@@ -1,4 +1,4 @@
-"""An archive → a `packed` store, the same byte for byte as from the text, without tokenizer or text."""
+"""Unpack an archive into a `packed` store, byte-identical to the one made from the text."""
 
 import shlex
 from collections.abc import Callable
@@ -19,17 +19,16 @@ Report = Callable[[int, int], None]
 def unpack(archive: Path, store: StoreSettings, directory: Path, report: Report | None = None) -> dict[str, Any]:
     """Write the packed store to `directory` and return its manifest.
 
-    `archive` is its folder or its manifest; `report(documents, bytes of ids)` hears of each block. Raises UserError for
-    an archive of other documents than the store's, or one that is not what its manifest says: then no store is written.
+    `archive` is its folder or its manifest; `report(documents, bytes of ids)` is called for each block. Raises
+    UserError for an archive of other documents and for a changed archive; no store is written then.
     """
     return packed.write(store, _open_archive(archive, store, report), directory)
 
 
 def unpack_once(archive: Path, store: StoreSettings, folder: Path, report: Report | None = None) -> tuple[Path, bool]:
-    """(The manifest of the packed store in `folder`, by its name, that holds this archive; whether it was made now.)
+    """Unpack into `folder` unless an earlier job has done so. Returns (manifest of the store, whether it was unpacked).
 
-    For the disk of a node, where a job before may have left it; one that is making it is waited for. Raises as `unpack`
-    does.
+    For the local disk of a node. Waits for another process that is unpacking. Raises as `unpack` does.
     """
     documents = _open_archive(archive, store, report)
     words = ["--archive", archive, "--store", store.directory, "--local-disk", folder]
@@ -48,17 +47,17 @@ def _open_archive(archive: Path, store: StoreSettings, report: Report | None) ->
     found = replace(documents.settings, level=store.archive.level)
     if store.format != "packed" or found != store.archive:
         raise UserError(
-            f"{store.directory} is not made of this archive.",
+            f"{store.directory} cannot be made from this archive.",
             archive=archive,
             expected=f"{store.archive.directory}  (for a packed store)",
             found=found.directory,
-            next="name another archive, or a packed store of this one's split and eos",
+            next="use another archive, or a packed store with the archive's split and eos",
         )
     return documents
 
 
 def _is_unpacked(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:
-    """Whether the store is there, whole, with the archive's ids and origin."""
+    """Whether the store is complete, with the archive's ids and origin."""
     try:
         found = open_store(directory, store)
     except UserError:

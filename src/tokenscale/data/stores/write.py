@@ -1,4 +1,4 @@
-"""A corpus and a tokenizer → one token store."""
+"""Write a token store from a corpus and a tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +25,11 @@ def write_store(
 ) -> dict[str, Any]:
     """Write the store and return its manifest.
 
-    `engine` names the package that makes the ids; auto takes the fastest that is exact and, should the gate find that
-    it is not on this text, begins anew with the reference. The tokenizer gets `batch_documents` at a time, about 4 MiB
-    by default. With `single` the store is that one file of `directory`. `report(documents, utf8_bytes)` hears of each
-    batch, `log` of a slower engine and why. Raises UserError for a split without documents, and for an engine that was
-    asked for and is not here or not exact.
+    `engine` is the package that tokenizes. auto uses the fastest exact one, and starts over with the reference if a
+    sample of this text gives other ids. The tokenizer gets `batch_documents` at a time, about 4 MiB by default. With
+    `single` the store is this one file in `directory`. `report(documents, utf8_bytes)` is called for each batch, `log`
+    for a slower engine and the reason. Raises UserError for a split without documents, and for a requested engine that
+    is not installed or not exact.
     """
     writer = load_format(store.format)
     options = {"single": single} if single else {}

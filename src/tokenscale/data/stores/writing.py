@@ -1,4 +1,4 @@
-"""Writing a token store: in parts that survive an interruption, sealed by a manifest that is written last."""
+"""Write a token store in parts that survive interruptions; the manifest is written last."""
 
 import json
 import platform
@@ -22,26 +22,26 @@ from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record_pa
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
 from tokenscale.settings.data import StoreSettings
 
-#: documents of one part, a whole number of the digest's groups; of a Parquet format also the rows of one shard
+#: documents per part, a multiple of the digest's groups; for Parquet formats also the rows per shard
 PART_DOCUMENTS = 100_000
 ENDINGS = (".parquet", ".bin", ".npy")
 
 
 class PartWriter(Protocol):
-    """Some of a store's documents on their way to files."""
+    """Writer of one part of a store's documents."""
 
     def add(self, chunk: Chunk) -> None:
-        """Take in the next documents."""
+        """Add the next documents."""
         ...
 
     def close(self) -> tuple[list[str], dict[str, int]]:
-        """(names of the files in the folder, counts that add up over parts)."""
+        """Return (names of the files in the folder, counts that are summed over parts)."""
         ...
 
 
 @dataclass
 class FinishedParts:
-    """What all parts came to."""
+    """Files and total counts of all parts."""
 
     files: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class FinishedParts:
 
 
 class StoreWriter:
-    """What every format's writer shares: a folder to write into, and what the manifest says for all formats."""
+    """Shared part of every format's writer: the folder to write into, and common facts of the manifest."""
 
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
         self.store, self.documents, self.folder = store, documents, folder
@@ -57,12 +57,11 @@ class StoreWriter:
         self.resumed = 0
         self._part_documents = part_documents or max(1, len(documents))
         self._groups: list[bytes] = []
-        #: how often each id occurs in the parts that are written, int64 [V]
+        #: occurrences of each id in the written parts, int64 [V]
         self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
 
     def parts(self, open_part: Callable[[int], PartWriter]) -> FinishedParts:
-        """Write all documents, `open_part(number)` after another. Parts that an interrupted writer of the same store
-        finished are taken over, if their files still are what they were."""
+        """Write all documents with `open_part(number)`, reusing finished parts of an interrupted writer."""
         found = FinishedParts()
         for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
             record = self.folder / f"part-{number:05d}.json"
@@ -84,22 +83,22 @@ class StoreWriter:
     def finish(
         self, names: list[str], facts: dict[str, Any], hashes: dict[str, str] | None = None, checks: str | None = None
     ) -> dict[str, Any]:
-        """Describe the files `names` of the folder; `facts` are the format's own counts, `tokens_stored` and `places`
-        (tokens, padding included, that the rows hold) among them. Returns the manifest. UserError where the ids are not
-        those that the documents' origin promises.
+        """Build and return the manifest of the files `names`.
 
-        `hashes` are SHA-256 that are known already; `checks` names the file of checksums by which a reader verifies the
-        largest file bit by bit, in place of hashing all of it at once.
+        `facts` are the format's counts, including `tokens_stored` and `places` (capacity of all rows in tokens,
+        including padding). `hashes` are known SHA-256 hashes. `checks` is the file of checksums with which readers
+        verify the largest file block by block instead of hashing it at once. Raises UserError if the ids differ from
+        the digest of their origin.
         """
         self.documents.confirm()
         origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
         if origin.ids_digest not in (None, digest):
             raise UserError(
-                "the ids are not those of the store that they come from: no store was written.",
+                "the ids differ from those of their source store: no store was written.",
                 store=self.store.directory,
                 expected=f"ids_digest {origin.ids_digest}",
                 found=f"ids_digest {digest}",
-                next="make the store again that is read here",
+                next="rebuild the source store",
             )
         hashes = dict(hashes or {})
         rest = [name for name in names if name not in hashes]
@@ -173,19 +172,19 @@ class StoreWriter:
 def open_store_writer(
     store: StoreSettings, documents: Documents, directory: Path, single: SingleFile | None = None
 ) -> Iterator[StoreWriter]:
-    """Write a store's files to a folder aside; on success they replace the old ones and the manifest follows, last.
+    """Yield a writer into a temporary folder; on success its files replace the old ones, the manifest last.
 
-    The folder aside outlives an interruption: the next writer of the same store goes on from its finished parts. With
-    `single`, the store is one file, written in one part, and the files of other stores in `directory` are left alone.
-    Raises UserError for documents of which there are none.
+    The temporary folder survives interruptions: the next writer of the same store reuses its finished parts. With
+    `single`, the store is one file, written in one part, and other stores in `directory` are not touched. Raises
+    UserError if there are no documents.
     """
     directory = Path(directory)
     if len(documents) == 0:
         raise UserError(
-            f"the corpus has no {store.split} documents to make tokens of.",
+            f"the corpus has no {store.split} documents.",
             store=store.directory,
             directory=directory,
-            next="a larger corpus, or a larger corpus.validation_share",
+            next="use a larger corpus, or a larger corpus.validation_share",
         )
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
@@ -230,7 +229,7 @@ def open_store_writer(
 
 
 def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
-    """What has to be equal for the parts of another writer to be worth anything."""
+    """Hash everything that must be equal to reuse another writer's parts."""
     origin = documents.origin
     plan = {
         "version": VERSION,
