@@ -145,11 +145,11 @@ REFUSALS = {
     ),
     "chooses its own targets": lambda line: "--labels target" in line and "masked" in line,
     "are not pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
-    "writes no text": lambda line: "--validation.bleu" in line and "masked" in line,
+    "cannot generate text": lambda line: "--validation.bleu" in line and "masked" in line,
     "no rank has the whole model": lambda line: (
         "--validation.bleu" in line and re.search("zero2|layout.tensor|layout.pipeline|model_parallel", line)
     ),
-    "there is none": lambda line: "--checkpoints.best" in line and "--validation.rows 0" in line,
+    "needs a validation loss": lambda line: "--checkpoints.best" in line and "--validation.rows 0" in line,
 }
 
 

@@ -72,10 +72,10 @@ def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--world-size", "1"], "world_size of at least 2"),
-        (["--rounds", "0"], "rounds of at least 1"),
+        (["--world-size", "1"], "--world-size must be at least 2"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
         (["--sizes", "4096"], "at least two sizes"),
-        (["--sizes", "4", "4096"], "a number for every rank"),
+        (["--sizes", "4", "4096"], "at least one number per rank"),
         (["--sizes", "4096", "4100"], "others are rounded down to one"),
         (["--collectives", "all_reduse"], "did you mean 'all_reduce'"),
     ],

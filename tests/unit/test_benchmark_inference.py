@@ -128,7 +128,7 @@ def test_half_the_bytes_in_bf16(runs, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"prompt_tokens": (LENGTH,)}, "more than the model has positions"),
+        ({"prompt_tokens": (LENGTH,)}, "exceed the model"),
         ({"prompts": ("word " * 60,)}, "leaves no room"),
     ],
 )
@@ -145,4 +145,4 @@ def test_masked_models_and_weights_that_are_gone_are_refused_by_the_verb(tmp_pat
     assert "cannot generate text" in capsys.readouterr().err
     assert main([*argv, str(tmp_path / "gone")]) == 2
     said = capsys.readouterr().err
-    assert "the run's weights are not there" in said and f"snakemake -f {tmp_path}/gone/done.json" in said
+    assert "the run's weights are missing" in said and f"snakemake -f {tmp_path}/gone/done.json" in said

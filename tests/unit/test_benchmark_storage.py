@@ -84,7 +84,7 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
         return iter(found)
 
     monkeypatch.setattr(cls, method, wrong)
-    with pytest.raises(UserError, match="does not give back what was written"):
+    with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(store, held, tmp_path, SHORT)
 
 
@@ -93,7 +93,7 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
 
     right = padded.make_labels
     monkeypatch.setattr(padded, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
-    with pytest.raises(UserError, match="does not give back"):
+    with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
 

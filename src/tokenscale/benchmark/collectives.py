@@ -1,10 +1,9 @@
-"""What ranks here need to exchange so many bytes: all-reduce, all-gather and reduce-scatter over sizes.
+"""Benchmark of collectives: all-reduce, all-gather and reduce-scatter over buffer sizes.
 
-In each round every collective of every size has its turn, from another place in the order, so that drift of the machine
-falls on all alike. One time is that of several calls in a row, over the calls, of the slowest rank. From the medians
-over rounds follow alpha (seconds a hop) and beta (seconds a byte) of `costs.communication`; from each round alone,
-their spread. Gloo on CPUs, NCCL on GPUs. Started alone it starts its ranks on this machine; under torchrun it is one of
-them.
+Each round measures every collective and size once, in a rotated order, so that drift affects all equally. A time is the
+mean of several calls in a row on the slowest rank. Alpha (seconds per hop) and beta (seconds per byte) of
+`costs.communication` are fitted to the medians over rounds; fits of single rounds give their spread. Gloo on CPUs, NCCL
+on GPUs. Started alone it starts its ranks on this machine; under torchrun it is one of them.
 """
 
 import json
@@ -30,9 +29,9 @@ from tokenscale.runs.records.provenance import find_versions
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.world import World, join
 
-#: bytes of the whole buffer: from where latency is all to where it is nothing
+#: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))
-#: calls in a row move so many bytes, within these bounds
+#: bytes moved by the calls of one measurement, and bounds of their number
 MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
 BYTES = 4  # of a number in the buffer (fp32)
 
@@ -46,11 +45,10 @@ def measure(
     rounds: int = 5,
     device: str = "auto",
 ) -> dict[str, Any] | None:
-    """Seconds a call of each collective, size (bytes of the whole buffer) and round, and the links that follow.
+    """Measure seconds per call of each collective, size (bytes of the whole buffer) and round, and fit the links.
 
-    Returns None on ranks other than the first, where somebody else has started them (their number is the world size
-    then). Raises UserError for fewer than two ranks, sizes or rounds, for a size that has no number for each rank, and
-    where a rank fails.
+    Under an external launcher, whose world size is used, returns None on ranks other than the first. Raises UserError
+    for fewer than two ranks, sizes or rounds, for a size with fewer numbers than ranks, and if a rank fails.
     """
     started = "RANK" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if started else world_size
@@ -65,7 +63,7 @@ def measure(
         written = Path(folder) / "collectives.json"
         code = run_ranks([sys.executable, "-m", __name__, json.dumps(settings), str(written)], world_size)
         if code:
-            raise UserError("a rank of the sweep failed.", code=code, next="its own words are above")
+            raise UserError("a rank of the sweep failed.", code=code, next="see the rank's own error above")
         result = read_json(written)
     if output is not None:
         write_json(output, result)
@@ -73,7 +71,7 @@ def measure(
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Median times, algorithm and bus bandwidth as nccl-tests defines them; alpha and beta with their residuals."""
+    """Format median times, algorithm and bus bandwidth (as in nccl-tests), and alpha and beta with residuals."""
     place = f"{result['world_size']} ranks on {result['nodes']} node(s), {result['backend']}, {result['device']}"
     lines = [place, f"{'collective':<15} {'bytes':>12} {'us':>10} {'rounds':>19} {'algbw GB/s':>11} {'busbw GB/s':>11}"]
     for collective in result["fits"]:
@@ -100,9 +98,9 @@ def _check_settings(settings: dict[str, Any]) -> None:
     for name, least in (("world_size", 2), ("rounds", 1)):
         if settings[name] < least:
             raise UserError(
-                f"a sweep needs {name} of at least {least}.",
+                f"--{name.replace('_', '-')} must be at least {least}.",
                 found=settings[name],
-                next=f"--{name.replace('_', '-')} {least}",
+                next=f"use --{name.replace('_', '-')} {least}",
             )
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
@@ -111,15 +109,15 @@ def _check_settings(settings: dict[str, Any]) -> None:
     sizes = [size // least * least for size in settings["sizes"]]  # as they are exchanged
     if len(sizes) < 2 or sizes[0] < least or len(set(sizes)) < len(sizes):
         raise UserError(
-            "a sweep needs at least two sizes, each with a number for every rank.",
+            "--sizes needs at least two sizes, each with at least one number per rank.",
             found=", ".join(map(str, settings["sizes"])),
             expected=f"two multiples of {least} bytes; others are rounded down to one",
-            next=f"--sizes {least} {4 * least}",
+            next=f"use --sizes {least} {4 * least}",
         )
 
 
 def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
-    """One rank's part. The first rank gathers, fits, writes and returns the result."""
+    """Run the sweep on one rank. The first rank gathers, fits, writes and returns the result."""
     world = join(settings["world_size"], settings["device"])
     cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
     calls = {cell: _Call(*cell, world) for cell in cells}
@@ -140,7 +138,7 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
 
 
 class _Call:
-    """One collective over one buffer of about `size` bytes: the next number that divides among the ranks."""
+    """Collective over a buffer of about `size` bytes, rounded to a multiple of the ranks."""
 
     def __init__(self, collective: str, size: int, world: World):
         each = size // (BYTES * world.size)
@@ -155,7 +153,7 @@ class _Call:
         }[collective]
 
     def seconds(self) -> float:
-        """Of one call, on the slowest rank."""
+        """Return the seconds per call on the slowest rank."""
         self._ready()
         self._world.barrier()
         self._ready()
@@ -194,9 +192,9 @@ def _build_result(settings: dict[str, Any], world: World, records: list[dict[str
 
 
 def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
-    """Alpha and beta of the link that limits: between nodes where there are several, else between the ranks of one.
+    """Fit alpha and beta of the limiting link: between nodes if there are several, else between ranks of a node.
 
-    Between nodes each rank of a node sends its own part of the buffer.
+    Between nodes each rank of a node sends its own share of the buffer.
     """
     nodes, each = result["nodes"], result["ranks_per_node"]
     ranks, parts = (nodes, each) if nodes > 1 else (result["world_size"], 1)
@@ -218,7 +216,7 @@ def _fit_link(result: dict[str, Any], collective: str) -> dict[str, Any]:
 
 
 def _group_times(result: dict[str, Any], collective: str) -> dict[int, list[float]]:
-    """Bytes → seconds of each round, by round."""
+    """Return bytes → seconds of the rounds."""
     times: dict[int, list[float]] = {}
     for record in sorted(result["records"], key=lambda r: (r["bytes"], r["round"])):
         if record["collective"] == collective:

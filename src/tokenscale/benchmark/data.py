@@ -1,10 +1,10 @@
-"""How fast is text turned into batches, and batches read, without a model: every way side by side, the same ids.
+"""Benchmark of tokenizing and reading without a model: all approaches side by side on the same ids.
 
-One process, one core. In each round every arm opens its source anew and takes batches; the order of the arms changes
-from round to round, so that drift of the machine falls on all alike. The limit is measured in the same rounds: two
-int64 tensors of a batch's shape are copied, their sources rotating through a pool as large as the token file, so that
-the copy reads memory as a reader has to. Before anything is timed, online and offline arms of a pair are compared bit
-for bit; what a peer gives is compared with the rows. Times and counts are recorded, rates are left to the analysis.
+One process on one core. In each round every arm reopens its source and reads batches; the order of the arms changes
+between rounds, so that drift affects all equally. The limit is measured in the same rounds: copying two int64 tensors
+of a batch's shape, from a pool as large as the token file, so that the copy reads memory like a reader. Before timing,
+online and offline arms of a pair are compared bit for bit, and peers are compared with the rows. Times and counts are
+recorded; the analysis computes rates.
 """
 
 import dataclasses
@@ -42,14 +42,17 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 
 LIMIT = "memcpy"
 ONLINE = tuple(approach for approach, stored in APPROACHES.items() if stored is None)
-#: other ways to read a packed store
+#: further readers of a packed store
 PACKED = ("packed, first touch", "packed, int32")
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way from files to batches. `what` is an approach, another way to read packed rows, an arm of the studies, a
-    peer, or the limit; `engine` is None where tokens come from a store, and where `auto` takes one."""
+    """Way from files to batches.
+
+    `what` is an approach, another reader of packed rows, an arm of the studies, a peer, or the limit. `engine` is None
+    for arms that read a store, and for the engine of `auto`.
+    """
 
     what: str
     engine: str | None = None
@@ -58,7 +61,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """How records and figures call it.
+        """Name in records and figures.
 
         >>> Arm("padded", engine="tiktoken", workers=2).name, Arm("packed", cold=True).name
         ('padded, tiktoken, DataLoader 2', 'packed, cold')
@@ -70,7 +73,7 @@ class Arm:
 def list_arms(
     settings: DataBenchmarkSettings, engines: Iterable[str], files: dict[str, list[Path]]
 ) -> tuple[list[Arm], dict[str, str]]:
-    """(Arms of ours and of the studies, arm → why it is left out). `files`: what an arm reads, by what it is."""
+    """Return (arms of this project and of the studies, arm → reason why it is left out). `files` are kind → inputs."""
     arms, left_out = [Arm(approach) for approach in APPROACHES], {}
     arms += [Arm(online, engine) for engine in engines for online in ONLINE]
     if (reason := studies.explain_missing()) is None:
@@ -89,7 +92,7 @@ def list_arms(
 
 VERSION = 3
 PAIRS = tuple((entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin)
-#: of arms so fast that a few batches say nothing
+#: arms that are too fast for a few batches to be meaningful
 TIMES_AS_MANY = 64
 FAST = {LIMIT, "packed", *PACKED}
 POOL_BYTES = 2 << 30
@@ -107,9 +110,9 @@ def measure(
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    `stores` is results/tokens/<corpus>/<tokenizer>; it must hold the stores of `benchmark_stores`. `peers` is a Python
-    that has other libraries, whose files go below `folder`. Raises UserError for a store that is missing or does not
-    match, and for a pair whose batches differ.
+    `stores` is results/tokens/<corpus>/<tokenizer> with the stores of `config.list_benchmark_stores`. `peers` is a
+    Python interpreter with other libraries, whose files go below `folder`. Raises UserError for a missing or mismatched
+    store, and for a pair with different batches.
     """
     bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
     arms, left_out = list_arms(settings, bench.engines, bench.files())
@@ -153,7 +156,7 @@ def measure(
 
 
 class _Bench:
-    """What is measured, opened anew for each arm of each round."""
+    """Sources to measure, reopened for each arm of each round."""
 
     def __init__(self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path):
         self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
@@ -169,13 +172,13 @@ class _Bench:
         self._pool: list[Any] = []
 
     def open(self, arm: Arm) -> Batches:
-        """The batches of an approach."""
+        """Open the batches of an approach."""
         run = self.runs[arm.what]
         run = replace(run, engine=arm.engine) if arm.engine else run
         return open_batches(run, **self.folders(run))
 
     def folders(self, run: RunSettings) -> dict[str, Path | None]:
-        """What a run reads."""
+        """Return the input folders of a run."""
         store = self.stores / run.store.directory if run.store else None
         return {"corpus_directory": self.corpus, "tokenizer_directory": self.tokenizer, "store_directory": store}
 
@@ -189,7 +192,7 @@ class _Bench:
         return {what: text if folder is None else sorted(folder.glob("*")) for what, folder in folders.items()}
 
     def round(self, arms: list[Arm], number: int) -> list[dict[str, Any]]:
-        """Every arm once, in this round's order."""
+        """Measure every arm once, in this round's order."""
         records = []
         for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
             arm = arms[i]
@@ -219,10 +222,10 @@ class _Bench:
                 for number, (a, b) in enumerate(pair):
                     if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
                         raise UserError(
-                            f"{arm.name} and {offline} give different batches: nothing was timed.",
+                            f"{arm.name} and {offline} give different batches.",
                             batch=number,
                             digests=f"{a.order_digest} and {b.order_digest}",
-                            next="rebuild the store; if they still differ, this is a bug worth reporting",
+                            next="rebuild the store; if they still differ, report a bug",
                         )
                 checked.append({"online": arm.name, "offline": offline, "identical_batches": count})
         batches = self.open(Arm("packed"))
@@ -231,7 +234,7 @@ class _Bench:
         return checked
 
     def packed_rows(self) -> np.ndarray:
-        """All rows as they are stored, for the peers."""
+        """Return all stored rows, for the peers."""
         store = PackedStore(self._packed, self._manifest)
         return store.stored(np.arange(len(store)))
 
@@ -322,7 +325,7 @@ class _Bench:
 def _time_batches(
     take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
 ) -> dict[str, Any]:
-    """Times of `count` batches; what came since `start` is opening."""
+    """Time `count` batches; the time since `start` is opening."""
     open_s = time.perf_counter() - start
     batch_s = []
     useful = total = 0
@@ -342,7 +345,7 @@ def _take_batches(batches: Batches, count: int) -> list[Batch]:
 def _build_run(
     settings: DataBenchmarkSettings, approach: str, corpus_directory: Path, tokenizer_directory: Path
 ) -> RunSettings:
-    """The same run for every arm but for its approach. Kind and name of the tokenizer are the manifest's."""
+    """Return the run of an arm; arms differ in the approach only. The tokenizer is the manifest's."""
     tokenizer = read_tokenizer_manifest(tokenizer_directory)
     corpus = read_corpus_manifest(corpus_directory)
     run = RunSettings(
@@ -358,7 +361,7 @@ OURS = ("packed", "packed, first touch", "packed, int32", "packed, cold")
 
 
 class Table:
-    """The records of a result by arm: seconds a batch of each round."""
+    """Records of a result by arm: seconds per batch of each round."""
 
     def __init__(self, result: dict[str, Any]):
         self.records: dict[str, list[dict[str, Any]]] = {}
@@ -370,13 +373,13 @@ class Table:
         }
 
     def ratio(self, arm: str, to: str) -> tuple[float, float, float]:
-        """(median, least, most) over rounds of one arm's time a batch over that of another in the same round."""
+        """Return (median, minimum, maximum) over rounds of the ratio of two arms' times per batch."""
         found = self.batch_s[arm] / self.batch_s[to]
         return float(np.median(found)), float(found.min()), float(found.max())
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result for a terminal: medians over rounds with the range of the rounds; then the ratios that matter."""
+    """Format the result for a terminal: medians and ranges over rounds, then the main ratios."""
     found = Table(result)
     width = max(map(len, found.records))
     lines = [
@@ -404,7 +407,7 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 def format_heading(result: dict[str, Any]) -> str:
-    """What was measured, in a line."""
+    """Return a line that describes the measurement."""
     settings = result["settings"]
     return (
         f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
@@ -413,14 +416,14 @@ def format_heading(result: dict[str, Any]) -> str:
 
 
 def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
-    """What ours is against the limit, and everything else against ours."""
+    """Return the ratio of packed to the limit, and of all other arms to packed."""
     named = {f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records}
     others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
     return named | {f"{arm} / packed": found.ratio(arm, "packed") for arm in others}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Every round of every arm as a dot, on a logarithmic axis; the limit as a line."""
+    """Draw every round of every arm as a dot on a logarithmic axis, and the limit as a line."""
     # found by name: the appearance of a figure is no part of the code of the rule that measures
     drawing = importlib.import_module("tokenscale.report.style")
 

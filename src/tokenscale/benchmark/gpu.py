@@ -1,9 +1,8 @@
-"""Training speed on one GPU: model by model, what each step of tuning brings, and the plain loop of `transformers`.
+"""Benchmark of training on one GPU: the effect of each optimization by model, and a plain loop of `transformers`.
 
-Each line is a case of its own: a process, a JSON file, at most 90 seconds; cases whose file is there are not run again,
-so that a benchmark cut off goes on where it was. Needs what the trainer needs, and `transformers` for the peer. Batches
-are random tokens that fill every place; weights are drawn on the device, since no figure here depends on them. Without
-a GPU the same cases run at toy size.
+Each case has its own process and JSON file and takes at most 90 seconds. Cases with a file are not run again, so that
+an interrupted benchmark can continue. Needs the trainer's packages, and `transformers` for the peer. Batches are random
+tokens without padding; weights are initialised on the device. Without a GPU the same cases run at toy size.
 """
 
 import contextlib
@@ -36,14 +35,14 @@ from tokenscale.train.phase_timer import PARTS, timer_of
 from tokenscale.train.record import pci_bus_id
 from tokenscale.train.trainer import Trainer
 
-#: seconds that a case may take, its start included
+#: time limit of a case in seconds, including its start
 LIMIT_S = 90
 WARM_UP, STEPS = 5, 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line: a model, the rows of a batch, and what is turned on. `peer`: the plain loop of transformers."""
+    """Benchmark case: a model, the batch size and the optimizations. `peer`: the plain loop of transformers."""
 
     name: str
     model: str
@@ -61,7 +60,7 @@ class Case:
 def build_ladder(
     name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None
 ) -> list[Case]:
-    """Eager, compiled, fused update, loss in chunks, larger batches; and the peer at the first and largest batch."""
+    """Return cases of increasing optimization (eager to larger batches), and the peer at the first and last batch."""
     eager = Case(f"{name}-eager-b{first}", model, length, first)
     compiled = replace(eager, name=f"{name}-compiled-b{first}", compile=True)
     fused = replace(compiled, name=f"{name}-fused-b{first}", fused=True)
@@ -87,19 +86,19 @@ TOY_VOCABULARY = 512
 
 
 def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_s: float = math.inf) -> dict[str, Any]:
-    """Run the cases that have no file in `folder` yet, each in a process of its own. Returns {name: its record}.
+    """Run the cases without a file in `folder`, each in its own process. Returns name → record.
 
-    `names` choose cases, by their beginnings; `budget_s`: begin none that might not end before so many seconds.
+    `names` are prefixes that select cases. No case is started that may not end within `budget_s` seconds.
     """
     began = time.monotonic()
     cases = [c for c in list_cases() if not names or any(c.name.startswith(name) for name in names)]
     if not cases:
         known = ", ".join(case.name for case in list_cases())
         raise UserError(
-            "no case has such a name.",
+            "no case matches --only.",
             requested=", ".join(names),
             allowed=known,
-            next="choose from the allowed names, or leave --only out",
+            next="use an allowed name, or remove --only",
         )
     for case in cases:
         path = folder / f"{case.name}.json"
@@ -121,7 +120,7 @@ def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_
 
 
 def list_cases() -> list[Case]:
-    """The cases for this machine."""
+    """Return the cases for this machine."""
     return CASES if torch.cuda.is_available() else TOY
 
 
@@ -130,7 +129,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     case = next((c for c in CASES + TOY if c.name == name), None)
     if case is None:
         raise UserError(
-            "there is no such case.",
+            "unknown case.",
             requested=name,
             allowed=", ".join(c.name for c in list_cases()),
             next="choose one of the allowed names",
@@ -179,7 +178,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
-    """Seconds of each step. On a GPU by events: the host runs ahead and waits once, at the end."""
+    """Time each step. On a GPU with events, so that the host synchronises once at the end."""
     if device.type != "cuda":
         seconds = []
         for k in range(steps):
@@ -203,7 +202,7 @@ def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str
 
 
 def _build_trainer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
-    """A step of the trainer's engine: what a run does on one GPU, its log and its data left out."""
+    """Return a step function of the trainer, without log and data loading."""
     run = RunSettings(
         model=shape,
         sequence_length=case.sequence_length,
@@ -231,7 +230,7 @@ def _build_trainer_step(case: Case, shape: ModelSettings, device: torch.device) 
 
 
 def _initialise_weights(model: torch.nn.Module, seed: int) -> None:
-    """Weights of the usual size, drawn where they lie."""
+    """Initialise weights in place with their usual scale."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -239,7 +238,7 @@ def _initialise_weights(model: torch.nn.Module, seed: int) -> None:
 
 
 def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
-    """The plain loop: the library's model in bf16, its loss, clipping, AdamW as it comes."""
+    """Return a step function of the plain loop: the library's model in bf16, its loss, clipping, AdamW."""
     try:
         import transformers
     except ImportError as error:
@@ -282,7 +281,7 @@ def _make_batches(case: Case, shape: ModelSettings) -> list[Batch]:
 
 
 def format_case(record: dict[str, Any]) -> str:
-    """One case in a line."""
+    """Format a case as one line."""
     case = record["case"]
     head = f"{case['name']:<28}"
     if "failed" in record:
@@ -295,12 +294,12 @@ def format_case(record: dict[str, Any]) -> str:
 
 
 def format_table(records: dict[str, Any]) -> str:
-    """All cases, in their order."""
+    """Format all cases in order."""
     return "\n".join(format_case(record) for record in records.values())
 
 
 def _read_clocks() -> dict[str, str] | None:
-    """What the driver says of clocks and power while the last step is warm; None where it cannot be asked."""
+    """Query clocks and power from the driver right after the last step; None if unavailable."""
     fields = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(

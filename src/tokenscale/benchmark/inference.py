@@ -1,10 +1,10 @@
-"""What do trained models write, and how fast: with a cache of keys and values and without, in turns.
+"""Benchmark of text generation with trained models, with and without a key-value cache.
 
-Each run's weights are opened once. They answer the prompts; then every combination of prompts at once, length of prompt
-and length of answer is written greedily in each round, with the cache and without it, in an order that changes from
-round to round. No EOS ends these texts, so that equal cells write equally many tokens. Before anything is timed each
-cell is written once with the cache: its tokens are what every round's are held against. Seconds are recorded by
-stretches of positions; rates, medians and speed-ups are left to the analysis.
+Each run's weights are loaded once and continue the prompts. Then each round generates greedily for every combination of
+batch size, prompt length and number of new tokens, with and without the cache, in an order that changes between rounds.
+EOS does not end generation, so that equal cells generate equally many tokens. An untimed pass with the cache gives the
+tokens that every round is compared with. Seconds are recorded by ranges of positions; the analysis computes rates,
+medians and speed-ups.
 """
 
 import time
@@ -34,7 +34,7 @@ from tokenscale.train.checkpoint_models import CheckpointModel
 from tokenscale.train.evaluation.generation import Sampling, generate_rows
 
 VERSION = 1
-#: positions of a stretch whose seconds are recorded together
+#: positions per recorded time
 STRETCH = 32
 GREEDY = Sampling(temperature=0.0)
 Cell = tuple[int, int, int]
@@ -120,7 +120,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
 def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     weights, again = folder / "checkpoints" / "final", f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
-        raise UserError("the run's weights are not there.", checkpoint=weights, next=again)
+        raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
     record = read_json(weights / RECORD, "checkpoint's record", again)
     opened = open_causal(weights, device=record["run"].get("device", "auto"))
     if settings.bf16:
@@ -129,11 +129,11 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
         raise UserError(
-            "prompt and new tokens are more than the model has positions.",
+            "prompt and new tokens exceed the model's positions.",
             checkpoint=opened.name,
             found=f"{longest:,} tokens",
             expected=f"at most {opened.positions:,}",
-            next="shorten prompt_tokens or new_tokens",
+            next="reduce prompt_tokens or new_tokens",
         )
     ids = np.concatenate([*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]).tolist()
     return Writer(opened, folder.name, engine, ids)

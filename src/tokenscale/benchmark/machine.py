@@ -1,4 +1,4 @@
-"""What the benchmarks ask of the operating system: which cores, what memory, and what is in the page cache."""
+"""Operating-system services for benchmarks: cores, memory and the page cache."""
 
 import ctypes
 import gc
@@ -22,10 +22,9 @@ WARM_SHARE = 0.01
 
 
 def drop_page_cache(paths: Iterable[Path]) -> float | None:
-    """Ask the system to drop files from its page cache; the share of their pages that it kept, from 0 to 1.
+    """Drop files from the page cache and return the share of pages that remain, from 0 to 1.
 
-    It keeps all where files lie in memory (tmpfs), and those that a process has mapped. None where it cannot be asked,
-    or does not tell what it did.
+    Files on tmpfs and mapped files remain. None if the system does not support or report it.
     """
     paths = list(paths)
     if not hasattr(os, "posix_fadvise"):
@@ -44,14 +43,14 @@ def drop_page_cache(paths: Iterable[Path]) -> float | None:
 
 
 def explain_warm_cache(kept: float | None) -> str | None:
-    """Why a reader that opens now is not cold, in words; None where it is. `kept` is what `forget` says."""
+    """Return why a reader is not cold, or None if it is. `kept` is the result of `drop_page_cache`."""
     if kept is None:
         return "the system does not tell whether it drops files from its page cache"
     return f"{kept:.0%} of its files stay in the page cache" if kept > WARM_SHARE else None
 
 
 def _count_resident_pages(path: Path) -> tuple[int, int] | None:
-    """(pages of a file that are in memory, all its pages), by mincore(2); None where that is not to be had."""
+    """Return (resident pages, all pages) of a file by mincore(2); None if unavailable."""
     size = path.stat().st_size
     if size == 0:
         return 0, 0
@@ -68,7 +67,7 @@ def _count_resident_pages(path: Path) -> tuple[int, int] | None:
 
 
 def release_memory() -> None:
-    """What earlier arms freed goes back to the system, so that growth is this arm's own."""
+    """Return freed memory to the system, so that growth is due to the current arm."""
     import pyarrow
 
     gc.collect()
@@ -80,7 +79,7 @@ def release_memory() -> None:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's; 0 where the system does not say."""
+    """Return the anonymous memory of this process; 0 if unknown."""
     try:
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.split("RssAnon:")[1].split()[0])
@@ -89,13 +88,13 @@ def anonymous_bytes() -> int:
 
 
 def available_cores() -> set[int]:
-    """Cores that this process may use; none where the system does not say."""
+    """Return the cores that this process may use; empty if unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 @contextmanager
 def pin_to_cores(cores: set[int]) -> Iterator[None]:
-    """Hold this process, threads of libraries included, to some cores; where the system can."""
+    """Pin this process, including library threads, to cores while the block runs, if supported."""
     if not cores:
         yield
         return
@@ -110,7 +109,7 @@ def pin_to_cores(cores: set[int]) -> Iterator[None]:
 def make_timing_record(
     open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int
 ) -> dict[str, Any]:
-    """Seconds until the first batch could be asked for, seconds of each batch, and the tokens of these batches."""
+    """Return a record of opening time, seconds per batch, and the tokens of the batches."""
     return {
         "open_s": open_s,
         "batch_s": list(batch_s),
@@ -125,8 +124,10 @@ NAMES = get_args(Engine)
 
 
 def list_engines(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
-    """(Those of the engines asked for that can be used, the others → why not): one that is not here, whose ids are not
-    the reference's on the hostile texts, or that `auto` takes anyway."""
+    """Return (usable requested engines, other engines → reason).
+
+    An engine is unusable if it is not installed, not exact on the hostile texts, or already used by `auto`.
+    """
     found, left_out = [], {}
     for engine in requested:
         if (reason := _explain_unusable(engine, tokenizer, auto)) is None:

@@ -1,4 +1,4 @@
-"""Other libraries' readers over the very same rows, each in a process of its own, in a Python that has them."""
+"""Benchmark of other libraries' readers on the same rows, each in its own process and Python environment."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ class Peers:
                 flag="--peers",
                 file=self._interpreter,
                 reason=error.strerror,
-                next="name the python of an environment that has them",
+                next="pass the python of an environment with these libraries",
             ) from None
         reasons = json.loads(done.stdout.splitlines()[-1])
         return {peer: reasons[module] for peer, module in MODULES.items() if reasons[module]}

@@ -1,10 +1,10 @@
-"""What do tokens at rest take: bytes, and the time to write and to read them, for every way to store the same ids.
+"""Benchmark of token stores: bytes, and the time to write and read the same ids in each format.
 
-The text is tokenized once and its ids are held in memory. In each round every store of the design is written from them
-by the format's own writer, read back and compared, then read by the format's own reader; its files are removed before
-the next one has its turn. The order changes from round to round. Beside the stores, in the same rounds, the text itself
-is tokenized: as a training on the fly does, some documents at a time, and in one go, as a store's build does. Seconds
-and bytes are recorded; rates, medians and break-even are left to the analysis.
+The text is tokenized once and its ids are kept in memory. In each round every store is written by the format's own
+writer, read back and compared, and read by the format's own reader; its files are removed before the next store. The
+order changes between rounds. The same rounds also tokenize the text: some documents at a time, as training on the fly
+does, and at once, as building a store does. Seconds and bytes are recorded; the analysis computes rates, medians and
+break-even.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 1
-#: documents of one call where a whole text is tokenized at once
+#: documents per call when a whole text is tokenized at once
 BULK_DOCUMENTS = 4096
 
 
 class TokenizedText:
-    """The first documents of a corpus, tokenized: what every format's writer is given (see `documents.Documents`)."""
+    """First documents of a corpus, tokenized, as input of every format's writer; see `documents.Documents`."""
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
         text = RawText(corpus)
@@ -71,8 +71,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    Stores are written below `folder` (by default beside the output) and removed. Raises UserError for a store that does
-    not give back what was written.
+    Stores are written below `folder` (by default next to the output) and removed. Raises UserError for a store that
+    does not return the written ids.
     """
     held = TokenizedText(corpus, tokenizer, settings.documents)
     found, left_out = machine.list_engines(settings.engines, tokenizer, held.engine)
@@ -117,7 +117,7 @@ def measure(
 def _measure_store(
     store: StoreSettings, held: TokenizedText, folder: Path, settings: StorageBenchmarkSettings
 ) -> dict[str, Any]:
-    """One store: written, compared, read in order and shuffled, warm and cold, and by single rows."""
+    """Measure one store: write, compare, read in order and shuffled, warm and cold, and by single rows."""
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
@@ -181,7 +181,7 @@ def _time_read(
 
 
 def check_store(store: StoreSettings, where: Path, held: TokenizedText) -> None:
-    """Hold all that a store gives back against the ids that it was written from. UserError where one differs."""
+    """Compare a store's content with the written ids. Raises UserError for a difference."""
     manifest = open_store(where, store)
     reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
@@ -202,10 +202,10 @@ def check_store(store: StoreSettings, where: Path, held: TokenizedText) -> None:
 
 def _difference_error(store: StoreSettings, what: str) -> UserError:
     return UserError(
-        "a store does not give back what was written: nothing about it was recorded.",
+        "a store does not return the written ids.",
         store=store.directory,
         differs=what,
-        next="this is a bug worth reporting",
+        next="report a bug",
     )
 
 

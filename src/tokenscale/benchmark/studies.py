@@ -1,8 +1,8 @@
-"""The studies' own way from text or tokens to batches, kept as it was, so that ours can be measured against it.
+"""Data loaders of the source studies, reproduced as baselines.
 
-Their two offline readers decode the whole table into memory at opening, and turn each row into Python objects and
-these into tensors; their online readers call the Hugging Face tokenizer document by document. Two BOS a document and
-the mask by id are theirs, too. One sequence at a time, stacked to a batch, as a DataLoader without workers does.
+Their two offline readers decode the whole table into memory at opening and convert each row to Python objects and then
+to tensors; their online readers call the Hugging Face tokenizer for each document. Two BOS per document and masking by
+id are reproduced as well. Sequences are stacked to a batch, as a DataLoader without workers does.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from tokenscale.data.stores.labels import IGNORED
 
 ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
-#: what their files looked like
+#: storage settings of their files
 STORAGE = {"codec": "snappy", "dtype": "int64"}
 
 
 def explain_missing() -> str | None:
-    """Why these arms cannot run here."""
+    """Return why these arms cannot run here, or None."""
     try:
         import transformers  # noqa: F401
     except ImportError:
@@ -28,13 +28,13 @@ def explain_missing() -> str | None:
 
 
 class StudyBatches:
-    """Endless batches of (tokens, labels), torch int64 [rows, T]; and how many labels count."""
+    """Endless batches of (tokens, labels), torch int64 [rows, T], with the number of useful tokens."""
 
     def __init__(self, samples: Iterator[tuple[Any, Any]], rows: int):
         self._samples, self._rows = samples, rows
 
     def next(self) -> tuple[Any, Any, int, int]:
-        """(tokens, labels, useful tokens, all tokens)."""
+        """Return (tokens, labels, useful tokens, all tokens)."""
         import torch
 
         pairs = [next(self._samples) for _ in range(self._rows)]
@@ -43,7 +43,7 @@ class StudyBatches:
 
 
 def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer: Path, stores: dict[str, Path]):
-    """The batches of one arm. `stores` holds the folders of their `padded` and `token-list` files."""
+    """Open the batches of an arm. `stores` has the folders of the `padded` and `token-list` files."""
     length = sequence_length
     if arm == "studies' padding-free":
         encode, bos, _ = _load_tokenizer(tokenizer)

@@ -1,8 +1,8 @@
-"""A training step here against the same step in a plain loop over `transformers`, and in its Trainer.
+"""Benchmark of a training step against a plain loop over `transformers`, and against its Trainer.
 
-Same shape, same weights, same batches, one process, the arms in turns within each round. Each takes its fused AdamW,
-clips to norm 1 and trains in fp32. The peers compute their loss as they do; the last position of each row counts
-nowhere, since they shift labels by themselves.
+Same model, weights and batches in one process, with interleaved arms in each round. Each arm uses fused AdamW, clips to
+norm 1 and trains in fp32. The last position of each row is ignored in all arms, since the peers shift labels
+themselves.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ def measure(
     steps: int = 10,
     rounds: int = 5,
 ) -> dict[str, Any]:
-    """Seconds of each timed step, by model, arm and round; the first step of a round warms up and is not among them.
+    """Measure seconds of each step by model, arm and round, without the first step of a round (warm-up).
 
-    Raises UserError where `transformers` is missing, and where the arms do not compute the same loss. The Trainer needs
-    `accelerate`; without it that arm is left out, which the result says.
+    Raises UserError if `transformers` is missing, and if the arms compute different losses. The Trainer needs
+    `accelerate`; without it that arm is left out, as the result records.
     """
     for model in models:
         if model not in PRESETS:
@@ -87,9 +87,9 @@ def measure(
             losses = {name: arm.first_loss() for name, arm in arms.items()}
             if max(losses.values()) - min(losses.values()) > 1e-4 * min(losses.values()):
                 raise UserError(
-                    "the arms do not compute the same loss: their times say nothing.",
+                    "the arms compute different losses, so their times cannot be compared.",
                     losses=losses,
-                    next="report this as a bug, with the losses",
+                    next="report a bug, with the losses",
                 )
             for number in range(rounds):
                 order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
@@ -103,7 +103,7 @@ def measure(
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """Median step of each arm, its range over rounds, and ours as a part of each peer's, by rounds."""
+    """Format the median step of each arm with its range, and the ratio to each peer by round."""
     lines = [f"{'model':<14} {'arm':<26} {'step ms':>9} {'rounds':>17}   tokenscale's part of it"]
     for model in dict.fromkeys(r["model"] for r in result["records"]):
         rounds = {
@@ -140,7 +140,7 @@ def _make_batches(rows: int, length: int, vocabulary_size: int, count: int) -> l
 
 
 class _RepeatedBatches:
-    """These batches, over and over."""
+    """Given batches, repeated endlessly."""
 
     def __init__(self, batches: list[Batch], vocabulary_size: int):
         self.vocabulary_size, self._batches, self._step = vocabulary_size, batches, 0
@@ -160,7 +160,7 @@ class _RepeatedBatches:
 
 
 class _TokenscaleArm:
-    """The whole loop as a run has it: log, status, progress and garbage included."""
+    """Complete training loop of a run, including log, status, progress and garbage collection."""
 
     def __init__(self, model: str, vocabulary_size: int, length: int, batches: list[Batch], folder: Path):
         run = RunSettings(
@@ -210,7 +210,7 @@ class _TokenscaleArm:
 
 
 def _convert_model(ours: _TokenscaleArm) -> torch.nn.Module:
-    """The model of transformers with our weights."""
+    """Return the model of transformers with the same weights."""
     try:
         import transformers
     except ImportError as error:
@@ -229,7 +229,7 @@ def _convert_model(ours: _TokenscaleArm) -> torch.nn.Module:
 
 
 class _PlainLoopArm:
-    """What one would write by hand."""
+    """Hand-written training loop."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch]):
         self._model, self._batches = model, [torch.from_numpy(b.tokens_bt) for b in batches]
@@ -255,7 +255,7 @@ class _PlainLoopArm:
 
 
 class _HuggingFaceArm:
-    """Hugging Face's Trainer, nothing logged, nothing saved. Raises ImportError without `accelerate`."""
+    """Hugging Face's Trainer without logging and saving. Raises ImportError without `accelerate`."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Batch], folder: Path):
         import accelerate  # noqa: F401

@@ -1,4 +1,4 @@
-"""What worker processes of `torch.utils.data.DataLoader` add to, or take from, the reading of batches."""
+"""Benchmark of reading batches with worker processes of `torch.utils.data.DataLoader`."""
 
 import itertools
 import os
@@ -52,16 +52,16 @@ def measure(
         open_s, *batch_s = np.diff(times).tolist()
         if not all(torch.equal(last[name], expected[name]) for name in ("input_ids", "labels")):
             raise UserError(
-                f"{number} workers and none give different batches: the times say nothing.",
+                f"{number} workers and none give different batches.",
                 batch=batches,
-                next="this is a bug worth reporting",
+                next="report a bug",
             )
         records.append({"workers": number, **make_timing_record(open_s, batch_s, useful, total)})
     return records
 
 
 def _take_batches(make: Callable[[], Arguments], count: int, options: Arguments) -> Iterator[dict[str, torch.Tensor]]:
-    """So many batches; the workers end with the generator."""
+    """Yield `count` batches; the workers end with the generator."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores, on purpose
         batches = iter(DataLoader(**make(), **options))
@@ -70,7 +70,7 @@ def _take_batches(make: Callable[[], Arguments], count: int, options: Arguments)
 
 
 def _limit_threads(worker: int) -> None:
-    """The threads of tokenizers are not in a fork, and what asks them waits for ever."""
+    """Disable tokenizers' threads, which do not survive a fork and would block forever."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
