@@ -106,7 +106,7 @@ def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings,
             rows[k] += step["rows"]
     assert rows == [run.global_batch] * steps
     found = [a / b for a, b in zip(losses, useful, strict=True)]
-    if "the package duckdb is not installed" in done.stdout:
+    if "need the package duckdb, which is not installed" in done.stdout:
         assert "blocked" in directory.parts
     else:
         assert f"loss   {found[-1]:.4f} in the last step" in done.stdout and " useful tokens/s" in done.stdout

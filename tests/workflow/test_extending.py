@@ -38,7 +38,7 @@ import json
 
 import numpy as np
 
-from tokenscale.data.tokenizers.base import Tokenizer, joined, strings
+from tokenscale.data.tokenizers.base import Tokenizer, join_ids, to_strings
 
 ENGINES = {}
 
@@ -55,7 +55,9 @@ def load(path, manifest, engine="auto"):
 
 class Bytes(Tokenizer):
     def encode(self, texts):
-        return joined([np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) + 3 for text in strings(texts)])
+        return join_ids([
+            np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) + 3 for text in to_strings(texts)
+        ])
 
     def decode(self, ids):
         return bytes(int(i) - 3 for i in ids if i >= 3).decode(errors="replace")
@@ -67,8 +69,8 @@ import numpy as np
 
 from tokenscale.data.batches.online import OnlineDocuments
 from tokenscale.data.batches.rows import RowBatches
-from tokenscale.data.stores.labels import labels_of
-from tokenscale.data.stores.padded import pad
+from tokenscale.data.stores.labels import make_labels
+from tokenscale.data.stores.padded import pad_document
 
 
 def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory, rank, world_size):
@@ -76,39 +78,40 @@ def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory,
     width, tokenizer = run.sequence_length + 1, documents.tokenizer
 
     def read(indices):
-        rows = [pad(document[-width:], width, tokenizer.pad_id) for document in documents.documents(indices)]
+        rows = [pad_document(document[-width:], width, tokenizer.pad_id) for document in documents.documents(indices)]
         tokens = np.stack([row for row, _ in rows]).astype(np.int64)
-        return tokens[:, :-1], labels_of(tokens, lengths=np.array([length for _, length in rows]))
+        return tokens[:, :-1], make_labels(tokens, lengths=np.array([length for _, length in rows]))
 
     return RowBatches(read, len(documents), run, tokenizer.vocabulary_size, rank, world_size)
 '''
 STEPS_TAKEN = '''
 """How many steps each run took."""
 
-from tokenscale.report.style import figure, style
+from tokenscale.report import style
+from tokenscale.report.figure import Figure
 
-TITLE = "Measured steps"
 QUERIES = ("throughput",)
 
 
-def data(throughput):
-    return throughput[["run_id", "steps"]]
+class StepsTaken(Figure):
+    title = "Measured steps"
+    queries = QUERIES
 
+    def data(self):
+        return self.throughput[["run_id", "steps"]]
 
-def draw(throughput):
-    with style():
-        made, (axes,) = figure(1)
-        axes.bar(throughput["series"], throughput["steps"])
-        axes.set_ylabel("steps")
-    return made
+    def draw(self):
+        with style.style():
+            made, (axes,) = style.figure(1)
+            axes.bar(self.throughput["series"], self.throughput["steps"])
+            axes.set_ylabel("steps")
+        return made
 
+    def caption(self):
+        return f"{len(self.throughput)} runs."
 
-def caption(throughput):
-    return f"{len(throughput)} runs."
-
-
-def alt(throughput):
-    return f"Bars of the measured steps of {len(throughput)} runs."
+    def alt(self):
+        return f"Bars of the measured steps of {len(self.throughput)} runs."
 '''
 #: table of the registry → (the line, the file, its text)
 ADDED = {
@@ -205,7 +208,7 @@ MISTAKES = {
 CHECK = """
 import json, pathlib, sys
 from tokenscale.base.errors import UserError
-from tokenscale.settings.config import load, schemas
+from tokenscale.settings.config import build_schemas, load_config
 found = {}
 for name, (file, changes) in json.loads(sys.argv[1]).items():
     path = pathlib.Path("config", file)
@@ -215,11 +218,11 @@ for name, (file, changes) in json.loads(sys.argv[1]).items():
         values[key] = values[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(values))
     try:
-        load().runs("toys")
+        load_config().runs("toys")
     except UserError as error:
         found[name] = error.render()
     path.write_text(before)
-print(json.dumps({"errors": found, "schemas": json.dumps(schemas())}))
+print(json.dumps({"errors": found, "schemas": json.dumps(build_schemas())}))
 """
 
 
