@@ -135,12 +135,6 @@ GUARDS = {
     "two attempts at one time are seen": Guard(
         "analysis/compliance.py", "    suspect += _apart(raw, events)\n", "", "tests/unit/test_ingest.py"
     ),
-    "files of a time to come are put right": Guard(
-        "runs/launch/workflow_lock.py",
-        "if back_s is not None and (",
-        "if False and (",
-        "tests/unit/test_launch_clock.py",
-    ),
     "another port is tried": Guard(
         "runs/launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_port.py"
     ),

@@ -1,16 +1,11 @@
-"""The clock is set back by an hour: while a run trains, between its attempts, between two calls of the workflow."""
+"""The clock is set back by an hour: while a run trains, and between its attempts."""
 
-import json
-import os
 import time
 
 import pytest
 import torch
 
-from tests.faults.kills import call, empty, environment, lies_in
 from tests.faults.test_resume import interrupted, lab, run_of, series  # noqa: F401
-from tests.workflow import forked
-from tests.workflow.conftest import Project, copy_of
 from tokenscale.analysis.ingest import one_run
 from tokenscale.runs.records import events
 from tokenscale.train.loop import train
@@ -84,19 +79,3 @@ def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tm
     assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
     first, second = made["attempts"].to_pylist()
     assert second["started_unix_s"] < first["started_unix_s"] - HOUR / 2, "each says what its clock said"
-
-
-def test_the_next_call_of_the_workflow_finishes_and_makes_nothing_twice(stages, tmp_path):
-    """What a build left behind a minute ago is of a time that is still to come."""
-    project = copy_of(Project(stages.folder / "runs/project"), empty(tmp_path / "trial"))
-    made = [*(project.root / "results").rglob("*"), project.root / ".snakemake/tokenscale.owners"]
-    for path in made:
-        moved = path.lstat().st_mtime_ns + int(HOUR * 1e9)
-        os.utime(path, ns=(moved, moved), follow_symlinks=False)
-    (tmp_path / "jobs").mkdir()
-    code, text = forked.snakemake(call(), project.root, environment(project, tmp_path / "jobs"))
-    assert code == 0, text[-3000:]
-    assert "the clock was set back by" in text
-    began = {json.loads(job.read_text())[0] for job in (tmp_path / "jobs").iterdir() if job.name.isdigit()}
-    assert "launch" in began and not began & {"corpus", "tokenizer", "pretokenize", "unpack"}
-    assert lies_in(project.root) == stages.expected

@@ -12,20 +12,17 @@ import yaml
 
 from tokenscale.base.errors import UserError, find_nearest
 
-#: largest number of values in a file, with anchors expanded: a hundred times the largest file of this project
-MAX_VALUES = 100_000
-
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """Read a YAML mapping.
 
-    Raises UserError for a missing file, invalid YAML, duplicate keys, text that is not Unicode, recursive or too many
-    values, and a document that is not a mapping.
+    Raises UserError for a missing file, invalid YAML, duplicate keys, text that is not Unicode, a value that contains
+    itself, and a document that is not a mapping.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         values = yaml.load(text, Loader=_UniqueKeys)
-        size = _count_values(values, {})
+        _check_values(values, {})
     except FileNotFoundError:
         near = find_nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
         hint = f"did you mean {Path(path).with_name(near)}?" if near else "check the path"
@@ -38,14 +35,6 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise UserError("the file is nested too deeply.", file=path, next="reduce the nesting") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UserError("the file is not valid YAML.", file=path, reason=error, next="correct it") from None
-    if size > MAX_VALUES:
-        raise UserError(
-            "the file expands to too many values.",
-            file=path,
-            found=f"{size:,}",
-            expected=f"at most {MAX_VALUES:,}",
-            next="use fewer anchors (&name, *name)",
-        )
     if not isinstance(values, dict):
         raise UserError(
             "the file is not a YAML mapping.",
@@ -57,20 +46,18 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     return values
 
 
-def _count_values(value: Any, known: dict[int, int | None]) -> int:
-    """Count values, including nested ones. Raises ValueError for recursion and for text that UTF-8 cannot encode."""
+def _check_values(value: Any, complete: dict[int, bool]) -> None:
+    """Raise ValueError for a value that contains itself, and for text that UTF-8 cannot encode."""
     if isinstance(value, str):
         value.encode("utf-8")  # raises for a lone surrogate, "\ud800"
-        return 1
-    if not isinstance(value, (dict, list)):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = None
-        inner = [*value, *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_count_values(one, known) for one in inner)
-    if known[id(value)] is None:
+    if not isinstance(value, (dict, list)) or complete.get(id(value)):
+        return
+    if id(value) in complete:
         raise ValueError("a value contains itself")
-    return known[id(value)]
+    complete[id(value)] = False
+    for one in [*value, *value.values()] if isinstance(value, dict) else value:
+        _check_values(one, complete)
+    complete[id(value)] = True
 
 
 class _UniqueKeys(yaml.SafeLoader):

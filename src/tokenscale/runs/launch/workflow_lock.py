@@ -10,25 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from tokenscale.runs.launch import clock
-
 #: options with which Snakemake runs no jobs, besides -n
 DRY_OPTIONS = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--lint", "--report", "--summary", "-S"}
 DRY_OPTIONS |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--version", "-v"}
 _held: list[IO[str]] = []
 
 
-def enter_workflow(
-    arguments: Sequence[str], folder: Path = Path(".snakemake"), results: Path = Path("results")
-) -> bool:
+def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) -> bool:
     """Register this Snakemake process before it takes Snakemake's own lock. Returns False for dry runs and the like.
 
     Concurrent processes share a lock of the operating system, which ends with them. A process that finds it free is
     alone: a lock of Snakemake is then stale and is removed. File systems may not share locks between nodes, so a
     process registered on another node counts as alive until `--unlock` is given.
-
-    A process that is alone also checks whether the clock was set back since the last call, and repairs modification
-    times in `results`.
     """
     if DRY_OPTIONS & set(arguments) or any(a.startswith("-n") for a in arguments):
         return False
@@ -36,7 +29,6 @@ def enter_workflow(
         return True
     folder.mkdir(exist_ok=True)
     owners_file = folder / "tokenscale.owners"
-    back_s = clock.measure_setback(owners_file) if owners_file.is_file() else None
     file = open(owners_file, "a+", encoding="utf-8")  # held until the process ends
     try:
         alone = _acquire(file)
@@ -51,11 +43,6 @@ def enter_workflow(
         if locks.is_dir() and any(locks.iterdir()):
             print("tokenscale: taking off the lock of a Snakemake that was killed.", file=sys.stderr)
             shutil.rmtree(locks)
-        if back_s is not None and (moved := clock.repair_future_times(results)):
-            message = (
-                f"tokenscale: the clock was set back by {back_s:.0f} s or more since the last call; {moved} files of"
-            )
-            print(f"{message} a time to come have been given times that have been, in their order.", file=sys.stderr)
         file.truncate(0)
     elif locks.is_dir() and any(locks.iterdir()):
         others = ", ".join(owners if not alone else elsewhere)
