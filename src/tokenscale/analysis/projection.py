@@ -293,7 +293,7 @@ def _links(sweeps: list[dict[str, Any]], work: Work, runs: pd.DataFrame) -> Link
     for sweep in sweeps:
         if sweep["backend"] != backend:
             raise UserError(
-                "the sweep talked another way than the runs did.",
+                "the sweep and the runs used different backends.",
                 sweep=f"{sweep['backend']} on {sweep['device']}",
                 runs=f"{backend} on {runs['device'].iloc[0]}",
                 next="repeat `benchmark collectives` where the runs were",

@@ -16,7 +16,7 @@ Each term is a known law of N times a constant that is at least zero:
 Step times alone cannot tell a slow link from an exchange that backward hides badly: only the product is seen, so that
 `inside` and `between` are *exposed* seconds. A sweep (`benchmark collectives`) measures the link; then `exchange` is
 the part that is not hidden, and the tail (what is exchanged after backward has ended) is known and not fitted.
-Two world sizes bear two constants and no more: terms are taken in the order above as long as the fitted sizes can tell
+Two world sizes identify at most two parameters: terms are taken in the order above as long as the fitted sizes can tell
 them apart. The other sets of terms that fit as well are not forgotten, they make the band.
 
 What is hidden is a constant part of the exchange, not what fits beside backward: where backward shrinks, as in strong

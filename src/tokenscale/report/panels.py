@@ -272,14 +272,14 @@ def points(rows: pd.DataFrame) -> pd.Series:
 
 
 def thinned(rows: pd.DataFrame, times: int = 1) -> int:
-    """Of repeats every so-manieth point is drawn: all of them, drawn so many times, stay within `MOST_POINTS`."""
+    """Return n, where every n-th point is drawn, so that all repeats stay within `MOST_POINTS`."""
     return max(1, -(-len(rows) * times // MOST_POINTS))
 
 
 def curve(
     axes: Axes, rows: pd.DataFrame, x: str, y: str, options: Mapping[str, Any], label: str, every: int = 1
 ) -> None:
-    """Runs of a series: repeats thin (every so-manieth point), their median point by point bold, with some markers."""
+    """Runs of a series: repeats thin (every n-th point), their median point by point bold, with some markers."""
     thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
     if rows["run_id"].nunique() > 1:
         for _, run in rows.groupby("run_id"):
