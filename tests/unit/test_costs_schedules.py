@@ -66,7 +66,7 @@ def test_orders_that_wait_for_each_other_are_found(monkeypatch):
 
 
 def test_interleaving_needs_whole_rounds():
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         build_schedule("interleaved", 0, 4, 6, 2)
 
 

@@ -215,7 +215,7 @@ MISTAKES = [
     Mistake(
         "tables that are not there",
         "tokenscale report figure loss_over_time --tables results/tables/ways --output o",
-        ("results/tables/ways", "&& snakemake -f results/tables/ways/runs.parquet"),
+        ("results/tables/ways", "snakemake -f results/tables/ways/runs.parquet"),
     ),
     Mistake(
         "an unknown figure to draw",
@@ -424,7 +424,7 @@ def test_a_damaged_table_is_named_with_the_command_that_restores_it(
     arguments = ["report", "figure", "loss_over_time", "--tables", folder, "--output", "o"]
     told = refused(capsys, arguments, untouched=tmp_path)
     assert f"{folder}/{table}.parquet" in told
-    assert "next    snakemake -f results/tables/demo/runs.parquet" in told
+    assert re.search("next +snakemake -f results/tables/demo/runs.parquet", told)
 
 
 def test_a_figures_path_may_have_an_ending(tables_folder, tmp_path):

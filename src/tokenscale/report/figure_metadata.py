@@ -74,7 +74,11 @@ def digest(tables: Path) -> str:
 
 def _of_table(path: Path) -> str:
     """SHA-256 of a table, taken again where the file was replaced: every figure of an experiment asks."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        command = f"snakemake -f {path.parent}/runs.parquet --cores 2"
+        raise UserError("a table is missing.", path=path, next=command) from None
     return _of_content(path, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
