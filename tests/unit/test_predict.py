@@ -223,7 +223,7 @@ def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
     [
         ({"benchmark": "data"}, "no sweep of all-reduce"),
         ({"fits": {}}, "no sweep of all-reduce"),
-        ({"backend": "nccl", "device": "H200"}, "another way than the runs"),
+        ({"backend": "nccl", "device": "H200"}, "the sweep and the runs used different backends"),
     ],
 )
 def test_a_sweep_that_is_not_of_these_ranks_is_refused(tables_of, tmp_path, fields, said):
