@@ -74,3 +74,25 @@ class Figure:
     def refused(self) -> str:
         """Return the sentences on runs that are not comparable, with a space after them."""
         return f"{self.refusals} " if self.refusals else ""
+
+
+class MeasuresFigure(Figure):
+    """Base class of figures with one panel per column. A subclass names the columns and writes its own sentences."""
+
+    #: what is drawn: column → (label with the unit, factor to that unit)
+    measures: ClassVar[dict[str, tuple[str, float]]]
+    #: columns of the data
+    columns: ClassVar[tuple[str, ...]]
+    #: column whose spread the caption names, and which is read aloud with this factor and unit
+    main: ClassVar[str]
+    unit: ClassVar[tuple[float, str]] = (1.0, "")
+    #: the alternative text around the medians
+    read: ClassVar[str]
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per comparable run."""
+        return self.rows[list(self.columns)].reset_index(drop=True)
+
+    def sentences(self) -> str:
+        """Return what is counted, each sentence with a space after it."""
+        raise NotImplementedError

@@ -1,34 +1,19 @@
 """Figures with a row per approach and world size: every run is a dot, medians are bars."""
 
-from typing import ClassVar
-
 import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels, text_layout
-from tokenscale.report.figure import Figure
+from tokenscale.report.figure import MeasuresFigure
 from tokenscale.report.style import GREY, number, ordered, style
 
 QUERIES = ("throughput", "stalls", "computing", "scaling", "epochs", "inventory")
 
 
-class ByApproach(Figure):
+class ByApproach(MeasuresFigure):
     """Base class: one panel per column. A subclass names the columns and writes its own sentences."""
 
     factor = "approach"
-    #: what is drawn: column → (label with the unit, factor to that unit)
-    measures: ClassVar[panels.Columns]
-    #: columns of the data
-    columns: ClassVar[tuple[str, ...]]
-    #: column whose spread the caption names, and which is read aloud with this factor and unit
-    main: ClassVar[str]
-    unit: ClassVar[tuple[float, str]] = (1.0, "")
-    #: the alternative text around the medians
-    read: ClassVar[str]
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per comparable run."""
-        return self.rows[list(self.columns)].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one panel per column, with a sentence over the last one if ranks share cores."""
@@ -39,10 +24,6 @@ class ByApproach(Figure):
     def caption(self) -> str:
         """Return what is counted, of how many runs, and what the spread is."""
         return self.crowded() + self.sentences() + self.refused() + captions.kinds(self.groups())
-
-    def sentences(self) -> str:
-        """Return what is counted, each sentence with a space after it."""
-        raise NotImplementedError
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""

@@ -3,32 +3,18 @@
 from typing import ClassVar
 
 import matplotlib.figure
-import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.drawings.mfu_comparison import no_peak
-from tokenscale.report.figure import Figure
+from tokenscale.report.figure import MeasuresFigure
 
 QUERIES = ("throughput", "epochs", "computing", "inventory")
 
 
-class ByWorldSize(Figure):
+class ByWorldSize(MeasuresFigure):
     """Base class: two panels. A subclass names the columns and writes its own sentences."""
 
     factor = "world_size"
-    #: what is drawn: column → (label with the unit, factor to that unit)
-    measures: ClassVar[panels.Columns]
-    #: columns of the data
-    columns: ClassVar[tuple[str, ...]]
-    #: column whose spread the caption names, and which is read aloud with this factor and unit
-    main: ClassVar[str]
-    unit: ClassVar[tuple[float, str]] = (1.0, "")
-    #: the alternative text around the medians
-    read: ClassVar[str]
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run that is comparable at every world size."""
-        return self.rows[list(self.columns)].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw both panels."""
@@ -40,10 +26,6 @@ class ByWorldSize(Figure):
         """Return what is counted, and whether this is a scaling measurement at all."""
         spread = captions.kinds(captions.by_cell(self.rows, self.main))
         return self.crowded() + self.sentences() + self.refused() + spread
-
-    def sentences(self) -> str:
-        """Return what is counted, each sentence with a space after it."""
-        raise NotImplementedError
 
     def alt(self) -> str:
         """Return the medians, read aloud."""
