@@ -21,9 +21,10 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores import ranked
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
-from tokenscale.data.stores.flat import FlatPart, list_id_files, read_lengths, smallest_dtype
+from tokenscale.data.stores.flat import FlatPart, list_id_files, read_lengths
 from tokenscale.data.stores.manifest import (
     changed_block_error,
     open_store,

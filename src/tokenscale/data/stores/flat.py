@@ -6,11 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.data.stores.documents import Chunk
-
-
-def smallest_dtype(vocabulary_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id; little-endian."""
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+from tokenscale.data.stores.writing import FinishedPart
 
 
 class FlatPart:
@@ -26,10 +22,10 @@ class FlatPart:
         self._files[0].write(ids)
         self._files[1].write(chunk.lengths.astype("<i8"))
 
-    def close(self) -> tuple[list[str], dict[str, int]]:
+    def close(self) -> FinishedPart:
         for file in self._files:
             file.close()
-        return [path.name for path in self._paths], {}
+        return FinishedPart([path.name for path in self._paths], {})
 
 
 def read_lengths(folder: Path, parts: list[str]) -> np.ndarray:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     canonical_json,
@@ -22,8 +24,10 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_text,
     write_json,
+    xxh3_64_intdigest,
 )
 from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.records import Records, RecordsFile
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
 
@@ -89,6 +93,9 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_file_name(file["name"])
+        for file in manifest.get("records", {}).get("files", []):
+            check_types(file, {"name": str, "records": int, "bytes": int})
+            check_file_name(file["name"])
     return manifest
 
 
@@ -106,8 +113,9 @@ def open_store(
     """Check a store (its folder, or the path of its manifest) and return its manifest.
 
     Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
-    `requested_by` is shown in errors. File sizes are always checked, contents unless `verify` is False. Raises
-    UserError with both values and the command that rebuilds the store.
+    `requested_by` is shown in errors. File sizes are always checked. Parquet shards and rows are verified by their
+    reader when they are first read, all other files here, unless `verify` is False. Raises UserError with both values
+    and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
 
@@ -127,11 +135,25 @@ def open_store(
         raise _mismatch_error(
             where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"]
         )
+    next = rebuild_command(where)
+    for file in manifest.get("records", {}).get("files", []):
+        path = resolve_store(where)[0] / file["name"]
+        check_file(path, file["bytes"], "", what="token store", next=next, content=False)
     for file in manifest["files"]:
         path = resolve_store(where)[0] / file["name"]
-        whole = verify and "checked_by" not in file  # otherwise the reader checks each block
-        check_file(path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=whole)
+        whole = verify and "checked_by" not in file and path.suffix != ".parquet"  # otherwise the reader checks it
+        check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=whole)
     return manifest
+
+
+def open_records(where: Path, manifest: dict[str, Any]) -> Records | None:
+    """Open the records files of a store, or return None where it has none or xxhash is not installed."""
+    if "records" not in manifest or xxh3_64_intdigest is None:
+        return None
+    folder, next = resolve_store(where)[0], rebuild_command(where)
+    files = [RecordsFile.from_manifest(folder, entry) for entry in manifest["records"]["files"]]
+    dtype = np.dtype(manifest["records"]["dtype"]).newbyteorder("<")
+    return Records(files, dtype, what="token store", next=next)
 
 
 def changed_block_error(

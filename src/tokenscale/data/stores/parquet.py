@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.data.stores.manifest import SingleFile, resolve_store, vocabulary_error
+from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.stores.manifest import SingleFile, rebuild_command, resolve_store, vocabulary_error
 from tokenscale.settings.data import StoreSettings
 
 #: decoded ids kept by one reader
@@ -83,6 +84,21 @@ def _to_arrow(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
+def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Yield each row group of a finished shard: column → (values, lengths int64 [rows])."""
+    file = pq.ParquetFile(path, pre_buffer=False)
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, columns=columns, use_threads=False)
+        decoded = {name: _decode_lists(table.column(name)) for name in columns}
+        yield {name: (values, np.diff(offsets).astype(np.int64)) for name, (offsets, values) in decoded.items()}
+
+
+def _decode_lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    lists = column.combine_chunks()
+    lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
+    return lists.offsets.to_numpy(), lists.values.to_numpy()
+
+
 def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
     """The file of a part: `shard-00000.parquet`, or the one file of a store that is one."""
     return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
@@ -96,17 +112,29 @@ def _slice_rows(values: np.ndarray, lengths: np.ndarray, first: int, last: int) 
 
 class ListColumns:
     """List columns of all shards of a store, read by row number through a cache of decoded row groups; the first one
-    holds ids, and a group with an id outside of the manifest's vocabulary is a UserError.
+    holds ids, and a group with an id outside of the manifest's vocabulary is a UserError. The shards are hashed here.
 
     The cache holds `cache_bytes` at most (`CACHE_BYTES` by default; one group at least) and drops the group that was
-    read longest ago. A store that fits into it is decoded here, so that the first batches cost what all others cost.
+    read longest ago. With `preload`, a store that fits into it is decoded here, so that the first batches cost what
+    all others cost.
     """
 
-    def __init__(self, where: Path, manifest: dict[str, Any], columns: list[str], cache_bytes: int | None = None):
+    def __init__(
+        self,
+        where: Path,
+        manifest: dict[str, Any],
+        columns: list[str],
+        cache_bytes: int | None = None,
+        *,
+        preload: bool = True,
+    ):
         self.columns = columns
         self._where, self._vocabulary_size = where, manifest["vocabulary_size"]
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self._paths = [resolve_store(where)[0] / file["name"] for file in manifest["files"]]
+        next = rebuild_command(where)
+        for path, file in zip(self._paths, manifest["files"], strict=True):
+            check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
         self._files = [pq.ParquetFile(path, pre_buffer=False) for path in self._paths]
         self._unseen: set[int] = set()
         self._groups: list[tuple[int, int]] = []
@@ -120,7 +148,7 @@ class ListColumns:
                 self.rows += parquet.metadata.row_group(group).num_rows
         self._cache: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
         self._cached_bytes = 0
-        if self._decoded_bytes() <= self._cache_bytes:
+        if preload and self._decoded_bytes() <= self._cache_bytes:
             for first in self.first_rows:
                 self.row(first)
 
@@ -165,11 +193,7 @@ class ListColumns:
     def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         file, group = self._groups[number]
         table = self._files[file].read_row_group(group, columns=columns, use_threads=False)
-        found = {}
-        for name in columns:
-            lists = table.column(name).combine_chunks()
-            lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
-            found[name] = (lists.offsets.to_numpy(), lists.values.to_numpy())
+        found = {name: _decode_lists(table.column(name)) for name in columns}
         if number in self._unseen and self.columns[0] in found:
             ids = found[self.columns[0]][1]
             if ids.size and not 0 <= ids.min() <= ids.max() < self._vocabulary_size:

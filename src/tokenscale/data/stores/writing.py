@@ -17,6 +17,7 @@ import numpy as np
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json, xxh3_128
+from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
 from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record_path, write_sealed
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
@@ -34,9 +35,23 @@ class PartWriter(Protocol):
         """Add the next documents."""
         ...
 
-    def close(self) -> tuple[list[str], dict[str, int]]:
-        """Return (names of the files in the folder, counts that are summed over parts)."""
+    def close(self) -> "FinishedPart":
+        """Finish the files."""
         ...
+
+
+@dataclass
+class FinishedPart:
+    """One written part: names of its files in the folder, and counts that are summed over parts.
+
+    `records` is the entry of its records file, if it has one. `groups` are the groups of `IdsDigest` of the ids that
+    were read back from the files, if the format can do so.
+    """
+
+    files: list[str]
+    counts: dict[str, int]
+    records: dict[str, Any] | None = None
+    groups: list[bytes] | None = None
 
 
 @dataclass
@@ -45,6 +60,7 @@ class FinishedParts:
 
     files: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
     resumed: int = 0
 
 
@@ -72,7 +88,8 @@ class StoreWriter:
                 write_json(record, facts)
             else:
                 found.resumed += 1
-            found.files += [file["name"] for file in facts["files"]]
+            found.files += facts["names"]
+            found.records += [facts["records"]] if facts["records"] else []
             for name, count in facts["counts"].items():
                 found.counts[name] = found.counts.get(name, 0) + count
             self._groups += [bytes.fromhex(group) for group in facts["groups"]]
@@ -81,14 +98,19 @@ class StoreWriter:
         return found
 
     def finish(
-        self, names: list[str], facts: dict[str, Any], hashes: dict[str, str] | None = None, checks: str | None = None
+        self,
+        names: list[str],
+        facts: dict[str, Any],
+        hashes: dict[str, str] | None = None,
+        checks: str | None = None,
+        records: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """Build and return the manifest of the files `names`.
 
         `facts` are the format's counts, including `tokens_stored` and `places` (capacity of all rows in tokens,
         including padding). `hashes` are known SHA-256 hashes. `checks` is the file of checksums with which readers
-        verify the largest file block by block instead of hashing it at once. Raises UserError if the ids differ from
-        the digest of their origin.
+        verify the largest file block by block instead of hashing it at once. `records` are the entries of records
+        files. Raises UserError if the ids differ from the digest of their origin.
         """
         self.documents.confirm()
         origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
@@ -133,6 +155,9 @@ class StoreWriter:
             },
             "files": files,
         }
+        if records:
+            dtype = smallest_dtype(origin.vocabulary_size).name
+            self.manifest["records"] = {"dtype": dtype, "files": records}
         return self.manifest
 
     def _write(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
@@ -144,12 +169,22 @@ class StoreWriter:
             occurrences += np.bincount(chunk.ids, minlength=len(occurrences))
             part.add(chunk)
         digest.close()
-        names, counts = part.close()
+        finished = part.close()
+        if finished.groups not in (None, digest.groups):
+            raise UserError(
+                "a part of the token store is not read back as it was written.",
+                files=", ".join(finished.files),
+                folder=self.folder,
+                next="check the disk and the memory of this machine, and build the store again",
+            )
+        files = finished.files + ([finished.records["name"]] if finished.records else [])
         np.save(self._occurrences_of(self.folder / f"part-{first // self._part_documents:05d}.json"), occurrences)
         return {
             "engine": self.documents.origin.engine,
-            "files": [{"name": name, "xxh3": _xxh3(self.folder / name)} for name in names],
-            "counts": counts,
+            "names": finished.files,
+            "files": [{"name": name, "xxh3": _xxh3(self.folder / name)} for name in files],
+            "records": finished.records,
+            "counts": finished.counts,
             "groups": [group.hex() for group in digest.groups],
         }
 
@@ -201,7 +236,8 @@ def open_store_writer(
         raise
     if writer.manifest is None:
         raise RuntimeError("a format's writer ended without finish()")
-    names = {file["name"] for file in writer.manifest["files"]}
+    files = [*writer.manifest["files"], *writer.manifest.get("records", {}).get("files", [])]
+    names = {file["name"] for file in files}
     if single is None:
         manifest.unlink(missing_ok=True)
         for path in directory.iterdir():

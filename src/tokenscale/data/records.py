@@ -1,0 +1,139 @@
+"""Records by position: documents of any length in files that are read one document at a time.
+
+A Parquet row group is the smallest part that can be decoded, so a document in random order costs 1,000 documents.
+A records file holds the same documents uncompressed, one after another, and behind them a table: one document costs
+two reads. It is derived from a Parquet shard, by reading that shard back.
+
+File: the values of all records (little-endian), zeros up to a multiple of 8 bytes, then uint64 [records + 1, 2]: the
+first value of each record and the XXH3-64 of its bytes, seeded with the record's number in the file; the last row holds
+the number of values and 0.
+"""
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import xxh3_64_intdigest
+
+#: files that a reader keeps open
+OPEN_FILES = 128
+_ROW = 16
+
+
+def smallest_dtype(vocabulary_size: int) -> np.dtype:
+    """Return the smaller of uint16 and uint32 that holds every id; little-endian."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class RecordsFile:
+    """One records file: its path, its number of records and its size in bytes."""
+
+    path: Path
+    records: int
+    bytes: int
+
+    @classmethod
+    def from_manifest(cls, folder: Path, entry: dict[str, Any]) -> "RecordsFile":
+        """Return a file as a manifest describes it: {"name", "records", "bytes"}."""
+        return cls(folder / entry["name"], entry["records"], entry["bytes"])
+
+
+def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> dict[str, Any]:
+    """Write a records file and return its entry for a manifest.
+
+    `parts` are (values, lengths): the values of some records, one after another, and the length of each, int64.
+    """
+    table: list[np.ndarray] = []
+    first = number = 0
+    with open(path, "wb") as file:
+        for values, lengths in parts:
+            data = memoryview(np.ascontiguousarray(values, dtype=dtype)).cast("B")
+            file.write(data)
+            rows = np.zeros((len(lengths), 2), dtype="<u8")
+            ends = np.cumsum(lengths)
+            rows[:, 0] = first + ends - lengths
+            end = 0
+            for n, length in enumerate((lengths * dtype.itemsize).tolist()):
+                rows[n, 1] = xxh3_64_intdigest(data[end : (end := end + length)], number + n)
+            table.append(rows)
+            first, number = first + int(lengths.sum()), number + len(lengths)
+        file.write(b"\0" * (-file.tell() % 8))
+        table.append(np.array([[first, 0]], dtype="<u8"))
+        for rows in table:
+            file.write(memoryview(rows).cast("B"))
+        size = file.tell()
+    return {"name": path.name, "records": number, "bytes": size}
+
+
+class Records:
+    """Records of several files by number, verified whenever they are read.
+
+    Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and no memory that grows with the number of
+    records. Raises UserError for a changed record; `what` and `next` are shown in it. A reader serves one thread.
+    """
+
+    def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str, next: str):
+        self._files, self._dtype, self._what, self._next = files, np.dtype(dtype), what, next
+        self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
+        self._open: OrderedDict[int, int] = OrderedDict()
+        self._pair = np.empty(4, dtype="<u8")
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return self._first[-1]
+
+    def __del__(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+
+    def read(self, i: int) -> np.ndarray:
+        """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
+        number, row, descriptor = self._find(i)
+        file, width = self._files[number], self._dtype.itemsize
+        os.preadv(descriptor, [self._pair], file.bytes - (file.records + 1 - row) * _ROW)
+        start, checksum, end, _ = self._pair.tolist()
+        if not 0 <= start <= end <= file.bytes // width:
+            raise self._error(file, record=f"{row:,} of {file.records:,}", found="impossible positions")
+        values = np.empty(end - start, dtype=self._dtype)
+        os.preadv(descriptor, [values], start * width)
+        if (found := xxh3_64_intdigest(values, row)) != checksum:
+            raise self._error(
+                file,
+                record=f"{row:,} of {file.records:,}, byte {start * width:,} on",
+                expected=f"XXH3 {checksum:016x}",
+                found=f"XXH3 {found:016x}",
+            )
+        return values
+
+    def lengths(self) -> np.ndarray:
+        """Return the lengths of all records in values, int64 [records]."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for file in self._files:
+            position = file.bytes - (file.records + 1) * _ROW
+            table = np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
+            found.append(np.diff(table[:, 0].astype(np.int64)))
+        return np.concatenate(found)
+
+    def _find(self, i: int) -> tuple[int, int, int]:
+        if not 0 <= i < self._first[-1]:
+            raise IndexError(f"record {i} of {self._first[-1]}")
+        number = bisect_right(self._first, i) - 1
+        descriptor = self._open.get(number)
+        if descriptor is None:
+            if len(self._open) == OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+            descriptor = self._open[number] = os.open(self._files[number].path, os.O_RDONLY)
+        else:
+            self._open.move_to_end(number)
+        return number, i - self._first[number], descriptor
+
+    def _error(self, file: RecordsFile, **facts: str) -> UserError:
+        return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=self._next)
