@@ -102,10 +102,11 @@ def _attempt_row(run_id: str, attempt: Attempt, merged: dict[int, int]) -> Row:
 def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     """Read the logs below a run's folder. Attempts whose digest is known and another than `digest` (that of the run's
     record; of the newest attempt where there is none) are superseded: other code or other inputs made them."""
-    found, spans, events, quarantine, hashes = [], [], [], [], {}
-    for number, place in [*logs.attempts(folder), *logs.superseded(folder)]:
-        inside = place.parent == folder
-        attempt = Attempt(number, place.relative_to(folder).as_posix(), _digest(place), superseded=not inside)
+    found, spans, events, quarantine = [], [], [], []
+    hashes: dict[str, str] = {}
+    for number, path in [*logs.attempts(folder), *logs.superseded(folder)]:
+        inside = path.parent == folder
+        attempt = Attempt(number, path.relative_to(folder).as_posix(), _digest(path), superseded=not inside)
         found.append(attempt)
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:

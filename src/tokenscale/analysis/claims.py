@@ -196,7 +196,12 @@ class _ClaimTables:
     def rows(self, claim: str, sql: str) -> pd.DataFrame:
         """What a claim's SQL gives."""
         late = threading.Event()
-        timer = threading.Timer(LIMIT_S, lambda: (late.set(), self.connection.interrupt()))
+
+        def stop() -> None:
+            late.set()
+            self.connection.interrupt()
+
+        timer = threading.Timer(LIMIT_S, stop)
         timer.daemon = True
         timer.start()
         try:

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +64,8 @@ def complete_steps(steps: Steps) -> int:
 
 
 def check(
-    run: Row, raw: Steps, steps: Steps, events: list[Row], changed: list[str] = (), trouble: str | None = None,
-    copies: list[str] = (), doubts: list[str] = (),
+    run: Row, raw: Steps, steps: Steps, events: list[Row], changed: Sequence[str] = (), trouble: str | None = None,
+    copies: Sequence[str] = (), doubts: Sequence[str] = (),
 ) -> tuple[str, str]:  # fmt: skip
     """(validity, reasons parted by "; ").
 
@@ -73,7 +74,8 @@ def check(
     program states and should not. Invalid: a number from this run would be wrong. Suspect: it may be right, and
     somebody should look.
     """
-    invalid, suspect = [], []
+    invalid: list[str] = []
+    suspect: list[str] = []
     if trouble:
         invalid.append(trouble)
     elif run.get("steps_asked") is None:

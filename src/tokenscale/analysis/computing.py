@@ -19,7 +19,7 @@ def peak_columns(row: Row, number: str | None) -> Row:
     """FLOP/s that a device of the row can do at most in a number format, with its source; null on CPUs and of what no
     table knows."""
     peak = find_peak(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
-    flops = peak and getattr(peak, number)
+    flops = getattr(peak, number) if peak else None
     return {
         "number_format": number,
         "peak_flops": None if flops is None else flops * 1e12,

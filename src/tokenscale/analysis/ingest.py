@@ -1,7 +1,7 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -34,10 +34,10 @@ def ingest(
     experiment: Path,
     runs: Path,
     output: Path,
-    benchmarks: list[Path] = (),
+    benchmarks: Sequence[Path] = (),
     *,
-    stores: list[Path] = (),
-    corpora: list[Path] = (),
+    stores: Sequence[Path] = (),
+    corpora: Sequence[Path] = (),
     threads: int = 1,
 ) -> dict[str, int]:
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; return row counts.
@@ -88,7 +88,7 @@ def _write(
     output: Path, runs: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path
 ) -> dict[str, int]:
     """Write the tables of all runs and the others; return row counts."""
-    counts = Counter()
+    counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
     small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ def _write(
     return {name: counts[name] for name in tables.TABLES}
 
 
-def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Iterator[tuple[str, Tables]]:
+def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Generator[tuple[str, Tables], None, None]:
     """(item, work of it) in order; on so many threads, and never more than twice as many results in memory."""
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 
 def _insert(
-    connection: duckdb.DuckDBPyConnection, steps: list[dict[str, Any]], events: list[dict[str, Any]] = ()
+    connection: duckdb.DuckDBPyConnection, steps: list[dict[str, Any]], events: Sequence[dict[str, Any]] = ()
 ) -> int:
     """Fill the tables with the log lines of one run; return the number of steps."""
     latest: dict[int, int] = {}

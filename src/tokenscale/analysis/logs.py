@@ -89,7 +89,9 @@ def read(path: Path, kind: str) -> Lines:
     if not path.is_file():
         return Lines(SCHEMAS[kind].empty_table(), [])
     content = path.read_bytes()
-    tables, broken = [SCHEMAS[kind].empty_table()], []
+    tables = [SCHEMAS[kind].empty_table()]
+    broken: list[dict[str, Any]] = []
+    found: list[dict[str, Any]]
     begin = line = 0
     while begin < len(content):
         # one broken line makes only its own block slow to read

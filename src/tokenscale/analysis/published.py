@@ -25,10 +25,10 @@ from tokenscale.analysis.scaling_model import (
     predict,
 )
 from tokenscale.base.errors import unknown
-from tokenscale.costs.communication import Link
+from tokenscale.costs.communication import Latency, Link
 
 #: DDP's all-reduce has trees in NCCL; all-gather and reduce-scatter, which sharding takes, are rings
-LATENCY = {"ddp": "tree", "fsdp": "ring"}
+LATENCY: dict[str, Latency] = {"ddp": "tree", "fsdp": "ring"}
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def _typed(text: str, kind: object) -> object:
+def _typed(text: str, kind: object) -> Any:
     if kind in (int, float, str):
         return kind(text)
     return (int if kind == int | None else float)(text) if text else None

@@ -274,7 +274,7 @@ def predict(fitted: Fit, world_sizes: Sequence[int], coverage: float = COVERAGE)
     spread = np.full(DRAWS, fitted.noise)
     if fitted.freedom is not None:  # the noise is known no better than its own estimate
         spread = spread * np.sqrt(fitted.freedom / random.chisquare(fitted.freedom, DRAWS))
-    around = {size: [] for size in world_sizes}
+    around: dict[int, list[np.ndarray]] = {size: [] for size in world_sizes}
     for terms in (tuple(fitted.constants), *fitted.others):
         columns, targets = _relative(laws, terms, fitted.points, offset)
         drawn = nonnegative(columns, targets[:, None] + spread * random.standard_normal((len(targets), DRAWS)))

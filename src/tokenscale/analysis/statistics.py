@@ -9,7 +9,7 @@ sign-flip test (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s w
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -86,7 +86,7 @@ def _percent(share: float) -> str:
     return f"{math.floor(1000 * share) / 10:g} %"
 
 
-def sign_flip_p(differences: Sequence[float]) -> tuple[float, float]:
+def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
     """(two-sided p, smallest p that so many pairs can give) of the paired sign-flip permutation test on the mean.
 
     Exact over all 2^n flips up to `EXACT_PAIRS` pairs, else over 100 000 random ones with a fixed seed.

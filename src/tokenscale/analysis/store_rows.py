@@ -1,5 +1,6 @@
 """Rows of the table `stores`: what token stores hold, and what it took to write them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tokenscale.base.files import read_json, report_malformed, sha256_file
 Row = dict[str, Any]
 
 
-def rows(manifests: list[Path], corpora: list[Path] = ()) -> list[Row]:
+def rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]:
     """One row a store, by corpus, tokenizer and folder; `manifests` are
     `…/<corpus>/<tokenizer>/<store>/manifest.json`, each with its `build.json` beside it, where it has not been lost.
 

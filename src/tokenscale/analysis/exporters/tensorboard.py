@@ -1,5 +1,6 @@
 """TensorBoard: one folder a run, `<output>/<run id>/`. Needs neither TensorFlow nor torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenscale.analysis.exporters.facts import Facts
@@ -82,7 +83,7 @@ def _session_end(success: bool, at: float):
     return Summary(value=[value])
 
 
-def _table(values: dict[str, object]) -> str:
+def _table(values: Mapping[str, object]) -> str:
     """Markdown."""
     rows = [f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in values.items()]
     return "\n".join(["| name | value |", "|---|---|", *rows])

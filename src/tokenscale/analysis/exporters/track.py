@@ -89,7 +89,8 @@ class _Job:
         self._begin()
 
     def _begin(self) -> None:
-        self._measures, self._points, self._last = Measures(self._directory), 0, None
+        self._measures, self._points = Measures(self._directory), 0
+        self._last: int | None = None
 
     def __enter__(self) -> "_Job":
         return self
