@@ -73,8 +73,10 @@ def test_what_was_left_out_is_said_and_not_drawn(tables, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out": {"packed, cold": "all of it stays"}}))
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
     frame = query("benchmark", tmp_path / "tables")
-    assert "Left out: packed, cold (all of it stays)" in TokenizationBenchmark(frame).caption()
-    assert "packed, cold" not in set(TokenizationBenchmark(frame).data()["arm"])
+    benchmark = TokenizationBenchmark(frame)
+    for _ in range(2):  # a caption leaves its figure as it is
+        assert "Left out: packed, cold (all of it stays)" in benchmark.caption()
+    assert "packed, cold" not in set(benchmark.data()["arm"])
     assert frame["cache"].dropna().unique().tolist() == ["warm"]
 
 

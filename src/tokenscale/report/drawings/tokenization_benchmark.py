@@ -60,6 +60,7 @@ class TokenizationBenchmark(Figure):
 
     title = "Data path alone: from stored text or tokens to ready batches"
     queries = QUERIES
+    benchmark: pd.DataFrame
 
     def prepare(self) -> None:
         """Leave out rows without a measurement."""
@@ -112,38 +113,33 @@ class TokenizationBenchmark(Figure):
 
     def caption(self) -> str:
         """Return shape of the batches, rounds, the limit, and how far the arms lie apart."""
-        left_out, self.benchmark = self.benchmark[self.benchmark["left_out"].notna()], self.rows
-        if self.benchmark.empty:
+        left_out, benchmark = self.benchmark[self.benchmark["left_out"].notna()], self.rows
+        if benchmark.empty:
             return "The data path was not measured alone in this experiment: no benchmark file was given."
-        first = self.benchmark.iloc[0]
-        rounds = self.benchmark.groupby("arm")["round"].nunique()
+        first = benchmark.iloc[0]
+        rounds = benchmark.groupby("arm")["round"].nunique()
         n = int(rounds.max())
         text = (
-            f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(self.benchmark['batches'].min())} "
-            f"or more a round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(self.benchmark)}, no training; "
-            f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(self.benchmark)}. Each dot is a round, "
+            f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} "
+            f"or more a round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; "
+            f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, "
             "each bar the median. Batches alone are left and in the middle; opening, once a run, is on the right: "
             "there online arms load the tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store "
             "that fits the cache in memory; their batches are then copies of decoded rows. "
         )
-        text += _break_even(self.benchmark)
-        medians = (
-            self.benchmark[~self.benchmark["is_limit"].astype(bool)]
-            .groupby("arm")["us_per_useful_token"]
-            .median()
-            .dropna()
-        )
+        text += _break_even(benchmark)
+        medians = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["us_per_useful_token"].median().dropna()
         if len(medians) > 1 and medians.min() > 0:
             text += (
                 f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} "
                 f"slowest at {number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
             )
-        if self.benchmark["is_limit"].any():
+        if benchmark["is_limit"].any():
             text += "The dotted line is a copy of ready batches in memory. "
         if len(left_out):
             text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
         return text + captions.kinds(
-            [g for _, g in self.benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
+            [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
         ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
 
     def alt(self) -> str:
