@@ -1,5 +1,6 @@
 """How good the measurements of an experiment are: spread inside a run and between runs, and what stands behind them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -177,7 +178,7 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
     )
 
 
-def design(runs: pd.DataFrame, repeats: Any, not_run: list[dict[str, Any]] = ()) -> Table:
+def design(runs: pd.DataFrame, repeats: Any, not_run: Sequence[dict[str, Any]] = ()) -> Table:
     """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
 
     The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.

@@ -164,7 +164,7 @@ def _corrected(pairs: list[_Pair]) -> dict[tuple[str, str, str], tuple[float, fl
     for pair in pairs:
         if pair.found:
             families.setdefault((pair.place[0], pair.place[2]), []).append(pair)
-    corrected = {}
+    corrected: dict[tuple[str, str, str], tuple[float, float]] = {}
     for family in families.values():
         ps = statistics.holm([pair.found.p for pair in family])
         smallest = statistics.holm([pair.found.smallest_p for pair in family])

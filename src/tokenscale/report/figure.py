@@ -1,5 +1,6 @@
 """A figure of an experiment: its rows are chosen once, and drawn, described and tabulated from the same values."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import matplotlib.figure
@@ -13,7 +14,8 @@ class Figure:
     """Base class of figures. Each frame, the rows of a query, is an attribute with the query's name.
 
     A subclass sets `title`, `queries` (names of `analysis/sql`, the first with a row per run or point), and `factor`,
-    or its own `prepare`. It defines `data`, `draw`, `caption` and `alt`, and `table` where people read the numbers.
+    or its own `prepare`. It annotates the frames that it reads by name, and defines `data`, `draw`, `caption` and
+    `alt`, and `table` where people read the numbers.
     """
 
     title: ClassVar[str]
@@ -80,7 +82,7 @@ class MeasuresFigure(Figure):
     """Base class of figures with one panel per column. A subclass names the columns and writes its own sentences."""
 
     #: what is drawn: column → (label with the unit, factor to that unit)
-    measures: ClassVar[dict[str, tuple[str, float]]]
+    measures: Mapping[str, tuple[str, float]]
     #: columns of the data
     columns: ClassVar[tuple[str, ...]]
     #: column whose spread the caption names, and which is read aloud with this factor and unit

@@ -45,9 +45,9 @@ def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict
             if pairs := values.keys() & bases.keys():
                 rates, base_rates = _rates(values), _rates(bases)
                 compared = statistics.ratio_of_medians(rates, base_rates)
-                spread = statistics.spread_of_pairs([rates[k] / base_rates[k] for k in sorted(pairs)])
-                took = [device_s[values[k].run_id] + device_s[bases[k].run_id] for k in pairs]
-                family.append((of, baseline, compared, spread, float(np.median(took))))
+                noise = statistics.spread_of_pairs([rates[k] / base_rates[k] for k in sorted(pairs)])
+                seconds = [device_s[values[k].run_id] + device_s[bases[k].run_id] for k in pairs]
+                family.append((of, baseline, compared, noise, float(np.median(seconds))))
     corrected = statistics.holm([c.p for _, _, c, *_ in family])
     reachable = statistics.holm([c.smallest_p for _, _, c, *_ in family])
     sizes = {of.world_size for of, *_ in family}

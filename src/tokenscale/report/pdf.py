@@ -82,10 +82,10 @@ def write(
     for number, page in enumerate(pages):
         if page.drawing:
             _place(writer, writer.pages[number], page)
-    chapter = None
+    parent: Any = None
     for title, number, begins_chapter in outline:
-        item = writer.add_outline_item(title=title, page_number=number, parent=None if begins_chapter else chapter)
-        chapter = item if begins_chapter else chapter
+        item = writer.add_outline_item(title=title, page_number=number, parent=None if begins_chapter else parent)
+        parent = item if begins_chapter else parent
     title = VIEWS[view].title if view else "tokenscale report"
     metadata = of_report(experiments, tables, claims, view)
     writer.metadata = {"/Title": title, "/Subject": figure_metadata.text(metadata)}
@@ -127,7 +127,8 @@ def _place(writer: PdfWriter, shows: PageObject, page: Page) -> None:
     numbers = " ".join(f"{number:.4f}" for number in matrix)
     content = DecodedStreamObject()
     content.set_data(shows.get_contents().get_data() + f"\nq {numbers} cm /Figure Do Q".encode())
-    resources = DictionaryObject(shows["/Resources"])  # matplotlib's pages share one dictionary
+    shared: Any = shows["/Resources"]  # matplotlib's pages share one dictionary
+    resources = DictionaryObject(shared)
     forms = DictionaryObject(resources.get("/XObject", {}))
     forms[NameObject("/Figure")] = _add(writer, form)
     resources[NameObject("/XObject")] = forms
@@ -208,7 +209,7 @@ def _sections(part: dict[str, Any], titles: dict[str, str]) -> list[tuple[str, T
 
 def cover(part: dict) -> Figure:
     """Question, counts, answers, machine, commit, digest."""
-    made = Figure(figsize=(WIDTH, HEIGHT), layout="none")
+    made = pdf_pages.empty_page()
     y = 1 - 1.1 / HEIGHT
     y = _lines(made, y, f"tokenscale: {part['name']}", size=11)
     y = _lines(made, y, part["question"], size=17, weight="bold") - 0.02
@@ -244,7 +245,7 @@ def _sentence(text: str) -> str:
 
 def page(title: str, caption: str, place: str, bottom: float) -> Figure:
     """The words of a figure's page: its title above, its caption below where the drawing ends (a share of the page)."""
-    made = Figure(figsize=(WIDTH, HEIGHT), layout="none")
+    made = pdf_pages.empty_page()
     _lines(made, 1 - 0.7 / HEIGHT, place, size=9)
     _lines(made, 1 - 0.95 / HEIGHT, title, size=14, weight="bold")
     _lines(made, bottom - 0.2 / HEIGHT, caption, size=10)

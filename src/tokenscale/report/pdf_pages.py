@@ -21,6 +21,11 @@ LINE = 1.35
 LACKING = "\ufffd"
 
 
+def empty_page() -> Figure:
+    """A page without a layout engine: its texts stay where they are put."""
+    return Figure(figsize=(WIDTH, HEIGHT), layout="none")  # type: ignore[arg-type]  # its annotation lacks "none"
+
+
 class PageWriter:
     """Pages that are filled from the top; `figures` holds them."""
 
@@ -80,7 +85,7 @@ class PageWriter:
         """Begin a new page where the rest of this one is not as high; True where one was begun."""
         if self.figures and self.y - points >= 72 * MARGIN:
             return False
-        self.figures.append(Figure(figsize=(WIDTH, HEIGHT), layout="none"))
+        self.figures.append(empty_page())
         self.y = 72 * (HEIGHT - 0.7)
         self._write(0, self.place, 9, "normal")
         self.y -= 12

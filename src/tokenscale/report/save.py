@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -108,7 +109,7 @@ def draw(
     drawn = {}
     with style():
         for kind in kinds or DRAWN:
-            options = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
+            options: dict[str, Any] = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
             fields = _METADATA[kind] | {_METADATA_KEY[kind]: described}
             with io.BytesIO() as buffer:
                 figure.savefig(buffer, format=kind, metadata=fields, **options)
@@ -138,7 +139,7 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
 def describe(loaded: LoadedFigure) -> dict:
     """Return title, caption, alternative text, names of queries and, where the figure has one, its table."""
     figure = loaded.figure
-    described = {"title": figure.title, "caption": figure.caption(), "alt": figure.alt()}
+    described: dict[str, Any] = {"title": figure.title, "caption": figure.caption(), "alt": figure.alt()}
     if (table := figure.table()) is not None:
         described["table"] = asdict(table)
     return described | {"queries": list(figure.queries)}

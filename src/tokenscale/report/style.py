@@ -120,7 +120,7 @@ SCHEDULES = {
 _MARKERS, _DASHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
-RC = {
+RC: dict = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "figure.facecolor": "none",

@@ -15,6 +15,7 @@ class BatchSizeComparison(Figure):
 
     title = "Training throughput by micro-batch"
     queries = QUERIES
+    throughput: pd.DataFrame
 
     def prepare(self) -> None:
         """Choose runs at the smallest world size that are comparable along micro-batches and along approaches.

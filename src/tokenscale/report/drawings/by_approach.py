@@ -43,6 +43,7 @@ class TokensPerSecondComparison(ByApproach):
 
     title = "Training throughput by approach"
     queries = ("throughput", "inventory")
+    throughput: pd.DataFrame
     measures = {
         "useful_tokens_per_s": ("useful tokens / s", 1.0),
         "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
@@ -192,6 +193,7 @@ class EfficiencyComparison(ByApproach):
     title = "Strong-scaling efficiency by approach"
     queries = ("scaling", "inventory")
     factor = "world_size"
+    scaling: pd.DataFrame
     measures = {"efficiency": ("efficiency T(N) / (N / N0 × T(N0)) (%)", 100.0)}
     columns = (
         *("series", "world_size", "repeat", "run_id", "global_batch", "base_world_size"),

@@ -100,11 +100,7 @@ class ScalingMfu(ByWorldSize):
         """Choose the rows, and shares or rates."""
         super().prepare()
         self.known = bool(self.rows["mfu_palm"].notna().any())
-
-    @property
-    def measures(self) -> panels.Columns:
-        """The columns that are drawn."""
-        return self.shares if self.known else self.rates
+        self.measures = self.shares if self.known else self.rates
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw both panels; say why there is no utilisation."""

@@ -83,6 +83,7 @@ class InferenceTokensPerSecond(Figure):
 
     title = "Writing with a cache of keys and values and without: tokens per second"
     queries = ("inference",)
+    inference: pd.DataFrame
 
     def prepare(self) -> None:
         """Leave out rows without a measurement."""
@@ -206,6 +207,7 @@ class InferenceStepTime(Figure):
 
     title = "Time of a new token against its position"
     queries = ("inference_steps",)
+    inference_steps: pd.DataFrame
 
     def data(self) -> pd.DataFrame:
         """Return one row per model, batch, cache or none, round and stretch of positions."""
@@ -241,7 +243,7 @@ class InferenceStepTime(Figure):
             for number_of, batch in enumerate(batches):
                 for cached in (True, False):
                     labels.append(f"{batch} prompt{'s' * (batch > 1)}, {'cache' if cached else 'no cache'}")
-                    look = {"color": PALETTE[number_of % len(PALETTE)], "linestyle": "-" if cached else "--"}
+                    look: dict = {"color": PALETTE[number_of % len(PALETTE)], "linestyle": "-" if cached else "--"}
                     every[0].plot([], [], **look, label=labels[-1])
             made.legend(
                 *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=legend_columns(labels, 4)

@@ -21,6 +21,8 @@ class LossOverTime(Figure):
 
     title = "Loss by useful tokens trained on"
     queries = QUERIES
+    loss_curves: pd.DataFrame
+    validation: pd.DataFrame
 
     def prepare(self) -> None:
         """Choose the points of runs that count, of those that stopped, and of validation."""

@@ -60,13 +60,13 @@ class MemoryByMethod(Figure):
                     for part, colour in PARTS.items():
                         width = fullest[f"{prefix}{part}_bytes"]
                         width = 0.0 if pd.isna(width) else unit * width
-                        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+                        look: dict = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
                         axes.barh(place, width, left=begin, height=0.34, **look)
                         begin += width
                     if pd.isna(fullest[f"{prefix}bytes"]):
                         text = "in part not predicted" if prefix else "in part not measured"
                         axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-                dots = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+                dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
                 axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), "o", **dots)
             panels.name_rows(axes, [text for text, _ in shown])
             axes.set_xlim(left=0)

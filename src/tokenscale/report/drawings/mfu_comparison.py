@@ -29,6 +29,7 @@ class MfuComparison(Figure):
     title = "Model FLOPs utilisation by approach"
     queries = QUERIES
     factor = "approach"
+    computing: pd.DataFrame
 
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like: shares of 1, empty where no peak is known."""
@@ -52,14 +53,14 @@ class MfuComparison(Figure):
                     panels.write_note(axes, y, "no peak known" if len(here) else "no data")
                 for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
                     values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
-                    options = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
+                    options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
                     axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
                     axes.plot([values.median()] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
             panels.name_rows(axes, panels.names(listed))
             axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
             panels.steps_of(axes.xaxis)
-            for label, colour, marker in CONVENTIONS.values():
-                axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=label)
+            for text, colour, marker in CONVENTIONS.values():
+                axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=text)
             panels.legend(made, axes, 2)
             return made
 

@@ -20,6 +20,7 @@ class PaddingShare(Figure):
     title = "Processed positions that train nothing"
     queries = QUERIES
     factor = "approach"
+    padding: pd.DataFrame
 
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like."""

@@ -102,7 +102,7 @@ class PipelineBubble(Figure):
             for name, chunks in series:
                 colour, marker, dash = SCHEDULES[name]
                 labels.append(name + (f", {chunks} stages a rank" if chunks > 1 else ""))
-                options = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
+                options: dict = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
                 panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)
             made.legend(loc="outside upper left", ncols=legend_columns(labels, 5), handlelength=3)
             if _oversubscribed(self.rows):

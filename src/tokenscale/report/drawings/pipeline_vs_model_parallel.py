@@ -31,7 +31,7 @@ def _lines(axes: Axes, pipeline: pd.DataFrame, column: str) -> None:
     found = _named(pipeline.dropna(subset=[column]))
     for (name, rows), shift in zip(found.items(), panels.shifts(len(found)), strict=True):
         colour, marker, dash = SCHEDULES[rows["schedule"].iloc[0]]
-        look = {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": "none", "markeredgewidth": 1.4}
+        look: dict = dict(color=colour, marker=marker, markersize=5, markerfacecolor="none", markeredgewidth=1.4)
         axes.plot(rows["micro_batches"] * shift, rows[column], **look, linestyle="none")
         middle = rows.groupby("micro_batches")[column].median()
         axes.plot(middle.index * shift, middle, color=colour, linestyle=dash, linewidth=1.2)

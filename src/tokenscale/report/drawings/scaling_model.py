@@ -82,6 +82,7 @@ class ScalingModel(Figure):
     title = "A model of scaling, and what was measured"
     queries = QUERIES
     factor = "world_size"
+    stalls: pd.DataFrame
 
     def prepare(self) -> None:
         """Fit a model to each series with several world sizes."""

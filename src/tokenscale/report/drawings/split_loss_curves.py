@@ -33,6 +33,7 @@ class SplitLossCurves(Figure):
 
     title = "Training loss by step, by useful tokens and by time"
     queries = QUERIES
+    loss_curves: pd.DataFrame
 
     def prepare(self) -> None:
         """Compare along world sizes where series have several (others are left out), else along approaches."""

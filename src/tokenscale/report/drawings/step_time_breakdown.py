@@ -69,7 +69,7 @@ class StepTimeBreakdown(Figure):
                     )
                     begin += width
                 offsets = [y + o for o in jitter(len(here), 0.4)]
-                dots = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+                dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
                 axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
             shown = [part for part in PARTS if (self.rows[part] > 0).any()]
             for part in shown:

@@ -21,6 +21,7 @@ class StorageAgainstEntropy(Figure):
 
     title = "Tokens at rest: bytes a token, beside the entropy of the ids"
     queries = QUERIES
+    storage: pd.DataFrame
 
     def data(self) -> pd.DataFrame:
         """Return one row per store."""
@@ -37,7 +38,7 @@ class StorageAgainstEntropy(Figure):
                 return made
             axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
             for column, (label, colour, marker) in _BOUNDS.items():
-                look = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
+                look: dict = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
                 axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
             several = rows["tokenizer"].nunique() > 1 or rows["corpus"].nunique() > 1
             named = [f"{r.corpus}, {r.tokenizer}, {r.store}" if several else r.store for r in rows.itertuples()]

@@ -99,6 +99,7 @@ class StorageBenchmark(Figure):
 
     title = "Tokens at rest: bytes a token against the speeds of reading and writing"
     queries = QUERIES
+    storage_benchmark: pd.DataFrame
 
     def prepare(self) -> None:
         """Compute medians over rounds."""
@@ -139,7 +140,7 @@ class StorageBenchmark(Figure):
                 axes.set_yscale("log")
                 for row in shown.itertuples():
                     colour = _COLOURS.get(row.codec, TEXT)
-                    look = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
+                    look: dict = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
                     look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
                     axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
                 axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)

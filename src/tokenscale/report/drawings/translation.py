@@ -22,6 +22,8 @@ class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = QUERIES
     factor = "approach"
+    translation: pd.DataFrame
+    epochs: pd.DataFrame
 
     def prepare(self) -> None:
         """Add the time of an epoch to each run."""
