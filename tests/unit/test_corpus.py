@@ -12,7 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import docstrings
 from tokenscale.data.corpus import read as read_module
 from tokenscale.data.corpus.build import build, build_from
-from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
 
 TEXTS = [f"document number {i}, {'word ' * (i % 13)}" for i in range(300)]
@@ -143,7 +143,7 @@ def test_a_changed_shard_is_named_with_both_values(tmp_path, change):
     data[len(data) // 3] ^= 1
     shard.write_bytes(data if change == "flip" else data[:-1])
     with pytest.raises(UserError) as error:
-        RawText(corpus)
+        list(RawText(corpus).columns())
     assert {"file", "expected", "found", "next"} <= set(error.value.facts)
     assert "has changed" in error.value.what
 
@@ -156,11 +156,64 @@ def test_a_manifest_from_the_future_is_refused(tmp_path):
         RawText(corpus)
 
 
-def test_memory_for_random_access_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.data.corpus.raw_text.CACHE_BYTES", 2000)
+def test_a_large_corpus_is_read_by_number_only_with_its_records_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.data.corpus.raw_text.MEMORY_BYTES", 2000)
+    corpus = make_corpus(tmp_path, [*TEXTS, *HOSTILE], row_group_rows=10)
+    expected = [text for batch in RawText(corpus).batches() for text in batch]
+    with pytest.raises(UserError, match="too large to read documents in random order") as error:
+        RawText(corpus).text(0)
+    assert error.value.facts["next"] == f"snakemake {corpus}/records/manifest.json"
+    write_text_records(corpus)
+    text, count = RawText(corpus), len(expected)
+    assert [text.text(i * 37 % count) for i in range(600)] == [expected[i * 37 % count] for i in range(600)]
+    # the Parquet shards are not read: they need not even be whole
+    shard = corpus / "train-00000.parquet"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert RawText(corpus).text(3) == expected[3]
+
+
+def test_records_of_an_earlier_build_of_the_corpus_are_not_read(tmp_path):
+    corpus = make_corpus(tmp_path / "a", TEXTS)
+    write_text_records(corpus)
+    other = make_corpus(tmp_path / "b", [text.upper() for text in TEXTS])
+    shutil.copytree(corpus / "records", other / "records")
+    assert RawText(other).open_records() is None
+    assert RawText(other).text(5) == next(RawText(other).batches(10))[5]
+
+
+@pytest.mark.parametrize("change", ["flip", "truncate", "remove"])
+def test_changed_records_of_a_corpus_are_named(tmp_path, change):
+    corpus = make_corpus(tmp_path, TEXTS)
+    write_text_records(corpus)
+    file = corpus / "records/train-00000.bin"
+    data = bytearray(file.read_bytes())
+    data[5] ^= 1
+    file.write_bytes(data if change == "flip" else data[:-1])
+    if change == "remove":
+        file.unlink()
+    with pytest.raises(UserError, match="missing" if change == "remove" else "has changed") as error:
+        RawText(corpus).text(0)
+    assert error.value.facts["file"] == str(file) and f"snakemake -f {corpus}/records" in error.value.facts["next"]
+
+
+def test_any_range_of_documents_is_read_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.data.corpus.build.SHARD_DOCUMENTS", 23)
     text = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10))
-    assert [text.text(i * 37 % 300) for i in range(600)] == [TEXTS[i * 37 % 300] for i in range(600)]
-    assert text._cached_bytes <= 2000 and len(text._cache) < 10
+    expected = [document for batch in text.batches() for document in batch]
+    assert len(text.split["files"]) > 5
+    for first, last in [
+        (0, 0),
+        (0, 1),
+        (22, 24),
+        (9, 47),
+        (46, 46),
+        (5, len(expected)),
+        (len(expected), len(expected)),
+    ]:
+        for size in (1, 7, 512):
+            columns = [column.to_pylist() for column in text.columns(size, first, last)]
+            assert [document for column in columns for document in column] == expected[first:last], (first, last, size)
+            assert all(len(column) <= size for column in columns)
 
 
 def test_docstrings_are_read_by_syntax_not_by_import(tmp_path):

@@ -24,7 +24,7 @@ RUNS = {"train": 4} | BOTH
 BENCHMARK = {"benchmark_data": 1}
 STORES = {"pretokenize": 6} | BENCHMARK | RUNS
 TOKENIZER = {"build_tokenizer": 1} | STORES
-CORPUS = {"build_corpus": 1} | TOKENIZER
+CORPUS = {"build_corpus": 1, "corpus_records": 1} | TOKENIZER
 #: accepts an edit of a training's code that cannot change its result
 ACCEPTED = ("all", "--consider-ancient", "train=code")
 APPROACHES = EXPERIMENTS["ways"]["factors"]["approach"]

@@ -2,6 +2,7 @@ rule benchmark_data:
     """Measure tokenizing and reading: every approach in interleaved rounds, beside a memory copy of the batch."""
     input:
         corpus=lambda w: corpus_manifest(data_benchmark(w).corpus),
+        records=lambda w: corpus_records(data_benchmark(w).corpus),
         tokenizer=lambda w: tokenizer_manifest(data_benchmark(w).tokenizer),
         stores=lambda w: [
             store_manifest(

@@ -23,6 +23,7 @@ from tokenscale.settings.layout import geometry
 from tokenscale.settings.claims_file import load_claims as read_ledger
 from tokenscale.settings.manifests import (
     corpus_manifest,
+    corpus_records,
     done_file,
     list_manifests,
     store_manifest,
@@ -339,12 +340,13 @@ def run_of(w):
 
 
 def run_inputs(w):
-    """Manifests that a run reads: raw text or a token store, the tokenizer, and the validation store."""
+    """Manifests that a run reads: raw text and its records or a token store, the tokenizer, and the validation store."""
     run = run_of(w)
     named = list_manifests(run)
     roles = ("corpus", "tokenizer", "store", "validation_store")
     return {role: named.get(role, []) for role in roles} | {
-        "resume_from": resumed_from(run)
+        "records": corpus_records(run.corpus.name) if run.store is None else [],
+        "resume_from": resumed_from(run),
     }
 
 

@@ -46,3 +46,24 @@ rule build_corpus:
     shell:
         "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q} --output {output:q}"
         " > {log:q} 2>&1"
+
+
+rule corpus_records:
+    """Write a corpus's training documents to records files, for approaches that tokenize while training."""
+    input:
+        corpus="results/corpus/{corpus}/manifest.json",
+        code=lambda w: code("tokenscale.data.corpus.raw_text"),
+    output:
+        "results/corpus/{corpus}/records/manifest.json",
+    log:
+        "results/logs/corpus/{corpus}-records.log",
+    benchmark:
+        "results/logs/corpus/{corpus}-records.tsv"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=240,
+    message:
+        "records of the corpus {wildcards.corpus}"
+    shell:
+        "python -m tokenscale corpus --records --output {output:q} > {log:q} 2>&1"

@@ -89,7 +89,7 @@ class RunPrices:
             store = StoreSettings.parse(directory)
             manifest = self._read_manifest("tokens", corpus, tokenizer, directory)
             if manifest is not None:
-                existing.append(manifest["files"])
+                existing.append(manifest["files"] + manifest.get("records", {}).get("files", []))
             elif (similar := self._find_similar_store(corpus, tokenizer, store)) is not None:
                 predicted.append(
                     store_bytes(store, similar["documents"], _count_tokens(similar), similar["vocabulary_size"])

@@ -18,7 +18,7 @@ from tokenscale.base.progress import Progress
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
-from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.write import write_store
@@ -123,6 +123,9 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
     manifests = {}
     if run.store is not None:
         manifests["store"] = ensure_store(run.store, corpus, tokenizer, log)
+    if run.store is None and RawText(corpus.parent).needs_records:
+        log("records: writing the documents again, to read them in random order")
+        write_text_records(corpus.parent)
     if run.reads_text:
         manifests["corpus"] = corpus
     if run.reads_tokenizer:

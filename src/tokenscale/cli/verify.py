@@ -13,9 +13,10 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
-from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.corpus.raw_text import RawText, check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
-from tokenscale.data.stores.manifest import open_store, read_store_manifest
+from tokenscale.data.records import Records
+from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
@@ -105,7 +106,8 @@ def format_summary(results: Path, found: list[Finding], counts: Counter[str]) ->
 
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
     files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
-    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}")
+    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside={"records"})
+    yield from _verify_records(RawText(folder, verify=False).open_records())
 
 
 def _verify_download(folder: Path) -> Iterator[Finding]:
@@ -130,7 +132,14 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
     ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
-    yield from _verify_files(folder, manifest["files"], "token store", f"snakemake -f {folder / 'manifest.json'}")
+    records = {file["name"] for file in manifest.get("records", {}).get("files", [])}
+    next = f"snakemake -f {folder / 'manifest.json'}"
+    yield from _verify_files(folder, manifest["files"], "token store", next, beside=records)
+    yield from _verify_records(open_records(folder, manifest))
+
+
+def _verify_records(records: Records | None) -> Iterator[Finding]:
+    yield from map(_finding_from_error, records.verify() if records is not None else ())
 
 
 def _verify_files(

@@ -12,8 +12,9 @@ the number of values and 0.
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ class Records:
                 found=f"XXH3 {found:016x}",
             )
         return values
+
+    def verify(self) -> Iterator[UserError]:
+        """Read all records; yield the error of the first changed record of each file."""
+        for first, last in pairwise(self._first):
+            try:
+                for i in range(first, last):
+                    self.read(i)
+            except UserError as error:
+                yield error
 
     def lengths(self) -> np.ndarray:
         """Return the lengths of all records in values, int64 [records]."""

@@ -8,6 +8,11 @@ def corpus_manifest(name: str) -> str:
     return f"results/corpus/{name}/manifest.json"
 
 
+def corpus_records(name: str) -> str:
+    """Return the path of the manifest of a corpus's records files, which approaches that tokenize read."""
+    return f"results/corpus/{name}/records/manifest.json"
+
+
 def tokenizer_manifest(name: str) -> str:
     """Return the path of a tokenizer's manifest."""
     return f"results/tokenizers/{name}/manifest.json"

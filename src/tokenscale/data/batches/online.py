@@ -26,7 +26,7 @@ class OnlineDocuments:
                     next=f"pass the folder of the {name}, or use a pretokenized approach",
                 )
         self.text = RawText(corpus_directory, "train")
-        self.text.decode_all()
+        self._read_text = self.text.open_documents()
         self.tokenizer = load_tokenizer(tokenizer_directory, run.engine)
         self.eos = run.eos
         check_eos(self.tokenizer, self.eos, self.text.pairs)
@@ -44,6 +44,11 @@ class OnlineDocuments:
         """Return the number of documents."""
         return len(self.text)
 
+    @property
+    def total_tokens(self) -> int:
+        """Return the tokens of all documents. Tokenizes them."""
+        return int(self.lengths_of(np.arange(len(self))).sum())
+
     def document(self, i: int) -> np.ndarray:
         """Return the ids of document i with BOS (and EOS), int32."""
         return self.documents(np.array([i]))[0]
@@ -51,7 +56,7 @@ class OnlineDocuments:
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return the ids of several documents, tokenized in one call."""
         return encode_documents(
-            self.tokenizer, [self.text.text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
+            self.tokenizer, [self._read_text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:

@@ -23,6 +23,11 @@ BLOCK_DOCUMENTS = 256
 class Documents(Protocol):
     """Random access to documents as ids, each with BOS, so at least one token long."""
 
+    @property
+    def total_tokens(self) -> int:
+        """Return the tokens of all documents."""
+        ...
+
     def __len__(self) -> int: ...
 
     def document(self, i: int) -> np.ndarray:
@@ -51,7 +56,7 @@ class StreamBatches:
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
-        return int(self._documents.lengths_of(np.arange(len(self._documents))).sum()) / self._sequence_length
+        return self._documents.total_tokens / self._sequence_length
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch."""

@@ -1,23 +1,36 @@
-"""Raw text at rest: the documents of one split, by number, with bounded memory."""
+"""Documents of one split of a corpus: in order from Parquet, by number from records files."""
 
+import itertools
+import shutil
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed, sha256_file
+from tokenscale.base.files import (
+    check_file_name,
+    check_types,
+    read_manifest_file,
+    report_malformed,
+    sha256_file,
+    write_json,
+    xxh3_64_intdigest,
+)
+from tokenscale.data.records import Records, RecordsFile, write_records
 
 #: the newest manifest this code reads
 VERSION = 1
 #: between the two parts of a document that is a pair, a source and its translation (U+241E)
 PAIR = "␞"
-#: decoded text kept for random access
-CACHE_BYTES = 256 << 20
+#: text of a split without records files that is decoded into memory for random access
+MEMORY_BYTES = 256 << 20
+#: documents per batch while records files are written
+RECORDS_BATCH = 4096
 
 
 def rebuild_command(directory: Path) -> str:
@@ -65,89 +78,151 @@ def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, cont
         )
 
 
+def records_manifest(directory: Path) -> Path:
+    """Return the path of the manifest of a corpus's records files."""
+    return Path(directory) / "records" / "manifest.json"
+
+
+def write_text_records(directory: Path) -> dict[str, Any]:
+    """Write the training documents of a corpus to records files, for approaches that tokenize while training.
+
+    One file per shard, uncompressed UTF-8. Returns and writes the manifest. Raises UserError for a changed corpus.
+    """
+    text, path = RawText(directory, "train"), records_manifest(directory)
+    shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir(parents=True)
+    files, first = [], 0
+    for file in text.split["files"]:
+        columns = text.columns(RECORDS_BATCH, first, first := first + file["rows"])
+        target = path.parent / Path(file["name"]).with_suffix(".bin")
+        files.append(write_records(target, map(_text_bytes, columns), np.dtype("u1")))
+    manifest = {
+        "schema_version": VERSION,
+        "split": "train",
+        "text_sha256": text.split["text_sha256"],
+        "files": files,
+    }
+    write_json(path, manifest)
+    return manifest
+
+
+def _text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return (UTF-8 of all texts uint8, the length of each int64) of a string array without nulls."""
+    _, offsets, data = column.buffers()
+    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    ends = np.frombuffer(offsets, dtype=width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    return values[ends[0] : ends[-1]], np.diff(ends)
+
+
+def _decoder(records: Records) -> Callable[[int], str]:
+    return lambda i: records.read(i).tobytes().decode("utf-8")
+
+
 class RawText:
     """One split of a corpus. Document i is the i-th of the split, over all shards in order.
 
-    On opening, each shard is held against the manifest: its size always, its content unless `verify` is False.
-    Random access decodes a row group (1,000 documents by default) and keeps the last ones, 256 MiB of text at most.
+    Opening checks the sizes of the shards. A shard's content is checked when it is first read, unless `verify` is
+    False. Reading in order keeps one batch in memory.
     """
 
     def __init__(self, directory: Path, split: str = "train", *, verify: bool = True):
-        self.directory = Path(directory)
+        self.directory, self._name, self._verify = Path(directory), split, verify
         self.manifest = read_corpus_manifest(directory)
         self.pairs: bool = self.manifest.get("pairs", False)
         self.split = self.manifest["splits"][split]
-        self._paths = [self.directory / file["name"] for file in self.split["files"]]
-        self._files: list[pq.ParquetFile] = []
-        self._first_rows: list[int] = []
-        self._groups: list[tuple[int, int]] = []
-        rows = 0
-        for file, path in zip(self.split["files"], self._paths, strict=True):
-            check_file(
-                path, file["bytes"], file["sha256"], what="corpus", next=rebuild_command(directory), content=verify
-            )
-            parquet = pq.ParquetFile(path, pre_buffer=False)  # else it keeps the bytes of all it has read
-            for group in range(parquet.num_row_groups):
-                self._first_rows.append(rows)
-                self._groups.append((len(self._files), group))
-                rows += parquet.metadata.row_group(group).num_rows
-            self._files.append(parquet)
-        self._rows = rows
-        self._cache: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
-        self._cached_bytes = 0
+        self._first = [0, *itertools.accumulate(file["rows"] for file in self.split["files"])]
+        for file in self.split["files"]:
+            self._check(file, content=False)
+        self._verified: set[str] = set()
+        self._documents: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
-        """Documents in the split."""
-        return self._rows
-
-    def decode_all(self) -> None:
-        """Where the whole split fits the cache, decode it now: the first documents then cost what all others cost."""
-        if self.split["utf8_bytes"] <= CACHE_BYTES:
-            for number in range(len(self._groups)):
-                self._group(number)
+        """Return the number of documents in the split."""
+        return self._first[-1]
 
     def text(self, i: int) -> str:
-        """Document i, 0 <= i < len(self); IndexError otherwise."""
-        if not 0 <= i < self._rows:
-            raise IndexError(f"document {i} of {self._rows}")
-        number = bisect_right(self._first_rows, i) - 1
-        return self._group(number)[i - self._first_rows[number]].as_py()
+        """Return document i, 0 <= i < len(self). Raises IndexError otherwise, UserError as `open_documents` does."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"document {i} of {len(self)}")
+        return self.open_documents()(i)
+
+    def open_documents(self) -> Callable[[int], str]:
+        """Return a function that reads one document by its number, at the same cost in a corpus of any size.
+
+        It reads from the records files. Without them, a split of at most `MEMORY_BYTES` is decoded into memory; for a
+        larger one, and for changed records files, UserError is raised.
+        """
+        if self._documents is None:
+            records = self.open_records()
+            self._documents = _decoder(records) if records is not None else self._decode_all()
+        return self._documents
+
+    @property
+    def needs_records(self) -> bool:
+        """Whether the split is too large for memory and has no records files, so that it is only read in order."""
+        return self.split["utf8_bytes"] > MEMORY_BYTES and self.open_records() is None
 
     def batches(self, documents: int = 512) -> Iterator[list[str]]:
-        """All documents in order, in lists of at most `documents`; memory holds about one row group."""
+        """Yield all documents in order, in lists of at most `documents`."""
         for column in self.columns(documents):
             yield column.to_pylist()
 
     def columns(self, documents: int = 512, first: int = 0, last: int | None = None) -> Iterator[pa.Array]:
-        """Documents `first` to `last` (not included) in order, as Arrow string arrays of at most `documents` each."""
-        last = self._rows if last is None else last
-        ends = [*self._first_rows[1:], self._rows]
-        for number, parquet in enumerate(self._files):
-            groups = [
-                (group, start)
-                for (file, group), start, end in zip(self._groups, self._first_rows, ends, strict=True)
-                if file == number and start < last and end > first
-            ]
-            if not groups:
-                continue
-            at = groups[0][1]
-            wanted = [group for group, _ in groups]
-            for batch in parquet.iter_batches(
-                batch_size=documents, row_groups=wanted, columns=["text"], use_threads=False
-            ):
+        """Yield documents [first, last) in order, as Arrow string arrays of at most `documents` each."""
+        last = len(self) if last is None else last
+        for number in range(bisect_right(self._first, first) - 1, len(self.split["files"])):
+            at = self._first[number]
+            if at >= last:
+                return
+            parquet = self._open_shard(number)
+            groups = list(range(parquet.num_row_groups))
+            while groups and at + (rows := parquet.metadata.row_group(groups[0]).num_rows) <= first:
+                at += rows
+                del groups[0]
+            for batch in parquet.iter_batches(documents, row_groups=groups, columns=["text"], use_threads=False):
                 column, start = batch.column(0), at
                 at += len(column)
-                if at > first and start < last:
+                if start >= last:
+                    break
+                if at > first:
                     yield column.slice(max(0, first - start), min(at, last) - max(start, first))
 
-    def _group(self, number: int) -> pa.ChunkedArray:
-        if number in self._cache:
-            self._cache.move_to_end(number)
-            return self._cache[number]
-        file, group = self._groups[number]
-        column = self._files[file].read_row_group(group, columns=["text"], use_threads=False).column(0)
-        self._cache[number] = column
-        self._cached_bytes += column.nbytes
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
-        return column
+    def _open_shard(self, number: int) -> pq.ParquetFile:
+        file = self.split["files"][number]
+        if self._verify and file["name"] not in self._verified:
+            self._check(file, content=True)
+            self._verified.add(file["name"])
+        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # else it keeps the bytes of all it read
+
+    def _check(self, file: dict[str, Any], *, content: bool) -> None:
+        path, next = self.directory / file["name"], rebuild_command(self.directory)
+        check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
+
+    def open_records(self) -> Records | None:
+        """Open the records files, or return None where there are none of this split and build."""
+        path = records_manifest(self.directory)
+        if self._name != "train" or not path.exists() or xxh3_64_intdigest is None:
+            return None
+        next = f"snakemake -f {path}"
+        manifest = read_manifest_file(path, "corpus records", VERSION, next)
+        with report_malformed(path, "manifest of the corpus records", next):
+            if manifest["text_sha256"] != self.split["text_sha256"]:
+                return None  # of an earlier build of this corpus
+            for entry in manifest["files"]:
+                check_types(entry, {"name": str, "records": int, "bytes": int})
+                check_file_name(entry["name"])
+                check_file(path.parent / entry["name"], entry["bytes"], "", what="corpus", next=next, content=False)
+            files = [RecordsFile.from_manifest(path.parent, entry) for entry in manifest["files"]]
+        return Records(files, np.dtype("u1"), what="corpus", next=next)
+
+    def _decode_all(self) -> Callable[[int], str]:
+        if self.needs_records:
+            raise UserError(
+                "the corpus is too large to read documents in random order without its records files.",
+                corpus=self.directory,
+                found=f"{self.split['utf8_bytes']:,} bytes of text; {MEMORY_BYTES:,} fit in memory",
+                next=f"snakemake {records_manifest(self.directory)}",
+            )
+        texts = pa.chunked_array(list(self.columns(RECORDS_BATCH)), pa.string()).combine_chunks()
+        return lambda i: texts[i].as_py()
