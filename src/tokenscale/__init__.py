@@ -9,7 +9,7 @@ class _OldNames:
     """Finder behind all others; imports what answers old module names when such a name is looked for."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> object:
+    def find_spec(name: str, path: object = None, target: object = None):
         """Delegate names of this package that no other finder knows."""
         if not name.startswith("tokenscale.") or name == "tokenscale.renamed_modules":
             return None

@@ -55,4 +55,4 @@ class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 raise AttributeError(attribute)
             raise AttributeError(message(f"{package}.{attribute}") or message(package))
 
-        module.__getattr__ = answer
+        vars(module)["__getattr__"] = answer

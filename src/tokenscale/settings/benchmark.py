@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import STRICT, option
@@ -33,7 +33,7 @@ class StorageBenchmarkSettings:
 
     __pydantic_config__ = STRICT
 
-    formats: tuple[Literal[*FORMATS], ...] = option(
+    formats: tuple[Literal[*FORMATS], ...] = option(  # type: ignore[valid-type]
         ("padded", "token-list", "packed", "archive"),
         "storage formats; each uses those of the options below that apply to it",
     )
@@ -61,8 +61,13 @@ class StorageBenchmarkSettings:
         >>> [s.directory for s in StorageBenchmarkSettings(("packed", "token-list"), ("int64",), ("none",)).stores]
         ['packed', 'token-list-codec=none-dtype=int64']
         """
-        levels = {"codec": self.codecs, "dtype": self.dtypes, "row_group_rows": self.row_group_rows}
-        levels |= {"level": self.levels, "sequence_length": (self.sequence_length,)}
+        levels: dict[str, tuple[Any, ...]] = {
+            "codec": self.codecs,
+            "dtype": self.dtypes,
+            "row_group_rows": self.row_group_rows,
+            "level": self.levels,
+            "sequence_length": (self.sequence_length,),
+        }
         found = {}
         for form in self.formats:
             names = [name for name in levels if name in StoreSettings.OPTIONS[form]]

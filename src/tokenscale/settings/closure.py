@@ -104,7 +104,7 @@ def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
     """
     top, inside = _find_closure_packages(training_modules(run))
     needed = {name for name in inside if name not in ENGINES.values() and ONLY_FOR.get(name, lambda run: True)(run)}
-    found = {(name,) for name in top | needed}
+    found: set[tuple[str, ...]] = {(name,) for name in top | needed}
     engines = sorted(inside & set(ENGINES.values()))
     if engines and run.reads_text:
         found.add((ENGINES[run.engine],) if run.engine in ENGINES else tuple(engines))

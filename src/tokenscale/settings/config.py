@@ -653,7 +653,7 @@ def load_config(
     """
     root = Path(root)
     layers = [(str(file), read_yaml(root / file))]
-    profile_layers: list[tuple[str, Mapping[str, Any]]] = []
+    profile_layers: list[tuple[str, dict[str, Any]]] = []
     if profile is not None:
         profile_file, profile_values = load_profile(profile, root)
         configfiles = configfiles or list_configfiles(profile_values)

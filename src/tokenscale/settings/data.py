@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, redact_credentials, unknown
@@ -42,7 +42,7 @@ class SourceSettings:
 
     __pydantic_config__ = STRICT
 
-    kind: Literal[*SOURCES] = option(
+    kind: Literal[*SOURCES] = option(  # type: ignore[valid-type]
         "docstrings",
         "; ".join(f"{name}: {source.description}" for name, source in SOURCES.items())
         + ". By default what the other keys imply",
@@ -250,7 +250,7 @@ class TokenizerSettings:
     __pydantic_config__ = STRICT
 
     name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN)
-    kind: Literal[*TOKENIZERS, "unknown"] = option(
+    kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
         "tekken", "family of the tokenizer; unknown: tokenizer of a converted store, of which only the ids are known"
     )
     source: str | None = option(None, "huggingface: hub name, or a folder with tokenizer.json")
@@ -300,7 +300,7 @@ class StoreSettings:
     For example `padded-sequence_length=2048`.
     """
 
-    format: Literal[*FORMATS]
+    format: Literal[*FORMATS]  # type: ignore[valid-type]
     split: Literal["train", "validation"] = "train"
     sequence_length: int = 1024
     eos: bool = False
@@ -350,7 +350,7 @@ class StoreSettings:
         store_format = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
         if store_format is None:
             raise unknown("format", directory.split("-")[0], cls.OPTIONS, store=directory)
-        values: dict[str, object] = {}
+        values: dict[str, Any] = {}
         for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")):
             key, _, text = item.partition("=")
             known = cls.OPTIONS[store_format]

@@ -167,7 +167,10 @@ class Experiment:
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
         """Kind (data, storage) → benchmark. An experiment with a benchmark, but without `runs` and `factors`, has no
         runs."""
-        by_kind = {"data": self.data_benchmark, "storage": self.storage_benchmark}
+        by_kind: dict[str, DataBenchmark | StorageBenchmark | None] = {
+            "data": self.data_benchmark,
+            "storage": self.storage_benchmark,
+        }
         return {kind: benchmark for kind, benchmark in by_kind.items() if benchmark is not None}
 
     def benchmark_files(self, name: str) -> list[str]:

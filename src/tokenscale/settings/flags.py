@@ -57,7 +57,7 @@ def _iterate_flags(
         key, hint = prefix + field.name, hints[field.name]
         if key in left_out:
             continue
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _iterate_flags(hint, f"{key}.", left_out, aliases)
         else:
             own = f"--{key.replace('_', '-')}"
@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: 
     for flag in flags:
         kind, _ = _type_and_choices(flag.hint)
         many = {"nargs": "+"} if kind is tuple else {"nargs": "?", "const": "true"} if kind is bool else {}
-        shown = {"dest": flag.key, "default": None, "metavar": _metavar(flag), **many}
+        shown: dict[str, Any] = {"dest": flag.key, "default": None, "metavar": _metavar(flag), **many}
         parser.add_argument(*flag.names, help=_help_text(flag), **shown)
         hidden = [name.replace("-", "_").replace("__", "--", 1) for name in flag.names if "-" in name[2:]]
         if hidden:

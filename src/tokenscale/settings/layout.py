@@ -56,7 +56,7 @@ class LayoutSettings:
         "1f1b", "pipeline schedule; naive: one micro-batch at a time, so that only one rank works"
     )
     stages_per_rank: int = option(1, "schedule interleaved: stages per rank of the pipeline", ge=1, strict=True)
-    copies: Literal[*REPLICATION] = option("ddp", "method that synchronises full replicas (data alone)")
+    copies: Literal[*REPLICATION] = option("ddp", "method that synchronises full replicas (data alone)")  # type: ignore[valid-type]
     bucket_megabytes: int = option(25, "size of the gradient buckets of DDP and zero1", ge=1, strict=True)
     compression: Literal["none", "bf16"] = option(
         "none", "bf16: gradients in buckets are rounded to bf16 before they are reduced"

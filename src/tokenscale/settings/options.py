@@ -49,7 +49,7 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
     labels.
     """
     result = {}
-    for name, default, science, optional in _fields(type(settings)):
+    for name, default, science, optional in _fields(settings.__class__):
         value = getattr(settings, name)
         if (science_only and not science) or value == default:
             continue
@@ -120,7 +120,7 @@ def _from_plain(hint: Any, value: Any) -> Any:
             return None
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
         return _from_plain(hint, value)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_dict(hint, value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

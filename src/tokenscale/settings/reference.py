@@ -12,6 +12,7 @@ from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import get_default
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.resuming import ResumeFrom
 from tokenscale.settings.run import RunSettings
@@ -77,20 +78,18 @@ def _render_rows(cls: type, prefix: str, by_name: bool = False):
         text = field.metadata["description"].replace("|", "\\|")
         if by_name and field.name in BY_NAME:
             yield f"| {key} | | a name | {text} |"
-        elif dataclasses.is_dataclass(hint):
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _render_rows(hint, f"{prefix}{field.name}.")
         else:
             yield f"| {key} | {_format_default(field)} | {_format_values(hint, field.metadata)} | {text} |"
 
 
 def _format_default(field: dataclasses.Field) -> str:
-    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        return "(needed)"
-    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-    return f"`{canonical_json(value)}`"
+    value = get_default(field)
+    return "(needed)" if value is dataclasses.MISSING else f"`{canonical_json(value)}`"
 
 
-def _format_values(hint: object, metadata: typing.Mapping) -> str:
+def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [_format_values(h, metadata) for h in typing.get_args(hint) if h is not type(None)]
         return f"{inner[0]}, null" if type(None) in typing.get_args(hint) else inner[0]

@@ -1,7 +1,7 @@
 """Settings of one run: everything that affects its result, and the run id derived from it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
@@ -145,7 +145,7 @@ class RunSettings:
     corpus: CorpusSettings = option(CorpusSettings, "text to train on")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
     model: ModelSettings = option(ModelSettings, "shape of the model")
-    approach: Literal[*BATCHES] = option(
+    approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
         "packed", "data-loading strategy: how documents become sequences, and when they are tokenized"
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
@@ -176,7 +176,9 @@ class RunSettings:
     float8: bool = option(
         False, "float8 matrix products in the blocks' linear layers (Hopper GPUs or later, needs torchao)"
     )
-    objective: Literal[*OBJECTIVES] = option("causal", "training objective: predict the next token, or masked tokens")
+    objective: Literal[*OBJECTIVES] = option(  # type: ignore[valid-type]
+        "causal", "training objective: predict the next token, or masked tokens"
+    )
     masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
     labels: Literal["all", "target"] = option(
         "all",
@@ -236,7 +238,7 @@ class RunSettings:
         store_format = APPROACHES[self.approach]
         if store_format is None:
             return None
-        options = {
+        options: dict[str, Any] = {
             "sequence_length": self.sequence_length,
             "eos": self.eos,
             "codec": self.storage.codec,
