@@ -264,7 +264,8 @@ class Estimator:
         if self.unseen == 0:
             return Estimate(value, value, value)
         lost = [
-            value - np.mean([compute_packed_fill(lengths[i::k], sequence_length) for i in range(k)]) for k in (2, 4)
+            value - float(np.mean([compute_packed_fill(lengths[i::k], sequence_length) for i in range(k)]))
+            for k in (2, 4)
         ]
         more = max(0.0, lost[0], lost[1] / 3) * max(0.0, 1 - len(lengths) / self.documents)
         drawn = (np.repeat(lengths, weights.astype(int)) for weights in self.weights[:PACKINGS])
@@ -322,7 +323,7 @@ def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, 
         "token-list": estimator.estimate_total(lengths),
         "packed": Estimate(packed.value / fill.value, *ends),
     }
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, stored in measured.stored.items():
         size, write_s, read_s = estimator.estimate_total(stored.bytes_each), stored.write_s, stored.read_s
         size = Estimate(*(n + stored.bytes_once for n in (size.value, size.low, size.high)))
@@ -338,9 +339,11 @@ def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, 
         }
         if read_s is not None:
             found[name]["core_s_to_read"] = estimator.documents * read_s / len(lengths)
-            found[name]["break_even_epochs"] = estimator.estimate_speed(
-                lambda s, w=write_s, r=read_s: costs.break_even_epochs(tokens / s + w, tokens / s, r)
-            )
+
+            def break_even(s: Any, w: float = write_s, r: float = read_s) -> Any:
+                return costs.break_even_epochs(tokens / s + w, tokens / s, r)
+
+            found[name]["break_even_epochs"] = estimator.estimate_speed(break_even)
     return found
 
 

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
@@ -26,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (help_text, add, _) in BENCHMARKS.items():
         add(kinds.add_parser(name, help=help_text))
     for name in SCRIPTS:
+        moved: Any = kinds.add_parser(name)
         # accept any options: `run` reports the new location
-        kinds.add_parser(name).parse_known_args = lambda _, namespace=None: (namespace or argparse.Namespace(), [])
+        moved.parse_known_args = lambda _, namespace=None: (namespace or argparse.Namespace(), [])
 
 
 def run(arguments: argparse.Namespace) -> int | None:
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _add_corpus_and_tokenizer(parser: argparse.ArgumentParser) -> None:
-    required = {"required": True, "type": Path, "metavar": "FILE"}
+    required: dict[str, Any] = {"required": True, "type": Path, "metavar": "FILE"}
     parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")
     parser.add_argument("--tokenizer", **required, help="results/tokenizers/NAME/manifest.json")
 

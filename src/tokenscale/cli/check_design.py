@@ -122,8 +122,8 @@ def check_confounding(design: Design) -> list[Problem]:
         if near and min(map(len, near)) > 1:
             reported |= set(names)
             level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
-            several = _join(min(near, key=len))
-            what = f"cell {level} differs from every other in {several} at once: no other cell is comparable"
+            fewest = min(near, key=len)
+            what = f"cell {level} differs from every other in {_join(fewest)} at once: no other cell is comparable"
             found.append(Problem("refuse", what, key, cure))
     found += [
         Problem("refuse", f"no two cells differ in {name} alone: its effect cannot be measured", key, cure)
@@ -184,11 +184,11 @@ def check_scaling(design: Design) -> list[Problem]:
         )
         key = next((f for f in design.experiment.factors if "global_batch" in factor_keys(f)), "global_batch")
         return [Problem("warn", what, f"factors.{key}", "say “weak scaling” in the question or the note")]
-    passes = {}
+    passes: dict[str, set[int]] = {}
     for cell, s in design.settings:
         rest = canonical_json({k: v for k, v in cell.items() if not _is_layout_key(k)})
-        rows = min(s.micro_batch, -(-s.global_batch // s.layout.data_parallel_size))
-        passes.setdefault(rest, set()).add(rows)
+        of_pass = min(s.micro_batch, -(-s.global_batch // s.layout.data_parallel_size))
+        passes.setdefault(rest, set()).add(of_pass)
     shrinking = [rows for rows in passes.values() if len(rows) > 1]
     if not shrinking:
         return []

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +167,18 @@ def probe_rank() -> None:
         _run_stage("devices", _list_devices)
     else:
         for name in filter(is_importable, WITH_TORCH):
-            _run_stage(name, lambda name=name: importlib.import_module(name) and {})
+            _run_stage(name, partial(_import, name))
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     together = min(2, devices)
     if me < together and available and dist.is_nccl_available():
         _run_stage(
             "nccl", lambda: _sum_over_ranks("nccl", together, os.environ["PROBE_NCCL"], torch.device("cuda", me))
         )
+
+
+def _import(name: str) -> dict[str, Any]:
+    importlib.import_module(name)
+    return {}
 
 
 def _run_stage(name: str, action: Callable[[], dict[str, Any]]) -> None:

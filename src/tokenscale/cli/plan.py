@@ -96,12 +96,11 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     machine, every = config.machine, config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
-    heads = ("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")]
     for name in names:
         runs = config.runs(name)
-        done = sum(prices.is_done(run.run_id) for run in runs)
-        rows.append(_format_row(name, done, sum_prices(prices.price(run) for run in runs)))
+        ended = sum(prices.is_done(run.run_id) for run in runs)
+        rows.append(_format_row(name, ended, sum_prices(prices.price(run) for run in runs)))
     done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
         rows.append(_format_row("total", len(done), of_all))
@@ -201,7 +200,8 @@ def _format_bytes(count: int) -> str:
 
 def render_memory(runs: list[RunSettings]) -> Iterator[str]:
     """Yield one line for each model, micro-batch shape and precision; layouts with equal memory share a line."""
-    found, unknown = {}, {}
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    unknown: dict[str, None] = {}
     for run in sorted(runs, key=_sort_key):
         held, reason = _predict_memory(run)
         if reason:
@@ -219,10 +219,10 @@ def render_memory(runs: list[RunSettings]) -> Iterator[str]:
     yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
     lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for *pieces, held, parts in lines:
+    for *pieces, total, parts in lines:
         *wide, room, _ = widths
         columns = [text.ljust(width) for text, width in zip(pieces, wide, strict=True) if width]
-        yield f"    {'  '.join(columns)}  {held.rjust(room)} = {parts}"
+        yield f"    {'  '.join(columns)}  {total.rjust(room)} = {parts}"
     yield from unknown
 
 
@@ -257,9 +257,9 @@ def _predict_memory(run: RunSettings) -> tuple[tuple[str, str] | None, str | Non
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
     if vocabulary is None:
         return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
-    kernels = "cpu" if run.device == "cpu" else "cuda"
     try:
-        held = largest_memory(replace(run, model=run.model.with_vocabulary(vocabulary)), kernels)
+        whole = replace(run, model=run.model.with_vocabulary(vocabulary))
+        held = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
     except (ImportError, UserError):
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
     unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")

@@ -104,7 +104,7 @@ def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) ->
     ended = status.get("state", "running") != "running"  # the last state that the run wrote
     if job is not None or (not ended and _is_alive(folder, written, now)):
         now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
-        return RunState(**known, **(now_at or {}), state="running")
+        return RunState(**known | (now_at or {}), state="running")
     found = None if ended else find_hint(*map(read_tail, find_logs(results, folder.name, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 

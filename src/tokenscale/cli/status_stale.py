@@ -59,12 +59,13 @@ def find_causes(
             hit[cause].append(number)
     # files that changed for the same jobs are one cause
     together: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for (label, text), numbers in hit.items():
-        together[label, tuple(numbers)].append(text)
+    for (label, text), affected in hit.items():
+        together[label, tuple(affected)].append(text)
     after = _find_dependents(jobs)
     found = []
     for (label, numbers), texts in together.items():
-        reached, todo = set(), list(numbers)
+        reached: set[int] = set()
+        todo = list(numbers)
         while todo:
             new = after[todo.pop()] - reached
             reached |= new
@@ -83,7 +84,7 @@ def _read_recorded_hashes(records: Path) -> dict[tuple[str, str], str]:
 
     Empty if the records have another format: the changed files are then not named.
     """
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for path in records.rglob("*"):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))

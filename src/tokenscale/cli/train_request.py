@@ -319,7 +319,8 @@ def _find_store_tokenizer(
     """Return (settings, folder, notes) of the tokenizer that made a store's ids. The checkpoint gets a copy of it."""
     made = manifest["tokenizer"]
     tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
-    directory, notes = find_store_tokenizer(path, made["file_sha256"]), ()
+    directory = find_store_tokenizer(path, made["file_sha256"])
+    notes: tuple[str, ...] = ()
     if words.tokenizer_name is not None:
         found = resolve_tokenizer(words.tokenizer_name)
         notes = (found.note,) if found.note else ()
@@ -450,8 +451,9 @@ def _choose_tokenizer(
             f"tokenizer: {room:,} entries learned from the corpus, to fit the model; tekken has {TEKKEN_VOCABULARY:,}"
         )
         return learnt, None, (note,)
+    notes: tuple[str, ...] = ()
     if config is not None and (name or "tekken") in config.tokenizers:
-        settings, directory, notes = config.tokenizers[name or "tekken"], None, ()
+        settings, directory = config.tokenizers[name or "tekken"], None
     else:
         found = resolve_tokenizer(name or "tekken")
         settings, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()

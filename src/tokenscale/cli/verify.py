@@ -115,7 +115,7 @@ def _verify_download(folder: Path) -> Iterator[Finding]:
     manifest = read_json(folder / "manifest.json", "manifest of the download", next)
     with report_malformed(folder / "manifest.json", "manifest of the download", next):
         files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
-        found = list(_verify_files(folder, files, "download", next, beside={"hashes.json"}))
+        found = list(_verify_files(folder, files, "download", next, beside=frozenset({"hashes.json"})))
     yield from found
 
 
@@ -143,7 +143,7 @@ def _verify_records(records: Records | None) -> Iterator[Finding]:
 
 
 def _verify_files(
-    folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: set[str] = frozenset()
+    folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Check the files of a manifest byte by byte, and find files that it does not list."""
     for file in files:
