@@ -34,7 +34,7 @@ from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmark import DataBenchmarkSettings, Engine
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import BATCHES
@@ -55,7 +55,7 @@ class Arm:
     """
 
     what: str
-    engine: str | None = None
+    engine: Engine | None = None
     cold: bool = False
     workers: int | None = None  # of torch's DataLoader; None: none is between
 
@@ -71,10 +71,11 @@ class Arm:
 
 
 def list_arms(
-    settings: DataBenchmarkSettings, engines: Iterable[str], files: dict[str, list[Path]]
+    settings: DataBenchmarkSettings, engines: Iterable[Engine], files: dict[str, list[Path]]
 ) -> tuple[list[Arm], dict[str, str]]:
     """Return (arms of this project and of the studies, arm → reason why it is left out). `files` are kind → inputs."""
-    arms, left_out = [Arm(approach) for approach in APPROACHES], {}
+    arms = [Arm(approach) for approach in APPROACHES]
+    left_out: dict[str, str] = {}
     arms += [Arm(online, engine) for engine in engines for online in ONLINE]
     if (reason := studies.explain_missing()) is None:
         arms += [Arm(name) for name in studies.ARMS]
@@ -177,7 +178,7 @@ class _Bench:
         run = replace(run, engine=arm.engine) if arm.engine else run
         return open_batches(run, **self.folders(run))
 
-    def folders(self, run: RunSettings) -> dict[str, Path | None]:
+    def folders(self, run: RunSettings) -> dict[str, Any]:
         """Return the input folders of a run."""
         store = self.stores / run.store.directory if run.store else None
         return {"corpus_directory": self.corpus, "tokenizer_directory": self.tokenizer, "store_directory": store}
@@ -274,7 +275,7 @@ class _Bench:
         return studies.open_arm(arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders)
 
     def _study_folders(self) -> dict[str, Path]:
-        storage = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
+        storage: dict[str, Any] = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
         return {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
 
     def _through_loader(self, arm: Arm, count: int) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class Case:
     fused: bool = False
     loss_chunk: int = 0
     peer: bool = False
-    precision: str = "bf16-true"
+    precision: Literal["bf16", "bf16-true"] = "bf16-true"
     target: float | None = None  # tokens/s
     attention: str = "auto"
 
@@ -85,7 +86,9 @@ TOY = [
 TOY_VOCABULARY = 512
 
 
-def measure(folder: Path, *, names: list[str] = (), again: bool = False, budget_s: float = math.inf) -> dict[str, Any]:
+def measure(
+    folder: Path, *, names: Sequence[str] = (), again: bool = False, budget_s: float = math.inf
+) -> dict[str, Any]:
     """Run the cases without a file in `folder`, each in its own process. Returns name → record.
 
     `names` are prefixes that select cases. No case is started that may not end within `budget_s` seconds.
@@ -147,7 +150,8 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    joules, steps, laps = energy.joules(), STEPS if cuda else 3, []
+    laps: list[dict[str, float]] = []
+    joules, steps = energy.joules(), STEPS if cuda else 3
     seconds = _time_steps(step, steps, device, laps)
     used = None if joules is None else energy.joules() - joules
     tokens = case.rows * case.sequence_length

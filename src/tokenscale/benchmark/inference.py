@@ -83,7 +83,8 @@ class Writer:
     def cache_bytes(self, cell: Cell) -> int:
         """What the tensors of its cache take, asked of the model itself: made without memory."""
         batch, prompt, new = cell
-        cache = self.opened.model.cache(batch, prompt + new, self.dtype, torch.device("meta"))
+        decoder: Any = self.opened.model  # a writer that offers a cache
+        cache = decoder.cache(batch, prompt + new, self.dtype, torch.device("meta"))
         return cache.keys.nbytes + cache.values.nbytes
 
 
@@ -208,7 +209,7 @@ def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
     >>> [(p["position"], p["tokens"], p["seconds"]) for p in group_by_position([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
     [(0, 30, 3.0), (31, 1, 1.0), (32, 2, 3.0)]
     """
-    parts = [{"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}]
+    parts: list[dict[str, Any]] = [{"part": "prompt", "position": 0, "tokens": prompt, "seconds": times[1] - times[0]}]
     for number, (earlier, later) in enumerate(zip(times[1:-1], times[2:], strict=True), 1):
         position = prompt + number
         if len(parts) == 1 or position % STRETCH == 0:

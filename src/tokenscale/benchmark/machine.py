@@ -63,7 +63,7 @@ def _count_resident_pages(path: Path) -> tuple[int, int] | None:
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), marks)
     except (OSError, AttributeError):
         return None
-    return None if failed else (int(np.count_nonzero(np.frombuffer(marks, dtype=np.uint8) & 1)), pages)
+    return None if failed else (int(np.count_nonzero(np.frombuffer(memoryview(marks), dtype=np.uint8) & 1)), pages)
 
 
 def release_memory() -> None:
@@ -123,12 +123,13 @@ def make_timing_record(
 NAMES = get_args(Engine)
 
 
-def list_engines(requested: Iterable[str], tokenizer: Path, auto: str) -> tuple[list[str], dict[str, str]]:
+def list_engines(requested: Iterable[Engine], tokenizer: Path, auto: str) -> tuple[list[Engine], dict[str, str]]:
     """Return (usable requested engines, other engines → reason).
 
     An engine is unusable if it is not installed, not exact on the hostile texts, or already used by `auto`.
     """
-    found, left_out = [], {}
+    found: list[Engine] = []
+    left_out: dict[str, str] = {}
     for engine in requested:
         if (reason := _explain_unusable(engine, tokenizer, auto)) is None:
             found.append(engine)

@@ -95,5 +95,6 @@ def _digest(rows: np.ndarray, order: np.ndarray) -> int:
     digest = 0
     for indices in order:
         wide = rows[indices].astype(np.int64)
-        digest = zlib.crc32(np.ascontiguousarray(wide[:, 1:]), zlib.crc32(np.ascontiguousarray(wide[:, :-1]), digest))
+        digest = zlib.crc32(np.ascontiguousarray(wide[:, :-1]).data, digest)
+        digest = zlib.crc32(np.ascontiguousarray(wide[:, 1:]).data, digest)
     return digest
