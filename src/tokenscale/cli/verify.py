@@ -106,7 +106,7 @@ def format_summary(results: Path, found: list[Finding], counts: Counter[str]) ->
 
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
     files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
-    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside={"records"})
+    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside=frozenset({"records"}))
     yield from _verify_records(RawText(folder, verify=False).open_records())
 
 
@@ -132,7 +132,7 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
     ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
-    records = {file["name"] for file in manifest.get("records", {}).get("files", [])}
+    records = frozenset(file["name"] for file in manifest.get("records", {}).get("files", []))
     next = f"snakemake -f {folder / 'manifest.json'}"
     yield from _verify_files(folder, manifest["files"], "token store", next, beside=records)
     yield from _verify_records(open_records(folder, manifest))
