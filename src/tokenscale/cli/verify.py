@@ -106,7 +106,9 @@ def format_summary(results: Path, found: list[Finding], counts: Counter[str]) ->
 
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
     files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
-    yield from _verify_files(folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside=frozenset({"records"}))
+    yield from _verify_files(
+        folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside=frozenset({"records"})
+    )
     yield from _verify_records(RawText(folder, verify=False).open_records())
 
 

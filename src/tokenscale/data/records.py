@@ -10,6 +10,7 @@ the number of values and 0.
 """
 
 import os
+import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,8 @@ from tokenscale.base.files import xxh3_64_intdigest
 
 #: files that a reader keeps open
 OPEN_FILES = 128
-_ROW = 16
+#: bytes of a table's row, and what a read needs of two of them: start, checksum, end
+_ROW, _ENTRY = 16, struct.Struct("<QQQ")
 
 
 def smallest_dtype(vocabulary_size: int) -> np.dtype:
@@ -85,7 +87,6 @@ class Records:
         self._files, self._dtype, self._what, self._next = files, np.dtype(dtype), what, next
         self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._pair = np.empty(4, dtype="<u8")
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -99,8 +100,8 @@ class Records:
         """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
         number, row, descriptor = self._find(i)
         file, width = self._files[number], self._dtype.itemsize
-        os.preadv(descriptor, [self._pair], file.bytes - (file.records + 1 - row) * _ROW)
-        start, checksum, end, _ = self._pair.tolist()
+        position = file.bytes - (file.records + 1 - row) * _ROW
+        start, checksum, end = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, position))
         if not 0 <= start <= end <= file.bytes // width:
             raise self._error(file, record=f"{row:,} of {file.records:,}", found="impossible positions")
         values = np.empty(end - start, dtype=self._dtype)
@@ -141,6 +142,8 @@ class Records:
             if len(self._open) == OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
             descriptor = self._open[number] = os.open(self._files[number].path, os.O_RDONLY)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         else:
             self._open.move_to_end(number)
         return number, i - self._first[number], descriptor

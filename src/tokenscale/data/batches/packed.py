@@ -10,6 +10,9 @@ from tokenscale.data.batches.stored import open_run_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 
+#: batches that the kernel reads ahead from a large store
+AHEAD = 8
+
 
 class PackedBatches(RowOrder):
     """Rows of the store in the global order, read into two alternating sets of buffers.
@@ -30,9 +33,13 @@ class PackedBatches(RowOrder):
     def prepare(self, indices: np.ndarray) -> None:
         """See `RowOrder`."""
         self._plan = self._store.plan(indices)
+        for rows in indices[:AHEAD]:
+            self._store.will_read(rows)
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """See `RowOrder`."""
+        for rows in self._plan.indices[i + AHEAD : i + AHEAD + 1]:
+            self._store.will_read(rows)
         into = self._buffers[step & 1]
         self._store.read(self._plan, i, into)
         useful = self._total - len(self._plan.ignored(i))
