@@ -163,7 +163,9 @@ class RunSettings:
     )
     global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, strict=True)
     micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, strict=True)
-    prefetch: bool = option(False, "read one batch ahead in a thread; batches do not change")
+    prefetch: bool | None = option(
+        None, "read one batch ahead in a thread; by default on GPUs only; batches do not change"
+    )
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
     device: Literal["auto", "cpu"] = option(
         "auto", "auto: one GPU per rank if the machine has GPUs; cpu: never use a GPU"

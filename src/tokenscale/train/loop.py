@@ -91,7 +91,7 @@ class Training:
         self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
         self.place = run.layout.coordinate(world.rank)
-        self.batches = batches or _batches(run, inputs, self.place.data_rank)
+        self.batches = batches or _batches(run, inputs, self.place.data_rank, world.device)
         shape = _shape(run, self.batches.vocabulary_size)
         kernel = choose_kernel(
             run.attention,
@@ -406,7 +406,7 @@ class Training:
         self.world.barrier()
 
 
-def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
+def _batches(run: RunSettings, inputs: Inputs, reader: int, device: torch.device) -> Batches:
     batches = open_batches(
         run,
         corpus_directory=inputs.corpus,
@@ -415,7 +415,8 @@ def _batches(run: RunSettings, inputs: Inputs, reader: int) -> Batches:
         rank=reader,
         world_size=run.layout.data_parallel_size,
     )
-    return Prefetcher(batches) if run.prefetch else batches
+    prefetch = device.type != "cpu" if run.prefetch is None else run.prefetch
+    return Prefetcher(batches) if prefetch else batches
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:

@@ -6,7 +6,8 @@ models) must not get them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         self.manifest = open_store(self.where, StoreSettings(stated["format"], **stated["options"]))
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
+        self._plan: tuple[np.ndarray | None, Any] = (None, None)
 
     def __len__(self) -> int:
         """Rows; of a token-list store: documents."""
@@ -62,31 +64,74 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([i])[0]
 
-    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+    def __getitems__(self, indices: list[int]) -> Sequence[dict[str, torch.Tensor]]:
         """Several rows, read at once; what a DataLoader asks for. IndexError for a row that does not exist."""
         store = self._store()
         if FORMATS[self.manifest["format"]].streamed:
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
         rows = np.asarray(indices, dtype=np.int64)
-        columns = dict(zip(("input_ids", "labels"), store.rows(rows), strict=True))
+        found = self._planned(store, indices) if isinstance(indices, StepRows) else store.rows(rows)
+        columns = dict(zip(("input_ids", "labels"), found, strict=True))
         if self.bounds:
             columns["document_ids"] = document_ids(store.starts(rows))
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()}
-        return [{name: tensor[n] for name, tensor in tensors.items()} for n in range(len(rows))]
+        return Rows({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
+
+    def _planned(self, store: Any, step: "StepRows") -> tuple[np.ndarray, np.ndarray]:
+        """Read the rows of a step with a plan that is shared by all steps of its block."""
+        if self.manifest["format"] != "packed":
+            return store.rows(step.block[step.number])
+        block, plan = self._plan
+        if block is not step.block and not np.array_equal(block, step.block):  # equal: it came from another process
+            plan = store.plan(step.block)
+        self._plan = step.block, plan
+        buffers = store.buffers(len(step))
+        store.read(plan, step.number, buffers)
+        return buffers.tokens_bt, buffers.labels_bt
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": (0, None)}  # a mapped file would be pickled as all its bytes
+        # a mapped file would be pickled as all its bytes
+        return self.__dict__ | {"_opened": (0, None), "_plan": (None, None)}
 
     def _store(self) -> Any:
         process, store = self._opened
         if process != os.getpid():
             store = load_reader(self.manifest["format"])(self.where, self.manifest)
-            self._opened = (os.getpid(), store)
+            self._opened, self._plan = (os.getpid(), store), (None, None)
         return store
 
 
+class Rows(Sequence[dict[str, torch.Tensor]]):
+    """Rows that were read together: `columns` are tensors [rows, T], an item is one row of each."""
+
+    def __init__(self, columns: dict[str, torch.Tensor]):
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns["input_ids"])
+
+    @cached_property
+    def _items(self) -> list[dict[str, torch.Tensor]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+
+    def __getitem__(self, n: Any) -> Any:
+        return self._items[n]
+
+
+def collate_rows(rows: Rows) -> dict[str, torch.Tensor]:
+    """Return the rows of a batch as one tensor per column: the `collate_fn` that copies nothing."""
+    return rows.columns
+
+
+class StepRows(list[int]):
+    """The rows of one step, and those of the steps around it, int64 [steps, rows]: this is row `number` of `block`."""
+
+    block: np.ndarray
+    number: int
+
+
 class GlobalOrderSampler(Sampler[list[int]]):
-    """Rows in our global order, for `DataLoader(rows, batch_sampler=…)`: one list a step, this rank's share of it.
+    """Rows in our global order, for `DataLoader(rows, batch_sampler=…, collate_fn=collate_rows)`: one list a step, this
+    rank's share of it.
 
     Global batch k holds the same rows at every world size, worker count and restart: they are a function of (seed, k),
     and an epoch holds every row once. Endless. The state is {"step": k}, the next global batch to be asked for. A
@@ -110,11 +155,13 @@ class GlobalOrderSampler(Sampler[list[int]]):
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             rows = get_samples(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
-            for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
+            for number, (step, indices) in enumerate(zip(steps.tolist(), rows.tolist(), strict=True)):
                 if step != self._step:  # a state was loaded
                     break
                 self._step = step + 1
-                yield indices
+                found = StepRows(indices)
+                found.block, found.number = rows, number
+                yield found
 
     def state_dict(self) -> dict[str, int]:
         """{"step": the next global batch to be asked for}."""
