@@ -187,6 +187,7 @@ class _Bench:
         """What arms read, by what they are: the text of online ones, all of a store of the others. (The tokenizer's
         file is read by the same code in all of them, and stays.)"""
         text = [self.corpus / file["name"] for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]]
+        text += sorted((self.corpus / "records").glob("*"))
         study = self._study_folders()
         folders = {approach: self.folders(run)["store_directory"] for approach, run in self.runs.items()}
         folders |= zip(studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True)

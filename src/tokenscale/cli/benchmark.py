@@ -53,14 +53,29 @@ def _add_corpus_and_tokenizer(parser: argparse.ArgumentParser) -> None:
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
     _add_corpus_and_tokenizer(parser)
-    parser.add_argument("--stores", required=True, type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
+    parser.add_argument("--stores", type=Path, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    parser.add_argument(
+        "--size",
+        type=_parse_positive,
+        metavar="GB",
+        help="instead of --stores: compare the corpus with one of GB gigabytes of text, made by repeating it",
+    )
+    parser.add_argument("--cold", action="store_true", help="with --size: also read what is not in the page cache")
     parser.add_argument("--peers", metavar="PYTHON", help="a Python with datasets, mosaicml-streaming or litdata")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the table: .svg, .png or .pdf")
 
 
 def _measure_data(module: ModuleType, arguments: argparse.Namespace) -> None:
     settings = from_json(DataBenchmarkSettings, arguments.settings)
+    if (arguments.size is None) == (arguments.stores is None):
+        raise UserError("one of --stores and --size is needed.", next="python -m tokenscale benchmark data --help")
+    if arguments.size is not None:
+        sizes = importlib.import_module("tokenscale.benchmark.sizes")
+        given = arguments.corpus.parent, arguments.tokenizer.parent
+        found = sizes.measure(settings, *given, int(arguments.size * 1e9), arguments.output, cold=arguments.cold)
+        print(sizes.format_table(found))
+        return
     folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
     result = module.measure(settings, *folders, arguments.output, peers=arguments.peers)
     if arguments.figure:

@@ -1,0 +1,228 @@
+"""Benchmark of reading at two sizes: a corpus as it is, and the same text many times over, larger than any cache.
+
+The larger corpus repeats the documents of the given one, each behind a number of its own, so that the two differ in
+size alone. One process on one core; in each round every approach reads from both corpora, in changing order. Measured
+are the CPU time of a batch, the bytes that the disk delivers for a batch while nothing is in the page cache, and the
+time that a loop of simulated training steps waits for its batches, with a reading thread as on GPUs.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.files import sha256_file, write_json
+from tokenscale.benchmark import machine
+from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.prefetch import Prefetcher
+from tokenscale.data.corpus.build import build_from
+from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_text_records
+from tokenscale.data.order.permutation import permute
+from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.write import write_store
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.runs.records import hardware
+from tokenscale.runs.records.provenance import find_versions
+from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, TokenizerSettings
+from tokenscale.settings.run import APPROACHES, RunSettings
+
+VERSION = 1
+#: seconds of a simulated training step, and steps in a round
+STEP_S, STEPS = 0.055, 40
+
+
+def measure(
+    settings: DataBenchmarkSettings,
+    corpus_directory: Path,
+    tokenizer_directory: Path,
+    size: int,
+    output: Path,
+    *,
+    cold: bool = False,
+) -> dict[str, Any]:
+    """Run the benchmark and write its one JSON file; returns what was written.
+
+    `size` is the text of the larger corpus in bytes. Corpora and stores are written next to `output` and reused. With
+    `cold` the files are dropped from the page cache before a part of the rounds. Raises UserError as the builders of
+    corpora and stores do.
+    """
+    folder = output.parent / f"{output.stem}-sizes"
+    corpora = {"given": corpus_directory, "large": _enlarge(corpus_directory, size, folder / "corpus")}
+    runs = {approach: _build_run(settings, approach, tokenizer_directory) for approach in APPROACHES}
+    for name, corpus in corpora.items():
+        if RawText(corpus).open_records() is None:
+            write_text_records(corpus)
+        for store in dict.fromkeys(run.store for run in runs.values() if run.store is not None):
+            where = folder / "tokens" / name / store.directory
+            if not _is_current(where, store, corpus):
+                write_store(store, corpus, tokenizer_directory, where)
+    arms = [(approach, name) for approach in runs for name in corpora]
+    cores = machine.available_cores()
+    records: list[dict[str, Any]] = []
+    for number in range(settings.rounds):
+        for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
+            approach, name = arms[i]
+            run, corpus = runs[approach], corpora[name]
+            store_directory = folder / "tokens" / name / run.store.directory if run.store else None
+            files = sorted((store_directory or records_manifest(corpus).parent).iterdir())
+
+            def open_again(
+                run: RunSettings = run, corpus: Path = corpus, store: Path | None = store_directory
+            ) -> Batches:
+                return open_batches(
+                    run, corpus_directory=corpus, tokenizer_directory=tokenizer_directory, store_directory=store
+                )
+
+            place = {"approach": approach, "corpus": name, "round": number}
+            with machine.pin_to_cores({min(cores)} if cores else set()):
+                records.append({**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)})
+                if cold:
+                    records.append(
+                        {**place, "cache": "cold", **_read_cold(open_again, files, settings.batches, number)}
+                    )
+            records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again(), number)})
+            if cold and machine.explain_warm_cache(machine.drop_page_cache(files)) is None:
+                records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again(), number)})
+    result = {
+        "schema": VERSION,
+        "benchmark": "sizes",
+        "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
+        "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
+        "text_bytes": {name: RawText(corpus).split["utf8_bytes"] for name, corpus in corpora.items()},
+        "hardware": hardware.describe_machine(),
+        "versions": find_versions(),
+        "finished_unix_s": time.time(),
+        "records": records,
+    }
+    write_json(output, result)
+    return result
+
+
+def _enlarge(corpus: Path, size: int, folder: Path) -> Path:
+    """Write the corpus again and again until its text has `size` bytes; return the folder."""
+    text = RawText(corpus)
+    description = {"kind": "repeated", "text_sha256": text.split["text_sha256"], "bytes": size}
+    if (folder / "manifest.json").exists() and RawText(folder).manifest["source"] == description:
+        return folder
+
+    def documents() -> Iterator[tuple[str, str]]:
+        written = 0
+        for repetition in itertools.count():
+            for number, document in enumerate(itertools.chain.from_iterable(text.batches())):
+                if written >= size:
+                    return
+                repeated = document if repetition == 0 else f"{repetition} {document}"
+                written += len(repeated.encode("utf-8"))
+                yield repeated, f"{repetition}::{number}"
+
+    cleaning = CleaningSettings(strip=False, minimum_characters=0, deduplicate=False)
+    settings = CorpusSettings(name="large", cleaning=cleaning, validation_share=0.0)
+    build_from(documents(), settings, folder, description, keep_earlier=False)
+    return folder
+
+
+def _build_run(settings: DataBenchmarkSettings, approach: str, tokenizer_directory: Path) -> RunSettings:
+    tokenizer = read_tokenizer_manifest(tokenizer_directory)
+    run = RunSettings(
+        tokenizer=TokenizerSettings(name=tokenizer["name"], kind=tokenizer["kind"]),
+        approach=approach,
+        sequence_length=settings.sequence_length,
+    )
+    return replace(run, global_batch=settings.rows, micro_batch=settings.rows)
+
+
+def _is_current(where: Path, store: Any, corpus: Path) -> bool:
+    if not (where / "manifest.json").exists():
+        return False
+    manifest = open_store(where, store, verify=False)
+    return manifest["corpus_manifest_sha256"] == sha256_file(corpus / "manifest.json")
+
+
+def _time_batches(batches: Batches, count: int, number: int) -> dict[str, Any]:
+    """Time `count` batches, after as many that are not timed; every round reads other ones."""
+    batches.seek({"step": 0})
+    for _ in range(count * (1 + number % 2)):
+        batches.next()
+    cpu_s = []
+    for _ in range(count):
+        start = time.process_time()
+        batches.next()
+        cpu_s.append(time.process_time() - start)
+    return {"batches": count, "cpu_s": float(np.sum(cpu_s)), "median_s": float(np.median(cpu_s))}
+
+
+def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> dict[str, Any]:
+    """Count the bytes that the disk delivers for `count` batches; stored ids, or UTF-8, are the bytes that are used."""
+    if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
+        return {"not_cold": reason}
+    batches = open_again()
+    before, used, start = _read_bytes(), 0, time.perf_counter()
+    for _ in range(count):
+        used += batches.next().useful_tokens
+    return {
+        "batches": count,
+        "seconds": time.perf_counter() - start,
+        "read_bytes": _read_bytes() - before,
+        "useful_tokens": used,
+    }
+
+
+def _wait(batches: Batches, number: int) -> dict[str, Any]:
+    """Wait for the batches of simulated steps, which leave the cores to the reading thread as a GPU does."""
+    ahead = Prefetcher(batches)
+    ahead.next()
+    waited, start = 0.0, time.perf_counter()
+    for _ in range(STEPS):
+        time.sleep(STEP_S)
+        asked = time.perf_counter()
+        ahead.next()
+        waited += time.perf_counter() - asked
+    seconds = time.perf_counter() - start
+    ahead.close()
+    return {"steps": STEPS, "wait_s": waited, "seconds": seconds}
+
+
+def _read_bytes() -> int:
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """Format the result for a terminal: medians over rounds, with ranges of the ratio."""
+    sizes = " and ".join(f"{size / 1e6:,.0f} MB" for size in result["text_bytes"].values())
+    settings = result["settings"]
+    lines = [
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"text of {sizes}; waits: share of {STEPS} steps of {STEP_S * 1e3:.0f} ms",
+        f"{'approach':<20} {'given ms':>9} {'large ms':>9} {'large / given':>22} {'cold bytes/token':>17} {'waits':>8} "
+        f"{'cold waits':>10}",
+    ]
+    for approach in dict.fromkeys(record["approach"] for record in result["records"]):
+        of_approach = [record for record in result["records"] if record["approach"] == approach]
+        given, large = (
+            np.array([r["median_s"] for r in of_approach if r["corpus"] == name and "median_s" in r]) * 1e3
+            for name in ("given", "large")
+        )
+        found = [record for record in of_approach if record["corpus"] == "large"]
+        read = [r["read_bytes"] / r["useful_tokens"] for r in found if "read_bytes" in r]
+        wait, cold_wait = (
+            [r["wait_s"] / r["seconds"] for r in found if "wait_s" in r and r["cache"] == cache]
+            for cache in ("warm", "cold")
+        )
+        ratio = large / given
+        spread = f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"
+        lines.append(
+            f"{approach:<20} {np.median(given):>9.3f} {np.median(large):>9.3f} {spread:>22} "
+            f"{_median(read, '.1f'):>17} {_median(wait, '.2%'):>8} {_median(cold_wait, '.2%'):>10}"
+        )
+    return "\n".join(lines)
+
+
+def _median(values: list[float], form: str) -> str:
+    return format(float(np.median(values)), form) if values else "–"
