@@ -223,6 +223,6 @@ def test_a_total_adds_up():
 def test_ids_are_as_wide_as_the_format_stores_them():
     assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=4096) == 2000
     assert store_bytes(StoreSettings("packed"), 10, 1000, vocabulary_size=131072) == 4000
-    assert store_bytes(StoreSettings("token-list", dtype="int64"), 10, 1000, vocabulary_size=4096) == 8000
+    assert store_bytes(StoreSettings("token-list", dtype="int64"), 10, 1000, vocabulary_size=4096) == 8000 + 2000 + 160
     padded = StoreSettings("padded", sequence_length=256, codec="none")
-    assert store_bytes(padded, 10, 1000, vocabulary_size=4096) == 10 * 257 * 4
+    assert store_bytes(padded, 10, 1000, vocabulary_size=4096) == 10 * 257 * 4 + 2000 + 160

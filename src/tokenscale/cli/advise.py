@@ -368,24 +368,23 @@ def estimate_approaches(estimator: Estimator, settings: AdviceSettings, fill: fl
     n, documents = len(lengths), estimator.documents
     stored = estimator.measured.stored
     rows = {  # (positions of each document, format that is read, useful tokens of each document)
-        "padded": (np.full(n, t), None, np.minimum(lengths - 1, t)),
-        "padding-free": (lengths, None, lengths - 1),
+        "padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
+        "padding-free": (lengths, "token-list", lengths - 1),
         "pretokenized-padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
         "token-list": (lengths, "token-list", lengths - 1),
         "packed": ((lengths - 1) / fill, "packed", lengths - 1),
     }
     found = {}
     for approach, (positions, form, useful) in rows.items():
+        tokenizing_s = estimator.measured.online_s.get(approach)
 
-        def times(weights, speed, positions=positions, form=form):
+        def times(weights, speed, positions=positions, form=form, online_s=tokenizing_s):
             count, tokens = costs.mean(positions, weights) * documents, costs.mean(lengths, weights) * documents
-            if form is None:
-                data_s, once_s = tokens / speed, 0.0 * tokens
+            data_s = documents * stored[form].read_s / n + 0.0 * tokens
+            if online_s is not None:  # tokenized in small calls, then made to batches as documents that were stored
+                data_s, once_s = data_s + tokens / lengths.sum() * online_s * estimator.speed / speed, 0.0 * tokens
             else:
-                data_s, once_s = (
-                    documents * stored[form].read_s / n,
-                    tokens / speed + documents * stored[form].write_s / n,
-                )
+                once_s = tokens / speed + documents * stored[form].write_s / n
             epoch = costs.epoch_s(count, rate, data_s)
             return data_s / epoch, epoch, once_s + settings.epochs * epoch
 

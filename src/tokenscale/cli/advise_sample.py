@@ -1,22 +1,24 @@
 """Measure a sample of text: lengths in tokens, tokenization time, and bytes in every format."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.sample import Sample
-from tokenscale.data.stores.documents import Chunk, Origin, frame_documents
+from tokenscale.data.stores.documents import Chunk, Origin, encode_documents, frame_documents
 from tokenscale.data.stores.manifest import load_format
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.options import option
 from tokenscale.settings.registry import FORMATS
+from tokenscale.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,14 @@ FLAGS = flags.build_flags(AdviceSettings)
 
 #: documents per call of the tokenizer, as in `pretokenize`
 BATCH_DOCUMENTS = 100
-#: files whose size hardly depends on the number of documents; formats that are unpacked before training
-BYTES_ONCE, NOT_READ = ("ranking.bin",), ("archive",)
+#: files whose size hardly depends on the number of documents
+BYTES_ONCE = ("ranking.bin",)
+#: format → approach whose trainings read it
+READ_BY = {"padded": "pretokenized-padded", "token-list": "token-list", "packed": "packed"}
+#: approach that tokenizes while training → documents in a call; documents that are timed
+ONLINE_ROWS, ONLINE_DOCUMENTS = {"padding-free": 1, "padded": RunSettings().global_batch}, 1000
+#: batches that are read at least, before and while time is measured
+TIMED_BATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class SampleMeasurements:
     batch_tokens: np.ndarray  # of each timed batch
     batch_s: np.ndarray
     stored: dict[str, "FormatMeasurements"]
+    #: approach that tokenizes while training → seconds to tokenize the sample in calls as small as its own
+    online_s: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,17 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
         np.array(batch_tokens[timed], dtype=float),
         np.maximum(batch_s[timed], 1e-9),
         {name: _measure_format(name, chunk, tokenizer, sequence_length, folder / name) for name in FORMATS},
+        {approach: _time_online(found.texts, tokenizer, rows) for approach, rows in ONLINE_ROWS.items()},
     )
+
+
+def _time_online(texts: Sequence[str], tokenizer: Tokenizer, rows: int) -> float:
+    """Return the CPU seconds to tokenize all texts, `rows` a call, from some of them."""
+    some = texts[:: -(-len(texts) // ONLINE_DOCUMENTS)]
+    start = time.process_time()
+    for first in range(0, len(some), rows):
+        encode_documents(tokenizer, some[first : first + rows], eos=False)
+    return (time.process_time() - start) * sum(map(len, texts)) / max(1, sum(map(len, some)))
 
 
 def _measure_format(
@@ -130,10 +150,16 @@ def _measure_format(
 ) -> FormatMeasurements:
     """Write and read the sample in one format, and measure both.
 
-    The bytes of a file are divided among the documents: in `packed` by their tokens, otherwise by their separately
-    compressed ids.
+    The bytes of a file are divided among the documents: in `packed` and in records files by their tokens, otherwise by
+    their separately compressed ids.
     """
-    store = StoreSettings(name, sequence_length=sequence_length)
+    made = TokenizerSettings(name=tokenizer.name)
+    run = (
+        RunSettings(approach=READ_BY[name], tokenizer=made, sequence_length=sequence_length)
+        if name in READ_BY
+        else None
+    )
+    store = run.store if run else StoreSettings(name, sequence_length=sequence_length)
     writer = load_format(name)
     seconds = []
     twice_two = (chunk.part(0, 2), chunk.part(0, 2))  # warm-up, and the constant cost of a store
@@ -143,15 +169,6 @@ def _measure_format(
         seconds.append(time.process_time() - start)
     folder, write_s = folder / "2", max(1e-9, seconds[2] - seconds[1])
     paths = [folder / file["name"] for file in manifest["files"]]
-    start = time.process_time()
-    for path in paths:
-        if path.suffix == ".parquet":
-            file = pq.ParquetFile(path)
-            for number in range(file.num_row_groups):
-                file.read_row_group(number, use_threads=False)
-        else:
-            np.fromfile(path, dtype=np.uint8)
-    read_s = time.process_time() - start
     each = chunk.lengths.astype(float)
     if {"codec", "level"} & store.options().keys():  # otherwise bytes are proportional to ids
         codec = pa.Codec(store.codec, compression_level=store.codec_level)
@@ -159,4 +176,22 @@ def _measure_format(
         each = np.array([len(codec.compress(ids[:kept], asbytes=True)) for ids in chunk.documents()], dtype=float)
     once = sum(path.stat().st_size for path in paths if path.name in BYTES_ONCE)
     size = sum(path.stat().st_size for path in paths)
-    return FormatMeasurements(each / each.sum() * (size - once), once, write_s, None if name in NOT_READ else read_s)
+    bytes_each = each / each.sum() * (size - once)
+    records = sum(file["bytes"] for file in manifest.get("records", {}).get("files", []))
+    bytes_each += chunk.lengths / chunk.lengths.sum() * records
+    return FormatMeasurements(bytes_each, once, write_s, _time_reading(run, folder))
+
+
+def _time_reading(run: RunSettings | None, folder: Path) -> float | None:
+    """Return the CPU seconds in which a training reads the sample once, in random order, a batch at a time."""
+    if run is None:
+        return None
+    batches = open_batches(run, store_directory=folder)
+    epoch = batches.rows_per_epoch() / run.global_batch
+    count = max(TIMED_BATCHES, math.ceil(epoch))
+    for _ in range(TIMED_BATCHES):  # opens files, verifies rows
+        batches.next()
+    start = time.process_time()
+    for _ in range(count):
+        batches.next()
+    return (time.process_time() - start) / count * epoch

@@ -306,9 +306,11 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
     """Estimate the bytes of a token store before compression, from its number of ids and their width.
 
-    Padding counts unless it is compressed.
+    Padding counts unless it is compressed. Formats of Parquet shards hold the ids again in records files.
     """
-    width = 2 if store.format == "packed" and vocabulary_size <= 1 << 16 else 8 if store.dtype == "int64" else 4
-    if store.format == "padded" and store.codec == "none":
-        return documents * (store.sequence_length + 1) * width
-    return tokens * width
+    smallest = 2 if vocabulary_size <= 1 << 16 else 4
+    if "codec" not in store.options():
+        return tokens * (smallest if store.format == "packed" else 4)
+    width = 8 if store.dtype == "int64" else 4
+    shards = documents * (store.sequence_length + 1) if store.format == "padded" and store.codec == "none" else tokens
+    return shards * width + tokens * smallest + documents * 16
