@@ -205,3 +205,41 @@ def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, c
     assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
     assert all(name in printed for name in [*stores, *engines])
     assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]
+
+
+# -- two sizes
+
+
+def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tmp_path, monkeypatch, capsys):
+    from tokenscale.benchmark import sizes
+    from tokenscale.data.corpus.raw_text import RawText
+
+    monkeypatch.setattr(sizes, "STEP_S", 0.001)
+    monkeypatch.setattr(sizes, "STEPS", 3)
+    given, output = RawText(lab.corpus), tmp_path / "out.json"
+    size = 5 * given.split["utf8_bytes"]
+    words = [*arguments(lab, output)[:-4], "--output", str(output), "--size", str(size / 1e9), "--cold"]
+    assert main(words) == 0
+    large = list(RawText(tmp_path / "out-sizes/corpus").batches())
+    texts = [text for batch in large for text in batch]
+    first = [text for batch in given.batches() for text in batch]
+    assert texts[: len(first)] == first and len(set(texts)) >= 4 * len(set(first))
+    assert size <= RawText(tmp_path / "out-sizes/corpus").split["utf8_bytes"] < 1.1 * size
+    result = json.loads(output.read_text())
+    timed = [(r["approach"], r["corpus"], r["round"]) for r in result["records"] if "median_s" in r]
+    assert sorted(timed) == sorted((a, c, n) for a in APPROACHES for c in ("given", "large") for n in range(2))
+    assert all(r["median_s"] > 0 for r in result["records"] if "median_s" in r)
+    assert all(r["steps"] == 3 and r["wait_s"] < r["seconds"] for r in result["records"] if "wait_s" in r)
+    read = [r for r in result["records"] if r["cache"] == "cold" and "batches" in r]
+    assert all(r["read_bytes"] >= 0 and r["useful_tokens"] > 0 for r in read)
+    printed = capsys.readouterr().out
+    assert all(f"\n{approach} " in printed for approach in APPROACHES)
+    before = (tmp_path / "out-sizes/corpus/manifest.json").stat().st_mtime_ns
+    assert main(words) == 0 and (tmp_path / "out-sizes/corpus/manifest.json").stat().st_mtime_ns == before
+
+
+def test_one_of_stores_and_size_is_needed(lab, tmp_path, capsys):
+    for more in ([], ["--stores", "x", "--size", "1"]):
+        words = [*arguments(lab, tmp_path / "out.json")[:-4], "--output", str(tmp_path / "out.json"), *more]
+        assert main(words) == 2
+        assert "one of --stores and --size is needed" in capsys.readouterr().err

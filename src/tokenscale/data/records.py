@@ -130,7 +130,8 @@ class Records:
         for file in self._files:
             position = file.bytes - (file.records + 1) * _ROW
             table = np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
-            found.append(np.diff(table[:, 0].astype(np.int64)))
+            ends = table[1:, 0].astype(np.int64)
+            found.append(ends - table[:-1, 0].astype(np.int64))
         return np.concatenate(found)
 
     def _find(self, i: int) -> tuple[int, int, int]:

@@ -39,7 +39,7 @@ def open_batches(
         batches = importlib.import_module(LABELS[run.labels]).wrap_batches(
             batches, run, store_directory, corpus_directory, tokenizer_directory
         )
-    module = OBJECTIVES[run.objective].module
-    if module is None:
+    objective = OBJECTIVES[run.objective].module
+    if objective is None:
         return batches
-    return importlib.import_module(module).wrap_batches(batches, run, tokenizer_directory, rank, world_size)
+    return importlib.import_module(objective).wrap_batches(batches, run, tokenizer_directory, rank, world_size)

@@ -25,7 +25,7 @@ class PackedBatches(RowOrder):
         super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
-        self._ids = [None, None]
+        self._ids: list[np.ndarray | None] = [None, None]
         if run.document_mask:
             self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
         self._total = len(self.slots) * store.sequence_length

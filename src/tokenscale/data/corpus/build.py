@@ -95,7 +95,7 @@ def build_from(
                 splits[split].add(text, origin, encoded)
                 if report is not None:
                     report(1, len(encoded))
-        manifest = {
+        manifest: dict[str, Any] = {
             "schema_version": VERSION,
             "name": settings.name,
             "source": description,
@@ -178,7 +178,7 @@ class _Split:
         """The split's part of the manifest."""
         self._close_shard()
         levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
-        found = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
+        found: Any = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
         return {
             "rows": self.rows,
             "utf8_bytes": self.utf8_bytes,

@@ -130,9 +130,8 @@ def read_line_pairs(
                 next="name files in which line n of one translates line n of the other",
             )
         count += 1
-        yield tuple(
-            text if text.strip() else None for text in (line.removesuffix("\r"), translation.removesuffix("\r"))
-        )
+        source, target_text = line.removesuffix("\r"), translation.removesuffix("\r")
+        yield source if source.strip() else None, target_text if target_text.strip() else None
 
 
 def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:

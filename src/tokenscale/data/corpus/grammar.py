@@ -98,7 +98,8 @@ def _list_content_words() -> frozenset[str]:
 
 def _generate_sentences(seed: int, count: int, *, held_out: bool) -> Iterator[tuple[str, frozenset[str]]]:
     """(pair, its content words) of so many sentences."""
-    draw, seen, failed = _Draw(seed), set(), 0
+    draw, failed = _Draw(seed), 0
+    seen: set[str] = set()
     while len(seen) < count:
         german, english, used = _draw_sentence(draw, held_out)
         text = f"{_capitalise(german)}{PAIR}{_capitalise(english)}"
@@ -197,7 +198,7 @@ class _Clause:
             end = rest + finite if self.tense == "present" else f"{rest} {finite}"
             return f"{subject} {noun} {end}"
         if first is None:
-            parts = (subject, finite, noun, rest)
+            parts: tuple[str, ...] = (subject, finite, noun, rest)
         elif first == "object":
             parts = (noun, finite, subject, rest)
         else:

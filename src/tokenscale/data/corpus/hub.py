@@ -25,7 +25,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
             raise _download_error(source, ", ".join(files), error) from None
         print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
         there = recorded
-    found = {}
+    found: dict[str, str] = {}
     for pattern in files:
         matches = sorted(name for name in there if name == pattern or fnmatch(name, pattern))
         if not matches:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -305,7 +305,7 @@ def _read_characters(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _open_binary(path: Path) -> Iterator[BinaryIO]:
+def _open_binary(path: Path) -> Iterator[Any]:
     kind = COMPRESSION.get(path.suffix.lower())
     if kind == "gzip":
         with gzip.open(path) as file:

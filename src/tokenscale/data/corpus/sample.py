@@ -99,7 +99,7 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
     if sum(sizes) > READ_BYTES and wanted < len(groups):
         chosen = ((np.arange(wanted) + generator.random()) * len(groups) / wanted).astype(int)
     # of a giant row group its beginning: the share that may be read
-    share = min(1.0, max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(np.mean(sizes), 1))
+    share = min(1.0, max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(float(np.mean(sizes)), 1.0))
     held = np.array([max(1, int(groups[g][2] * share)) for g in chosen])
     most = max(2, int(SAMPLE_BYTES / max(1.0, sum(sizes) / rows)))
     picked = np.sort(generator.choice(held.sum(), size=min(documents, most, held.sum()), replace=False))

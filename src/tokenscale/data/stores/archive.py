@@ -193,7 +193,7 @@ class ArchiveDocuments:
             )
         self.settings = StoreSettings("archive", **manifest["options"])
         self.manifest = open_store(where, self.settings, requested_by="unpack")
-        self._store, self._report = ArchiveStore(where, self.manifest), report
+        self._store, self.report = ArchiveStore(where, self.manifest), report
         self.origin = Origin(
             tokenizer=manifest["tokenizer"],
             vocabulary_size=manifest["vocabulary_size"],
@@ -213,8 +213,8 @@ class ArchiveDocuments:
         """Documents `first` to `last`, a block at a time."""
         for chunk in self._store.chunks(first, last):
             yield chunk
-            if self._report is not None:
-                self._report(len(chunk.lengths), chunk.ids.nbytes)
+            if self.report is not None:
+                self.report(len(chunk.lengths), chunk.ids.nbytes)
 
     def confirm(self) -> None:
         """Do nothing: the writer compares its digest with the origin's."""

@@ -145,8 +145,8 @@ class Buffers:
 
     def __init__(self, rows: int, sequence_length: int, dtype: np.dtype, out: type = np.int64):
         self.ids = np.empty((rows, sequence_length + 1), dtype=dtype)
-        self.tokens_bt = np.empty((rows, sequence_length), dtype=out)
-        self.labels_bt = np.empty((rows, sequence_length), dtype=out)
+        self.tokens_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
+        self.labels_bt: np.ndarray = np.empty((rows, sequence_length), dtype=out)
         self.inputs, self.targets = self.ids[:, :-1], self.ids[:, 1:]
         self.labels = self.labels_bt.reshape(-1)
         self.row_bytes = [memoryview(row) for row in self.ids]

@@ -105,7 +105,8 @@ def make_compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
     import zstandard  # only here: levels do without it, and so does reading
 
     parameters = zstandard.ZstdCompressionParameters(**_SHARED, **SETTINGS[level])
-    return zstandard.ZstdCompressor(compression_params=parameters).compress
+    compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    return lambda content: compressor.compress(content.data)
 
 
 def decompress(frame: memoryview, size: int) -> np.ndarray:

@@ -126,7 +126,9 @@ class StoreWriter:
         rest = [name for name in names if name not in hashes]
         with ThreadPoolExecutor(2) as pool:
             hashes |= zip(rest, pool.map(lambda name: sha256_file(self.folder / name), rest), strict=True)
-        files = [{"name": name, "bytes": (self.folder / name).stat().st_size, "sha256": hashes[name]} for name in names]
+        files: list[dict[str, Any]] = [
+            {"name": name, "bytes": (self.folder / name).stat().st_size, "sha256": hashes[name]} for name in names
+        ]
         if checks is not None:
             files[0]["checked_by"] = checks
         tokens = int(self.occurrences.sum())

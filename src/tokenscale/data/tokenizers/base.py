@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 SPECIAL_TOKEN_POLICY = "special-token text is text"
 
 #: documents as an engine takes them: a list of str, or an Arrow string array, which some read without copying
-Texts = Sequence[str] | pa.Array
+Texts: TypeAlias = "Sequence[str] | pa.Array"
 
 
 class Tokenizer(ABC):

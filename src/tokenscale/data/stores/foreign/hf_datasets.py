@@ -70,7 +70,9 @@ class Reader:
             raise UserError(
                 "the data set is a selection of rows, saved by an old version of datasets.", folder=path, next=again
             )
-        self._again, self._rows = again, []
+        self._again = again
+        self._rows: list[int] = []
+        self._schema: pa.Schema
         for file in self.files:
             with self._opened(file) as stream:
                 if self._rows and stream.schema.names != self._schema.names:

@@ -129,11 +129,11 @@ class Reader:
         if documents[0] != 0 or documents[-1] != sequences or back:
             found = f"{documents[0]} … {documents[-1]}" + (", with steps back" if back else "")
             raise self._wrong("has document bounds out of order", found, f"0 … {sequences}, never less than before")
-        if (found := binary.stat().st_size) != ends[-1] * self._type.itemsize:
+        if (size := binary.stat().st_size) != ends[-1] * self._type.itemsize:
             raise UserError(
                 "Megatron's .bin has another size than its index says.",
                 file=binary,
-                found=f"{found:,} bytes",
+                found=f"{size:,} bytes",
                 expected=f"{ends[-1] * self._type.itemsize:,} bytes  ({ends[-1]:,} ids of {self.dtype}, {index.name})",
                 next=AGAIN,
             )

@@ -82,7 +82,8 @@ class Reader:
                 "ids from the first byte on",
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )
-        self._in_front, self.note = False, None
+        self._in_front = False
+        self.note: str | None = None
         self._bounds = self._find(size // width, document_end)
 
     def _find(self, tokens: int, end_id: int) -> np.ndarray:
