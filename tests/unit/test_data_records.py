@@ -22,8 +22,10 @@ def open_files(folder, entries, dtype):
     return Records(files, dtype, what="token store", next="snakemake -f it")
 
 
+@pytest.mark.parametrize("table_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<u4"])
-def test_records_of_several_files_are_read_by_number(tmp_path, dtype):
+def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtype, table_bytes):
+    monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
     dtype, entries, expected = np.dtype(dtype), [], []
     for number, count in enumerate([7, 1, 30]):
         groups = [make_parts(number * 10 + part, max(2, count), dtype) for part in range(number + 1)]

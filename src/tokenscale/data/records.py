@@ -26,6 +26,8 @@ from tokenscale.base.files import xxh3_64_intdigest
 
 #: files that a reader keeps open
 OPEN_FILES = 128
+#: tables of all files together that a reader keeps in memory
+TABLE_BYTES = 64 << 20
 #: bytes of a table's row, and what a read needs of two of them: start, checksum, end
 _ROW, _ENTRY = 16, struct.Struct("<QQQ")
 
@@ -79,14 +81,17 @@ def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dt
 class Records:
     """Records of several files by number, verified whenever they are read.
 
-    Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and no memory that grows with the number of
-    records. Raises UserError for a changed record; `what` and `next` are shown in it. A reader serves one thread.
+    Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all files up to
+    `TABLE_BYTES`; larger ones are read row by row. Raises UserError for a changed record, which shows `what` and `next`.
+    A reader serves one thread.
     """
 
     def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str, next: str):
         self._files, self._dtype, self._what, self._next = files, np.dtype(dtype), what, next
         self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
         self._open: OrderedDict[int, int] = OrderedDict()
+        small = len(self) * _ROW <= TABLE_BYTES
+        self._tables: dict[int, memoryview] | None = {} if small else None
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -100,8 +105,11 @@ class Records:
         """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
         number, row, descriptor = self._find(i)
         file, width = self._files[number], self._dtype.itemsize
-        position = file.bytes - (file.records + 1 - row) * _ROW
-        start, checksum, end = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, position))
+        if self._tables is None:
+            position = file.bytes - (file.records + 1 - row) * _ROW
+            start, checksum, end = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, position))
+        else:
+            start, checksum, end = self._tables[number][2 * row : 2 * row + 3]
         if not 0 <= start <= end <= file.bytes // width:
             raise self._error(file, record=f"{row:,} of {file.records:,}", found="impossible positions")
         values = np.empty(end - start, dtype=self._dtype)
@@ -127,12 +135,16 @@ class Records:
     def lengths(self) -> np.ndarray:
         """Return the lengths of all records in values, int64 [records]."""
         found = [np.zeros(0, dtype=np.int64)]
-        for file in self._files:
-            position = file.bytes - (file.records + 1) * _ROW
-            table = np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
+        for number in range(len(self._files)):
+            table = self._read_table(number)
             ends = table[1:, 0].astype(np.int64)
             found.append(ends - table[:-1, 0].astype(np.int64))
         return np.concatenate(found)
+
+    def _read_table(self, number: int) -> np.ndarray:
+        file = self._files[number]
+        position = file.bytes - (file.records + 1) * _ROW
+        return np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
 
     def _find(self, i: int) -> tuple[int, int, int]:
         if not 0 <= i < self._first[-1]:
@@ -143,6 +155,8 @@ class Records:
             if len(self._open) == OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
             descriptor = self._open[number] = os.open(self._files[number].path, os.O_RDONLY)
+            if self._tables is not None and number not in self._tables:
+                self._tables[number] = memoryview(self._read_table(number)).cast("B").cast("Q")
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         else:
