@@ -1,6 +1,8 @@
 """Tokens at rest: nothing lost that should not be, equal bytes on a rebuild, everything that does not fit refused."""
 
 import json
+import os
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -396,3 +398,30 @@ def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before
+
+
+def test_a_row_group_beyond_int32_offsets_is_an_error(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.data.stores.parquet.GROUP_VALUES", 20)
+    with pytest.raises(UserError, match="a row group has too many ids") as error:
+        make_store(tmp_path, lab.corpus, lab.tokenizer, TOKEN_LIST)
+    assert "row_group_rows" in error.value.facts["next"] and not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
+def test_a_store_of_many_parts_is_written_and_read_with_few_open_files(lab, tmp_path, monkeypatch, store):
+    """Parts of one document, read by number, in order and while rows are packed, with four files open at most."""
+    monkeypatch.setattr("tokenscale.data.stores.writing.PART_DOCUMENTS", 1)
+    monkeypatch.setattr("tokenscale.data.stores.parquet.OPEN_SHARDS", 4)
+    monkeypatch.setattr("tokenscale.data.records.OPEN_FILES", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limit[1]))
+    try:
+        path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
+        found = read_all(path, store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    if store.format != "packed":  # its rows depend on windows of pieces, not on parts
+        assert len(list(path.glob("shard-*.parquet"))) > 20 or store.format == "archive"
+    monkeypatch.undo()
+    assert found == read_all(lab.store(store), store)

@@ -78,28 +78,52 @@ def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dt
     return {"name": path.name, "records": number, "bytes": size}
 
 
+class OpenFiles:
+    """Descriptors of files that are read at any position, by number; at most `OPEN_FILES` are open at a time."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self._paths = paths
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def __getitem__(self, number: int) -> int:
+        """Return the descriptor of a file."""
+        descriptor = self._open.get(number)
+        if descriptor is not None:
+            self._open.move_to_end(number)
+            return descriptor
+        if len(self._open) == OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        descriptor = self._open[number] = os.open(self._paths[number], os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):  # without the kernel's read-ahead
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return descriptor
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    __del__ = close
+
+
 class Records:
     """Records of several files by number, verified whenever they are read.
 
     Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all files up to
-    `TABLE_BYTES`; larger ones are read row by row. Raises UserError for a changed record, which shows `what` and `next`.
-    A reader serves one thread.
+    `TABLE_BYTES`; larger ones are read row by row. A changed record is a UserError with `what` and `next`. A reader
+    serves one thread.
     """
 
     def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str, next: str):
         self._files, self._dtype, self._what, self._next = files, np.dtype(dtype), what, next
         self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open = OpenFiles([file.path for file in files])
         small = len(self) * _ROW <= TABLE_BYTES
         self._tables: dict[int, memoryview] | None = {} if small else None
 
     def __len__(self) -> int:
         """Return the number of records."""
         return self._first[-1]
-
-    def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
 
     def read(self, i: int) -> np.ndarray:
         """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
@@ -150,18 +174,9 @@ class Records:
         if not 0 <= i < self._first[-1]:
             raise IndexError(f"record {i} of {self._first[-1]}")
         number = bisect_right(self._first, i) - 1
-        descriptor = self._open.get(number)
-        if descriptor is None:
-            if len(self._open) == OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            descriptor = self._open[number] = os.open(self._files[number].path, os.O_RDONLY)
-            if self._tables is not None and number not in self._tables:
-                self._tables[number] = memoryview(self._read_table(number)).cast("B").cast("Q")
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        else:
-            self._open.move_to_end(number)
-        return number, i - self._first[number], descriptor
+        if self._tables is not None and number not in self._tables:
+            self._tables[number] = memoryview(self._read_table(number)).cast("B").cast("Q")
+        return number, i - self._first[number], self._open[number]
 
     def _error(self, file: RecordsFile, **facts: str) -> UserError:
         return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=self._next)

@@ -1,10 +1,13 @@
 """Ids on their way to a store whose layout depends on all of them: one after another in files, a part at a time."""
 
+import itertools
 import os
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
 
+from tokenscale.data.records import OpenFiles
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.writing import FinishedPart
 
@@ -42,21 +45,17 @@ class Flat:
     """Files read as one, by position: a mapping would count as memory, a read does not."""
 
     def __init__(self, paths: list[Path]):
-        self._files = [os.open(path, os.O_RDONLY) for path in paths]
-        self._ends = np.cumsum([path.stat().st_size for path in paths]).tolist()
+        self._files = OpenFiles(paths)
+        self._starts = [0, *itertools.accumulate(path.stat().st_size for path in paths)]
 
     def __enter__(self) -> "Flat":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in self._files:
-            os.close(file)
+        self._files.close()
 
     def read(self, target: memoryview, position: int) -> None:
         """Fill `target` from byte `position` on; a piece lies in one document, and a document in one file."""
-        number = 0
-        while position >= self._ends[number]:
-            number += 1
-        start = self._ends[number - 1] if number else 0
-        if os.preadv(self._files[number], [target], position - start) != len(target):
+        number = bisect_right(self._starts, position) - 1
+        if os.preadv(self._files[number], [target], position - self._starts[number]) != len(target):
             raise OSError(f"part {number} of the ids is shorter than its lengths say")

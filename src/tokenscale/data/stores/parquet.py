@@ -7,6 +7,7 @@ expensive until the groups are cached; a store that fits the cache is decoded at
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.stores.manifest import SingleFile, rebuild_command, resolve_store, vocabulary_error
 from tokenscale.settings.data import StoreSettings
 
 #: decoded ids kept by one reader
 CACHE_BYTES = 512 << 20
+#: shards that one reader keeps open
+OPEN_SHARDS = 128
+#: values of a column in a row group: Arrow's lists have int32 offsets
+GROUP_VALUES = (1 << 31) - 1
 
 
 class Shard:
@@ -73,6 +79,15 @@ class Shard:
         lengths = np.concatenate([part[field.name][1] for part in self._pending])
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] > GROUP_VALUES:
+            raise UserError(
+                "a row group has too many ids.",
+                file=self.path,
+                rows=f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}",
+                found=f"{offsets[-1]:,} ids in the column {field.name}",
+                expected=f"at most {GROUP_VALUES:,}",
+                next="set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus",
+            )
         values = np.concatenate([part[field.name][0] for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
         return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)
@@ -135,17 +150,18 @@ class ListColumns:
         next = rebuild_command(where)
         for path, file in zip(self._paths, manifest["files"], strict=True):
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
-        self._files = [pq.ParquetFile(path, pre_buffer=False) for path in self._paths]
+        self._metadata = [pq.read_metadata(path) for path in self._paths]
+        self._open_shard = lru_cache(OPEN_SHARDS)(self._open)
         self._unseen: set[int] = set()
         self._groups: list[tuple[int, int]] = []
         self.first_rows: list[int] = []
         self.rows = 0
-        for number, parquet in enumerate(self._files):
-            for group in range(parquet.num_row_groups):
+        for number, metadata in enumerate(self._metadata):
+            for group in range(metadata.num_row_groups):
                 self._unseen.add(len(self._groups))
                 self._groups.append((number, group))
                 self.first_rows.append(self.rows)
-                self.rows += parquet.metadata.row_group(group).num_rows
+                self.rows += metadata.row_group(group).num_rows
         self._cache: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
         self._cached_bytes = 0
         if preload and self._decoded_bytes() <= self._cache_bytes:
@@ -179,11 +195,14 @@ class ListColumns:
             self._cache.move_to_end(number)
         return group, i - self.first_rows[number]
 
+    def _open(self, number: int) -> pq.ParquetFile:
+        return pq.ParquetFile(self._paths[number], metadata=self._metadata[number], pre_buffer=False)
+
     def _decoded_bytes(self) -> int:
         """What the columns take when decoded, from the files' metadata (values; offsets are small beside them)."""
         total = 0
         for file, group in self._groups:
-            schema, row_group = self._files[file].schema_arrow, self._files[file].metadata.row_group(group)
+            schema, row_group = self._metadata[file].schema.to_arrow_schema(), self._metadata[file].row_group(group)
             for column in map(row_group.column, range(row_group.num_columns)):
                 name = column.path_in_schema.split(".")[0]
                 if name in self.columns:  # Parquet has no int8: what a value takes is for Arrow to say
@@ -192,7 +211,7 @@ class ListColumns:
 
     def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         file, group = self._groups[number]
-        table = self._files[file].read_row_group(group, columns=columns, use_threads=False)
+        table = self._open_shard(file).read_row_group(group, columns=columns, use_threads=False)
         found = {name: _decode_lists(table.column(name)) for name in columns}
         if number in self._unseen and self.columns[0] in found:
             ids = found[self.columns[0]][1]
