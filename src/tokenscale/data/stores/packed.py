@@ -193,7 +193,8 @@ class PackedStore:
             check_file(
                 self._path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=True
             )
-        self._unseen = np.full(len(self._tokens), verify and xxh3_64_intdigest is not None)
+        #: a bit for each row that has not been verified
+        self._unseen = np.full(-(-len(self._tokens) // 8), 255 * (verify and xxh3_64_intdigest is not None), np.uint8)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -211,7 +212,7 @@ class PackedStore:
         batches, rows = indices.shape
         flat, pointers = self._ignored(indices.reshape(-1), rows)
         ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
-        fresh = bool(self._unseen[indices].any())
+        fresh = bool(self._is_unseen(indices).any())
         return Plan(indices, flat, ends, self._checksums[indices].tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
@@ -231,7 +232,7 @@ class PackedStore:
                 raise self._changed(indices, into, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 raise vocabulary_error(self.where, self._path, largest, self.manifest["vocabulary_size"])
-            self._unseen[indices] = False
+            np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets
         into.labels[plan.ignored(i)] = IGNORED
@@ -295,9 +296,12 @@ class PackedStore:
             yield Chunk(flat[places].astype(np.int32), lengths[one:end])
             one = end
 
+    def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
+        return (self._unseen[indices >> 3] >> (indices & 7).astype(np.uint8) & 1).astype(bool)
+
     def _check(self, indices: np.ndarray) -> None:
         """Verify the checksums of rows that have not been read before."""
-        unseen = indices[self._unseen[indices]]
+        unseen = indices[self._is_unseen(indices)]
         for first in range(0, len(unseen), BLOCK_ROWS):
             self.stored(unseen[first : first + BLOCK_ROWS])
 
