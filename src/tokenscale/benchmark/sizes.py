@@ -80,15 +80,17 @@ def measure(
                 )
 
             place = {"approach": approach, "corpus": name, "round": number}
+            _read_whole(files)  # a cold round has dropped them
             with machine.pin_to_cores({min(cores)} if cores else set()):
                 records.append({**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)})
                 if cold:
                     records.append(
                         {**place, "cache": "cold", **_read_cold(open_again, files, settings.batches, number)}
                     )
-            records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again(), number)})
+            _read_whole(files)
+            records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again())})
             if cold and machine.explain_warm_cache(machine.drop_page_cache(files)) is None:
-                records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again(), number)})
+                records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again())})
     result = {
         "schema": VERSION,
         "benchmark": "sizes",
@@ -144,6 +146,15 @@ def _is_current(where: Path, store: Any, corpus: Path) -> bool:
     return manifest["corpus_manifest_sha256"] == sha256_file(corpus / "manifest.json")
 
 
+def _read_whole(files: list[Path]) -> None:
+    """Read files that batches are read from, so that they are in the page cache."""
+    for path in files:
+        if path.suffix != ".parquet":
+            with open(path, "rb", buffering=0) as file:
+                while file.read(1 << 23):
+                    pass
+
+
 def _time_batches(batches: Batches, count: int, number: int) -> dict[str, Any]:
     """Time `count` batches, after as many that are not timed; every round reads other ones."""
     batches.seek({"step": 0})
@@ -173,7 +184,7 @@ def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> d
     }
 
 
-def _wait(batches: Batches, number: int) -> dict[str, Any]:
+def _wait(batches: Batches) -> dict[str, Any]:
     """Wait for the batches of simulated steps, which leave the cores to the reading thread as a GPU does."""
     ahead = Prefetcher(batches)
     ahead.next()
