@@ -35,6 +35,8 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 VERSION = 1
 #: seconds of a simulated training step, and steps in a round
 STEP_S, STEPS = 0.055, 40
+#: cold batches that are not counted: they read the tables of the files
+TABLE_BATCHES = 16
 
 
 def measure(
@@ -173,6 +175,8 @@ def _read_cold(open_again: Any, files: list[Path], count: int, number: int) -> d
     if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
         return {"not_cold": reason}
     batches = open_again()
+    for _ in range(TABLE_BATCHES):  # small tables are read whole, once
+        batches.next()
     before, used, start = _read_bytes(), 0, time.perf_counter()
     for _ in range(count):
         used += batches.next().useful_tokens
