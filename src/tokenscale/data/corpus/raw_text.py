@@ -47,7 +47,7 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
         for split in manifest["splits"].values():
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
             for file in split["files"]:
-                check_types(file, {"name": str, "bytes": int, "sha256": str})
+                check_types(file, {"name": str, "rows": int, "bytes": int, "sha256": str})
                 check_file_name(file["name"])
     return manifest
 
