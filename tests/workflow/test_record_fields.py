@@ -131,6 +131,7 @@ UNITS = {
 
 SHARD = {"name": name, "rows": count, "bytes": size, "sha256": sha256}
 FILE = {"name": name, "bytes": size, "sha256": sha256}
+RECORDS_FILE = {"name": name, "bytes": size, "records": count}
 VERSIONS = {"versions.*": version}
 HARDWARE = {
     "hardware.architecture": string,
@@ -218,6 +219,8 @@ STORE = {
     "bits_per_token.order_0_entropy": number(0.0, 32.0, float),
     "bits_per_token.stored": number(0.0, 1e4, float),
     **below("files.[]", FILE | {"checked_by": name}),
+    "records.dtype": one_of("uint16", "uint32"),
+    **below("records.files.[]", RECORDS_FILE),
     # an archive alone
     "blocks": count,
     "different_ids": count,
@@ -375,6 +378,12 @@ FIELDS = {
         "engines.*.exact": flag,
         "engines.*.texts": count,
         "engines.*.version": version,
+    },
+    "corpus/*/records/manifest.json": {
+        "schema_version": one_of(1),
+        "split": one_of("train"),
+        "text_sha256": sha256,
+        **below("files.[]", RECORDS_FILE),
     },
     "tokens/*/*/*/manifest.json": STORE,
     "tokens/*/*/*/build.json": STORE_BUILD,

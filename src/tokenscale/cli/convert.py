@@ -255,7 +255,8 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         there = [path] if path.exists() and (path.is_file() or any(_list_visible(path))) else []
         known = path.is_dir() and (path / "manifest.json").is_file()
         if known:  # a store's writer deletes token files that it does not know
-            files = read_json(path / "manifest.json", "manifest").get("files", [])
+            manifest = read_json(path / "manifest.json", "manifest")
+            files = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
             known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
             strange = sorted(p.name for p in _list_visible(path) if p.name not in known_names)
             if strange:

@@ -28,7 +28,7 @@ def sample(hint, default):
 
 @pytest.mark.parametrize("flag", source_studies.RUN_FLAGS, ids=lambda flag: flag.key)
 def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
-    hint = next((h for h in typing.get_args(flag.hint) if h in (float, int, str)), flag.hint)
+    hint = next((h for h in typing.get_args(flag.hint) if h in (float, int, str, bool)), flag.hint)
     text, value = sample(hint, flag.default)
     for name in flag.names:
         parser = argparse.ArgumentParser()
