@@ -34,7 +34,7 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 
 VERSION = 1
 #: seconds of a simulated training step, and steps in a round
-STEP_S, STEPS = 0.055, 40
+STEP_S, STEPS = 0.055, 20
 #: cold batches that are not counted: they read the tables of the files
 TABLE_BATCHES = 16
 
