@@ -1,7 +1,7 @@
-"""Raw text → raw Parquet: source, cleaning, split by document hash, shards, manifest.
+"""Build of a corpus: read the source, clean, split by document hash, write Parquet shards and a manifest.
 
-Equal documents and settings give equal bytes: no time, host or path is in the shards or in `manifest.json`; those are
-in `build.json` beside it. A corpus that was built before never changes silently.
+Equal documents and settings give equal bytes. The shards and `manifest.json` hold no time, host or path;
+`build.json` does. An existing corpus never changes silently.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ SPLITS = ("train", "validation")
 SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
 OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
 SHARD_DOCUMENTS = 100_000
-#: text of a row group, which lies in memory; long documents make groups of fewer rows
+#: maximum bytes of text per row group, which is held in memory; long documents give groups of fewer rows
 GROUP_BYTES = 256 << 20
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
@@ -45,10 +45,10 @@ def build(
 ) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
-    Each source's module offers `describe(source, downloads)` and `documents(source, downloads)`, and
-    `validation_documents` where it may bring its own; `downloads` is the folder that the verb `download` filled.
-    `report(documents, utf8_bytes)` hears of each document read. Raises UserError for an unknown source, files or
-    packages that are missing or unreadable, an empty split, or an earlier build that differs.
+    The module of each source defines `describe(source, downloads)` and `documents(source, downloads)`, and
+    `validation_documents` if it can have its own validation set. `downloads` is the folder written by the command
+    `download`. `report(documents, utf8_bytes)` is called for each kept document. Raises UserError for an unknown
+    source, missing or unreadable files or packages, an empty training split, or an earlier build that differs.
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
@@ -71,12 +71,13 @@ def build_from(
     validation: Iterable[tuple[str | None, str]] | None = None,
     keep_earlier: bool = True,
 ) -> dict[str, Any]:
-    """Build a corpus from any (text, origin) pairs; `description` says what they are.
+    """Build a corpus from any (text, origin) pairs and return its manifest.
 
-    `validation` are the source's own held-out documents; without them a share is held out by hash. The shards are
-    written to a folder of their own first. With `keep_earlier`, where `build.json` tells of an earlier build with these
-    settings and other content (a package was upgraded), the earlier corpus is kept as long as its shards are there, and
-    its manifest is written again; where they are not, UserError is raised and nothing is touched.
+    `description` is the source's entry in the manifest. `validation` holds the source's own held-out documents; if it
+    is None, a share is held out by hash. The shards are first written to a temporary folder. `keep_earlier` applies
+    when `build.json` records an earlier build with equal settings but other content (a package was upgraded). If its
+    shards exist, the earlier corpus is kept and its manifest rewritten; otherwise UserError is raised and nothing
+    changes. Also raises UserError if there are no training documents.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -144,13 +145,15 @@ def build_from(
 
 
 def assign_split(encoded: bytes, validation_share: float) -> str:
-    """`train` or `validation`, by the text's own hash: equal texts lie on one side, and more text moves none."""
+    """Return `train` or `validation` from the hash of the text.
+
+    Equal texts get the same split, and adding documents never moves existing ones."""
     number = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
 
 
 class _Split:
-    """Shards of one split, a row group in memory at a time."""
+    """Writer of one split's shards. Holds one row group in memory."""
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
@@ -175,7 +178,7 @@ class _Split:
             self._flush()
 
     def close(self) -> dict[str, Any]:
-        """The split's part of the manifest."""
+        """Close the last shard and return the manifest entry of this split."""
         self._close_shard()
         levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
         found: Any = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
@@ -220,7 +223,9 @@ def _hash_manifest(manifest: dict[str, Any]) -> str:
 def _check_earlier_build(
     directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
 ) -> dict[str, Any] | None:
-    """The manifest of an earlier build that must stay, or None where nothing changes or the change was asked for."""
+    """Return the manifest of an earlier build to keep, or None if nothing changed or the settings did.
+
+    Raises UserError if the content changed under equal settings and the earlier shards are gone."""
     path = directory / "build.json"
     if not path.exists():
         return None
@@ -252,7 +257,7 @@ def _check_earlier_build(
 
 
 def _differences(before: Any, now: Any, key: str = "") -> list[str]:
-    """`key: before → now` for each leaf that differs; versions first, as they come first in the manifest."""
+    """Return `key: before → now` for each leaf that differs, in manifest order (versions first)."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = [*now, *(name for name in before if name not in now)]
         found = [_differences(before.get(n), now.get(n), f"{key}.{n}" if key else n) for n in names]
@@ -272,7 +277,7 @@ def _shorten(value: Any) -> str:
 
 
 def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
-    """New shards in, shards of an older build out; the manifest of the older build goes first."""
+    """Delete the old manifest, move the new shards in, then delete shards of the older build."""
     (directory / "manifest.json").unlink(missing_ok=True)
     names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}
     for name in sorted(names):

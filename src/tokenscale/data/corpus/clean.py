@@ -1,4 +1,4 @@
-"""What happens to each document before it is split. Everything changed or removed is counted."""
+"""Cleaning of documents before the split. Every change and removal is counted."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from tokenscale.settings.data import CleaningSettings
 
-#: every fate that is counted
+#: outcomes and changes that are counted
 FATES = (
     *("read", "no_text", "composed", "collapsed", "stripped", "not_unicode", "too_short", "too_long"),
     *("duplicates", "kept"),
@@ -23,11 +23,11 @@ def clean(
     counts: dict[str, int],
     seen: set[bytes] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """The documents (text, origin) that stay; `counts` is filled on the way, one number for each fate.
+    """Yield the cleaned documents (text, origin) and add to `counts`, one number per outcome in `FATES`.
 
-    Two calls that share `seen` drop what is a duplicate over both. A row without text (null) is dropped, and so is a
-    text that is not Unicode (lone surrogates), which cannot be written as UTF-8. Duplicates are found by hash (32 bytes
-    a document of memory, never the texts).
+    Calls that share `seen` also drop duplicates across calls. Null texts are dropped, as are texts with lone
+    surrogates, which cannot be encoded as UTF-8. Duplicates are found by hash: memory holds 32 bytes per document,
+    not the texts.
     """
     for name in FATES:
         counts.setdefault(name, 0)
@@ -70,7 +70,7 @@ def clean(
 
 
 def collapse(text: str) -> str:
-    """One space for each run of white space within a line, none at a line's ends, at most one empty line in a row.
+    """Collapse white space: one space within a line, none at line ends, at most one empty line in a row.
 
     >>> collapse("a \\t b \\n\\n\\n\\n c")
     'a b\\n\\nc'

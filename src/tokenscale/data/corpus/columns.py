@@ -1,4 +1,4 @@
-"""The columns, or keys, that hold a document's texts: in Parquet, in JSON lines and in TSV."""
+"""Access to the text columns of Parquet and TSV files and the text keys of JSON lines."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -14,13 +14,13 @@ from tokenscale.settings.data import SourceSettings
 
 
 def list_columns(source: SourceSettings) -> dict[str, str]:
-    """Option → the column that it names."""
+    """Return {option: column name} for the column options that are set."""
     names = {"text_column": source.text_column, "target_column": source.target_column}
     return {option: name for option, name in names.items() if name is not None}
 
 
 def missing_column_error(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
-    """The error for a column that is not there."""
+    """Return the error for a missing column, with the nearest existing name."""
     near = find_nearest(name, names)
     return UserError(
         f"a source file has no {what} {name!r}.",
@@ -32,7 +32,7 @@ def missing_column_error(name: str, names: Sequence[str], file: object, what: st
 
 
 def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """The type of a Parquet column, or of the part `b` of the column of objects `a` for `a.b`; None where none is."""
+    """Return the type of a Parquet column, or None if it is missing. `a.b` is field `b` of struct column `a`."""
     if name in schema.names:
         return schema.field(name).type
     whole, _, part = name.rpartition(".")
@@ -43,7 +43,7 @@ def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
 
 
 def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column of the batch, by the same names."""
+    """Return a column of the batch, with names as in `get_type`."""
     if name in batch.schema.names:
         return batch.column(name)
     whole, _, part = name.rpartition(".")
@@ -51,7 +51,7 @@ def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def get_value(row: dict[str, Any], name: str) -> Any:
-    """What an object of JSON holds under a key, or under `a.b` in an object under `a`. KeyError where there is none."""
+    """Return the value of a key of a JSON object; `a.b` is key `b` of object `a`. Raises KeyError if it is missing."""
     whole, _, part = name.rpartition(".")
     if name in row or not whole:
         return row[name]
@@ -60,8 +60,10 @@ def get_value(row: dict[str, Any], name: str) -> Any:
 
 
 def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
-    """Columns of lines parted by tabs, without quoting. The first line holds names, unless columns are asked for by
-    their numbers. Blank lines are left out. UserError for a column, or a part of a line, that is not there.
+    """Yield the cells of the named columns for each line of a TSV file without quoting.
+
+    The first line is the header, unless all names are column numbers (from 1). Blank lines are skipped. Raises
+    UserError for a missing column or a line with too few cells.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
     places = {option: int(name) - 1 for option, name in names.items()} if numbered else {}
@@ -93,9 +95,9 @@ Named = TypeVar("Named")
 
 
 def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
-    """Rows of one text as they are, rows of two joined by `PAIR`; None where a text is missing (null).
+    """Yield rows of one text unchanged and rows of two joined by `PAIR`; None if a text is null.
 
-    Raises UserError where a text of two holds that character itself.
+    Raises UserError if a text of a pair contains `PAIR`.
     """
     for number, row in enumerate(rows):
         if None in row:
@@ -114,9 +116,9 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
 def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
 ) -> Iterator[tuple[str | None, str | None]]:
-    """Line n of one file with line n of the other; a blank line says that there is none, and is None.
+    """Yield line n of one file with line n of the other; a blank line becomes None.
 
-    Raises UserError at the end of the shorter file, with both counts.
+    Raises UserError if the line counts differ, with both counts, at the end of the shorter file.
     """
     count = 0
     for line, translation in zip_longest(first, second):
@@ -135,7 +137,9 @@ def read_line_pairs(
 
 
 def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
-    """Each file with that of its translations; with None where there are none. UserError where some lack theirs."""
+    """Yield each file with its translation file, or with None if there are no targets.
+
+    Raises UserError if the numbers of files and targets differ."""
     if targets and len(files) != len(targets):
         raise UserError(
             "each file of texts goes with one of translations.",

@@ -1,7 +1,7 @@
-"""The embedded source: docstrings of the standard library and of installed packages, and Python's own help topics.
+"""Source `docstrings`: docstrings of the standard library and installed packages, and Python's help topics.
 
-Real technical English that every machine with the environment has, under licences that allow it. Files are read with
-`ast`, never imported. Paths are sorted, so equal packages give equal documents in an equal order.
+Real technical English under permissive licences, available wherever the environment is installed. Files are parsed
+with `ast`, never imported. Paths are sorted, so equal packages give equal documents in equal order.
 """
 
 import ast
@@ -19,10 +19,10 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.settings.data import SourceSettings
 
-#: an upgrade of a package must not change a corpus unasked (see build.py)
+#: a package upgrade must not change a corpus silently (see build.py)
 KEEP_EARLIER = True
 
-#: SPDX; what is not listed is asked of the package's metadata
+#: SPDX identifiers; other licences are read from the package metadata
 LICENCES = {
     "stdlib": "PSF-2.0",
     "pydoc_data": "PSF-2.0",
@@ -31,16 +31,16 @@ LICENCES = {
     "matplotlib": "LicenseRef-Matplotlib (based on PSF-2.0)",
 }
 
-#: folders of the standard library that distributions add, leave out, or that are packages of their own
+#: folders of the standard library that vary between distributions or are separate packages
 NOT_STDLIB = {
     "site-packages", "dist-packages", "idlelib", "turtledemo", "lib2to3", "ensurepip", "lib-dynload", "pydoc_data",
 }  # fmt: skip
-#: in every package: tests hardly have docstrings, and distributions differ in whether they ship them
+#: folders skipped in every package: tests have few docstrings, and not every distribution ships them
 NOT_TEXT = {"test", "tests", "idle_test", "__pycache__"}
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """What this source is, for the manifest: packages with versions and licences, and its declared date."""
+    """Return the manifest entry of the source: packages with their versions and licences."""
     packages = [
         {"name": name, "version": _get_version(name), "licence": LICENCES.get(name) or _get_licence(name)}
         for name in source.packages
@@ -49,9 +49,9 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
-    """(text, origin) of every docstring, package by package, file by file, from the top of a file down.
+    """Yield (text, origin) of every docstring, by package, then by file path, then in source order.
 
-    The origin names the object below its package: `numpy/linalg/_linalg.py::norm`. Raises UserError for a package
+    The origin is the file and the qualified name: `numpy/linalg/_linalg.py::norm`. Raises UserError for a package
     that is not installed.
     """
     number = 0
@@ -84,10 +84,10 @@ def _list_python_files(root: Path, package: str) -> Iterator[Path]:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """The syntax tree, or None for a file that is not Python of this version (templates, for example)."""
+    """Return the syntax tree, or None for a file that this Python cannot parse (a template, for example)."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like are the file's own business
+            warnings.simplefilter("ignore")  # invalid escapes and the like in third-party files
             return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
         return None
@@ -108,7 +108,7 @@ def _read_docstrings(node: ast.AST, origin: str, name: str) -> Iterator[tuple[st
 
 
 def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, str]]:
-    """Docstrings that NumPy gives its compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
+    """Yield docstrings that NumPy adds to compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
     words = [
@@ -120,7 +120,7 @@ def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, s
 
 
 def _read_topics() -> Iterator[tuple[str, str]]:
-    """Chapters of the language reference that `help()` shows, from the dict literal of pydoc_data.topics."""
+    """Yield the chapters of the language reference shown by `help()`, from the dict literal in pydoc_data.topics."""
     path = _find_root("pydoc_data") / "topics.py"
     tree = _parse(path)
     for node in tree.body if tree is not None else []:
@@ -151,7 +151,7 @@ def _find_root(name: str) -> Path:
 def _get_version(name: str) -> str:
     if name in ("stdlib", "pydoc_data"):
         return platform.python_version()
-    _find_root(name)  # a missing package is a user's error with a next step
+    _find_root(name)  # raises UserError for a missing package
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

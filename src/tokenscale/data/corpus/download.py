@@ -1,7 +1,7 @@
-"""Files of a source that lies elsewhere → `results/downloads/<corpus>/`, each by hash, and their manifest.
+"""Download of a remote source to `results/downloads/<corpus>/`: files checked by hash, and a manifest.
 
-A hash is declared after `#sha256=` in the configuration. Where it is not, the first download records it in
-`hashes.json` and every later one must match. The manifest is written last: what is not in it is not there.
+The configuration declares a hash after `#sha256=`. Without one, the first download records the hash in `hashes.json`
+and later downloads must match it. The manifest is written last, so it lists complete files only.
 """
 
 import importlib
@@ -18,11 +18,11 @@ RECORD, MANIFEST = "hashes.json", "manifest.json"
 
 
 def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
-    """Download what the corpus' source names into `directory`, and return the manifest. Files already there stay.
+    """Download the files of a corpus source into `directory` and return the manifest.
 
-    The source's module offers `resolve(source, files, recorded)` (what a name stands for → local name) and
-    `fetch(source, name, target, resumable)`. Raises UserError for what cannot be had and for content that is not what
-    was declared or recorded; nothing wrong is kept.
+    Existing files with the right hash are kept. The module of the source defines `resolve(source, files, recorded)`,
+    which returns {remote name: local name}, and `fetch(source, name, target, resumable)`. Raises UserError if a file
+    cannot be downloaded or its hash differs from the declared or recorded one. A file with a wrong hash is deleted.
     """
     directory = Path(directory)
     source = settings.source
@@ -44,7 +44,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
             declared = dict(_split_hash(name) for name in getattr(source, key))
             listed = []
             for name, local in module.resolve(source, tuple(declared), list(record)).items():
-                if local in taken:  # the same last part in both lists
+                if local in taken:  # two lists have a file of the same name
                     local = f"{key}-{local}"
                 taken.add(_check_local_name(local, name))
                 target = directory / local
@@ -64,7 +64,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
 
 
 def _check_local_name(local: str, name: str) -> str:
-    """The name of a local file, which a list of other hands may have made: it must stay in the download's folder."""
+    """Return the local file name. Raises UserError if it would leave the download folder: names may be untrusted."""
     parts = local.split("/")
     if "\0" in local or any(part in ("", ".", "..") for part in parts):
         raise UserError(
@@ -78,7 +78,7 @@ def _check_local_name(local: str, name: str) -> str:
 
 
 def _split_hash(name: str) -> tuple[str, str | None]:
-    """A name as configured → (name, declared hash or None)."""
+    """Split a configured name into (name, declared hash or None)."""
     bare, _, sha256 = name.partition("#sha256=")
     return bare, sha256 or None
 
@@ -86,7 +86,7 @@ def _split_hash(name: str) -> tuple[str, str | None]:
 def _is_complete(
     module: Any, source: SourceSettings, name: str, target: Path, declared: str | None, record: dict[str, str]
 ) -> str:
-    """The hash of the file at `target`, downloaded where it is not there yet."""
+    """Download the file to `target` unless it is there, and return its hash. Raises UserError for a wrong hash."""
     known = declared or record.get(name)
     if known and target.is_file() and sha256_file(target) == known:
         print(f"{target.name}: already here", flush=True)

@@ -1,4 +1,4 @@
-"""Sources `url` and `hub`, once their files are here: read from the folder that the verb `download` filled."""
+"""Sources `url` and `hub`, read from the folder written by the command `download`."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,12 +12,14 @@ from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSettings
 
-#: what the addresses give is held by hash already
+#: downloads are already pinned by hash
 KEEP_EARLIER = False
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """The manifest of the download, for the corpus' own; each file is held against it. UserError where one is not."""
+    """Check each file against the download's manifest and return the manifest entry of the source.
+
+    Raises UserError for a missing or changed file."""
     manifest = _read_manifest(downloads)
     for key in FILE_LISTS:
         for file in manifest.get(key, ()):
@@ -33,12 +35,12 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """(text, origin) of every training document, in the order of the configuration."""
+    """Yield (text, origin) of every training document, in the order of the configuration."""
     return islice(_read_documents(source, downloads, "files"), source.maximum_documents)
 
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """(text, origin) of the source's own validation documents."""
+    """Yield (text, origin) of the source's own validation documents."""
     return _read_documents(source, downloads, "validation_files")
 
 
@@ -53,7 +55,7 @@ def _read_documents(source: SourceSettings, downloads: Path | None, key: str) ->
 def _read_manifest(downloads: Path | None) -> dict[str, Any]:
     if downloads is None:
         raise UserError(
-            "the corpus comes from elsewhere and its download was not named.",
+            "the corpus has a remote source, and --downloads is missing.",
             next="--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)",
         )
     path = downloads / "manifest.json"

@@ -1,4 +1,4 @@
-"""Source `files`: a user's own Parquet, JSON lines, TSV or text, named by paths and globs."""
+"""Source `files`: the user's Parquet, JSON lines, TSV or text files, given as paths and globs."""
 
 import glob
 import os
@@ -18,10 +18,12 @@ NO_MATCH = "no file fits a source's pattern."
 
 
 def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
-    """The files that names and globs (`**` crosses folders) stand for, each once; UserError where one finds nothing."""
+    """Return the files that match the paths and globs (`**` crosses folders), each once.
+
+    Raises UserError for a pattern without a match."""
     found: dict[Path, None] = {}
     for pattern in patterns:
-        # a name that exists is that file, whatever characters it has
+        # an existing path is taken literally, even with glob characters
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         paths = [Path(match) for match in matches if os.path.isfile(match)]
         if not paths:
@@ -31,7 +33,7 @@ def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]
 
 
 def shorten_paths(paths: list[Path]) -> dict[str, Path]:
-    """The files by what their paths do not share, so that no name tells where the data lie on this machine.
+    """Return {path relative to the common parent: absolute path}, so that names hold no local directories.
 
     >>> list(shorten_paths([Path("/data/x/a.txt"), Path("/data/y/a.txt")]))
     ['x/a.txt', 'y/a.txt']
@@ -63,13 +65,14 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     )
 
 
-#: files carry no date that could be declared
-#: a file whose content changed was changed on purpose: an earlier corpus is not kept (see build.py)
+#: users change their files on purpose, so an earlier corpus is not kept (see build.py)
 KEEP_EARLIER = False
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """The files by name, size and hash, for the manifest. Raises UserError where a name or a glob finds nothing."""
+    """Return the manifest entry of the source: name, size and hash of each file.
+
+    Raises UserError for a pattern without a match."""
     paths = {key: expand_patterns(getattr(source, key), key) for key in FILE_LISTS}
     listed = {
         key: [_describe_file(name, path) for name, path in shorten_paths(found).items()] for key, found in paths.items()
@@ -78,20 +81,20 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """(text, origin) of every training document: files in the order they are named, a glob's sorted by path."""
+    """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob are sorted."""
     return islice(_read_documents(source, "files"), source.maximum_documents)
 
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """(text, origin) of the source's own validation documents; none where it names no files for them."""
+    """Yield (text, origin) of the source's own validation documents, if it has validation files."""
     return _read_documents(source, "validation_files")
 
 
 def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
-    """Raise UserError for files that are missing or unreadable, columns that are not there, and text without documents.
+    """Raise UserError for missing or unreadable files, missing columns, and sources without documents.
 
-    Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the corpora: where the
-    corpus is built, its files may be gone. `file_of` returns the configuration file that sets a dotted key.
+    Reads only Parquet footers and first documents, so that planning can call it. `folder` holds the corpora; the
+    source files of a built corpus may be missing. `file_of` returns the configuration file that sets a dotted key.
     """
     built = (folder / corpus.name / "manifest.json").is_file()
     for key in ("files", "validation_files"):

@@ -1,7 +1,8 @@
-"""The content of a corpus' own files as a short value, so that a rule reruns when, and only when, it changes.
+"""Fingerprint of a corpus' source files, so that a rule reruns if and only if their content changes.
 
-Snakemake judges large files by their time, and a copy or a `touch` would rebuild the corpus. Hashes are kept by path,
-size and time, so that each version of a file is read once. Standard library only: every parse of the workflow asks.
+Snakemake compares large files by modification time, so a copy or a `touch` would rebuild the corpus. Hashes are
+cached by path, size and modification time, so each version of a file is read once. Imports only the standard
+library, because every parse of the workflow runs it.
 """
 
 import json
@@ -15,17 +16,17 @@ from tokenscale.base.files import read_json, sha256_file, sha256_text, write_jso
 from tokenscale.data.corpus.files import expand_patterns, shorten_paths
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
 
-#: beside Snakemake's own records: like them it belongs to this machine, and can be deleted
+#: cache beside Snakemake's own records: specific to this machine, safe to delete
 MEMORY = Path(".snakemake/tokenscale-files.json")
-#: below this nobody waits for a hash
+#: larger files print a line before they are hashed
 SILENT_BYTES = 1 << 30
 
 
 def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
-    """A digest over names and contents of the source's files; "" for sources that have none of their own.
+    """Return a digest of the names and contents of the source files; "" for sources other than `files`.
 
-    `folder` holds the corpora (results/corpus). Where the files are gone and the corpus is built, it is the digest of
-    what it was built from: results that were copied without their raw text stay as they are. "missing" where both are.
+    `folder` holds the corpora (results/corpus). If the files are missing but the corpus is built, the digest comes
+    from its manifest, so results copied without their raw text stay valid. Returns "missing" if both are missing.
     """
     if corpus.source.kind != "files":
         return ""
@@ -40,10 +41,10 @@ def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMO
 
 
 def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
-    """Raise UserError for corpora whose own files cannot be read; see `files.check_files`."""
+    """Raise UserError for corpora whose source files cannot be read; see `files.check_files`."""
     for corpus in corpora:
         if corpus.source.kind == "files":
-            from tokenscale.data.corpus import files  # pyarrow: only where there are files to look at
+            from tokenscale.data.corpus import files  # imports pyarrow, so only if needed
 
             files.check_files(corpus, folder, file_of)
 
@@ -60,7 +61,7 @@ def _fingerprint_manifest(manifest: Path) -> str:
 
 
 def _digest(facts: dict[str, dict[str, str]]) -> str:
-    # lists of translations only where there are some: corpora without them keep their digest
+    # empty translation lists are omitted, so that corpora without translations keep their digest
     listed = {key: list(files.items()) for key, files in facts.items() if files or key in TRANSLATION_KEYS}
     return sha256_text(json.dumps(listed))[:16]
 
@@ -88,5 +89,5 @@ def _save_cache(memory: Path, known: dict[str, Any]) -> None:
         return
     try:
         write_json(memory, known)
-    except OSError:  # a project that may only be read: the next parse hashes again
+    except OSError:  # read-only project: the next parse hashes again
         pass

@@ -1,11 +1,11 @@
-"""Words of the German–English grammar: each German one with its forms, and with its English translation."""
+"""Vocabulary of the German–English grammar: German forms with their English translations."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Noun:
-    """Gender (m, f, n), nominative singular and plural; in English the same numbers."""
+    """German noun: gender (m, f, n), nominative singular and plural, and the English singular and plural."""
 
     gender: str
     singular: str
@@ -16,9 +16,9 @@ class Noun:
 
 @dataclass(frozen=True)
 class Verb:
-    """Third persons present (singular, plural), infinitive and past participle; a separable prefix stands apart.
+    """German verb: third person present (singular, plural), infinitive, past participle, separable prefix.
 
-    `case`: that of the object, accusative (a) or dative (d). English: third persons, infinitive and participle.
+    `case` is the case of the object: accusative (a) or dative (d).
     """
 
     singular: str
@@ -45,7 +45,7 @@ def _verb(row: list[str]) -> Verb:
     return Verb(singular, plural, infinitive, participle, (english[0], english[1], english[2]), *options)
 
 
-#: who can do something
+#: persons: subjects, and objects of some verbs
 PERSONS = _nouns("""
 m Lehrer Lehrer teacher teachers
 m Arzt Ärzte doctor doctors
@@ -66,7 +66,7 @@ n Pferd Pferde horse horses
 m Hund Hunde dog dogs
 f Katze Katzen cat cats
 """)
-#: what something is done to
+#: things: objects only
 THINGS = _nouns("""
 m Apfel Äpfel apple apples
 m Brief Briefe letter letters
@@ -87,7 +87,7 @@ n Fenster Fenster window windows
 n Messer Messer knife knives
 n Kleid Kleider dress dresses
 """)
-#: verbs whose object is a thing; the last column is a prefix that the main clause sets apart
+#: verbs whose object is a thing; the last column is the prefix that is separated in a main clause
 OF_THINGS = _verbs("""
 kauft kaufen kaufen gekauft buys buy bought
 verkauft verkaufen verkaufen verkauft sells sell sold
@@ -139,7 +139,7 @@ kalt cold
 freundlich friendly
 """.strip().splitlines()
 )
-#: what can stand before the verb, so that the subject comes behind it
+#: adverbials that can come before the verb; the subject then follows the verb
 ADVERBS = {
     "heute": "today",
     "morgen": "tomorrow",
@@ -150,7 +150,7 @@ ADVERBS = {
     "im Sommer": "in summer",
     "nach dem Essen": "after the meal",
 }
-#: verbs that carry an infinitive: singular, plural, English
+#: modal verbs: German singular, German plural, English
 MODALS = (("kann", "können", "can"), ("muss", "müssen", "must"), ("soll", "sollen", "should"))
-#: words that a clause with its verb at the end follows
+#: subordinating conjunctions: the clause ends with its verb
 CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "während": "while"}

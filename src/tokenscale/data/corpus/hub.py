@@ -10,9 +10,10 @@ from tokenscale.settings.data import SourceSettings
 
 
 def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Path in the repository → name of the local file (the same). Patterns are looked up in the repository's list.
+    """Return {path in the repository: local file name}, which are equal. Patterns are matched in the repository.
 
-    Without a network a pattern stands for what `recorded` (an earlier download of this corpus) holds.
+    Without a network, patterns are matched against `recorded`, the files of an earlier download of this corpus.
+    Raises UserError for a pattern without a match, or if the files cannot be listed.
     """
     if not any(_is_pattern(name) for name in files):
         return {name: name for name in files}
@@ -20,7 +21,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
 
     try:
         there = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
-    except Exception as error:  # the client's errors share no base but Exception
+    except Exception as error:  # the client's errors have no common base but Exception
         if not recorded:
             raise _download_error(source, ", ".join(files), error) from None
         print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
@@ -42,16 +43,16 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
 
 
 def fetch(source: SourceSettings, name: str, target: Path, *, resumable: bool = True) -> None:
-    """One file, from the hub's cache where it is there (HF_HOME, HF_HUB_OFFLINE are the client's), else downloaded.
+    """Link one file to `target` from the hub's cache, after downloading it if needed.
 
-    It is linked from the cache, or copied where the two lie on different file systems. Raises UserError with the
-    client's own reason.
+    The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another file system. Raises
+    UserError with the client's own reason.
     """
     from huggingface_hub import hf_hub_download
 
     try:
         cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
-    except Exception as error:  # see above
+    except Exception as error:  # as in `resolve`
         raise _download_error(source, name, error) from None
     blob = Path(cached).resolve()
     part = target.with_name(target.name + ".part")

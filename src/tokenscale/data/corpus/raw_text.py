@@ -1,4 +1,4 @@
-"""Documents of one split of a corpus: in order from Parquet, by number from records files."""
+"""Reader of one split of a corpus: in order from Parquet, by index from records files."""
 
 import itertools
 import shutil
@@ -23,23 +23,23 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.records import Records, RecordsFile, write_records
 
-#: the newest manifest this code reads
+#: newest manifest version that this code reads
 VERSION = 1
-#: between the two parts of a document that is a pair, a source and its translation (U+241E)
+#: separator of source and translation in a document that is a pair (U+241E)
 PAIR = "␞"
-#: text of a split without records files that is decoded into memory for random access
+#: largest split without records files that is decoded into memory for random access
 MEMORY_BYTES = 256 << 20
 #: documents per batch while records files are written
 RECORDS_BATCH = 4096
 
 
 def rebuild_command(directory: Path) -> str:
-    """The command that rebuilds a corpus."""
+    """Return the command that rebuilds a corpus."""
     return f"snakemake -f {Path(directory) / 'manifest.json'}"
 
 
 def read_corpus_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a corpus. UserError where it is missing, broken, or newer than this code."""
+    """Read the manifest of a corpus. Raises UserError if it is missing, malformed, or newer than this code."""
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
     with report_malformed(path, "manifest of the corpus", rebuild_command(directory)):
@@ -53,7 +53,7 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
-    """Raise UserError where a file is missing or is not what its manifest says; sizes always, hashes if `content`."""
+    """Raise UserError if a file is missing or has another size, or another hash if `content`."""
     try:
         found = path.stat().st_size
         if not path.is_file():
@@ -107,7 +107,7 @@ def write_text_records(directory: Path) -> dict[str, Any]:
 
 
 def _text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return (UTF-8 of all texts uint8, the length of each int64) of a string array without nulls."""
+    """Return (UTF-8 bytes of all texts, uint8; length of each text, int64) of a string array without nulls."""
     _, offsets, data = column.buffers()
     width = np.int64 if pa.types.is_large_string(column.type) else np.int32
     ends = np.frombuffer(offsets, dtype=width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
@@ -120,7 +120,7 @@ def _decoder(records: Records) -> Callable[[int], str]:
 
 
 class RawText:
-    """One split of a corpus. Document i is the i-th of the split, over all shards in order.
+    """One split of a corpus. Document i is the i-th document of the split, over all shards in order.
 
     Opening checks the sizes of the shards. A shard's content is checked when it is first read, unless `verify` is
     False. Reading in order keeps one batch in memory.
@@ -148,10 +148,10 @@ class RawText:
         return self.open_documents()(i)
 
     def open_documents(self) -> Callable[[int], str]:
-        """Return a function that reads one document by its number, at the same cost in a corpus of any size.
+        """Return a function that reads one document by its index, at a cost independent of the corpus size.
 
-        It reads from the records files. Without them, a split of at most `MEMORY_BYTES` is decoded into memory; for a
-        larger one, and for changed records files, UserError is raised.
+        It reads from the records files. Without them, a split of at most `MEMORY_BYTES` is decoded into memory. Raises
+        UserError for a larger split without records files, and for changed records files.
         """
         if self._documents is None:
             records = self.open_records()
@@ -160,7 +160,7 @@ class RawText:
 
     @property
     def needs_records(self) -> bool:
-        """Whether the split is too large for memory and has no records files, so that it is only read in order."""
+        """Whether the split is too large for memory and has no records files. It can then only be read in order."""
         return self.split["utf8_bytes"] > MEMORY_BYTES and self.open_records() is None
 
     def batches(self, documents: int = 512) -> Iterator[list[str]]:
@@ -193,14 +193,14 @@ class RawText:
         if self._verify and file["name"] not in self._verified:
             self._check(file, content=True)
             self._verified.add(file["name"])
-        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # else it keeps the bytes of all it read
+        return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # pre-buffering keeps read bytes
 
     def _check(self, file: dict[str, Any], *, content: bool) -> None:
         path, next = self.directory / file["name"], rebuild_command(self.directory)
         check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
 
     def open_records(self) -> Records | None:
-        """Open the records files, or return None where there are none of this split and build."""
+        """Open the records files, or return None if this split and build have none."""
         path = records_manifest(self.directory)
         if self._name != "train" or not path.exists() or xxh3_64_intdigest is None:
             return None
@@ -208,7 +208,7 @@ class RawText:
         manifest = read_manifest_file(path, "corpus records", VERSION, next)
         with report_malformed(path, "manifest of the corpus records", next):
             if manifest["text_sha256"] != self.split["text_sha256"]:
-                return None  # of an earlier build of this corpus
+                return None  # records of an earlier build of this corpus
             for entry in manifest["files"]:
                 check_types(entry, {"name": str, "records": int, "bytes": int})
                 check_file_name(entry["name"])

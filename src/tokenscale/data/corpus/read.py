@@ -1,4 +1,4 @@
-"""Documents of one raw file: Parquet, JSON lines, TSV or text, but for Parquet also compressed. Memory holds a part."""
+"""Reader of one raw file: Parquet, or JSON lines, TSV and text, also compressed. Memory holds a part of the file."""
 
 import codecs
 import gzip
@@ -26,7 +26,7 @@ from tokenscale.data.corpus.columns import (
 )
 from tokenscale.settings.data import SourceSettings
 
-#: endings → format; `.gz`, `.zst` and `.zstd` may follow those of lines and text
+#: format → file endings; all but Parquet may be followed by `.gz`, `.zst` or `.zstd`
 ENDINGS = {
     "parquet": (".parquet", ".pq"),
     "jsonl": (".jsonl", ".ndjson", ".json"),
@@ -36,18 +36,18 @@ ENDINGS = {
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
-#: of one document: beyond it no engine, and no list of its ids, can be relied on
+#: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
 
 
 def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
-    """Texts of a file in its order; None where a row holds no text (null). With `target_column`, and with a `target`
-    that translates the file line for line, a text is a pair, its two parts joined by `PAIR`.
+    """Yield the texts of a file in order, with None for null.
 
-    Raises UserError for an ending that says nothing, a column or key that is not there, and content that cannot be
-    read, naming file and line or byte.
+    With `target_column`, or with a `target` file of translations line by line, a text is a pair joined by `PAIR`.
+    Raises UserError for an unknown file ending, a missing column or key, and unreadable content, with the file and
+    line or byte.
     """
-    if target is not None:  # whatever they are called: europarl.de and europarl.en are text
+    if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
         yield from join_pairs(read_line_pairs(_split_text(path, "\n"), _split_text(target, "\n"), path, target), path)
         return
     form = source.format if source.format != "auto" else detect_format(path)
@@ -69,7 +69,9 @@ def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
-    """Whether a file has any document, by its Parquet footer or its beginning. Raises UserError as `read` does."""
+    """Return whether a file has any document, from its Parquet footer or its beginning.
+
+    Raises UserError as `read_texts` does."""
     form = source.format if source.format != "auto" or target is not None else detect_format(path)
     if target is None and form == "parquet":
         return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
@@ -79,7 +81,7 @@ def has_documents(path: Path, source: SourceSettings, target: Path | None = None
 
 
 def detect_format(path: Path) -> str:
-    """The format that a file's ending says; UserError where it says none.
+    """Return the format of a file from its ending. Raises UserError for an unknown ending.
 
     >>> detect_format(Path("a/owt_train.txt.gz"))
     'text'
@@ -99,9 +101,9 @@ def detect_format(path: Path) -> str:
 
 
 def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
-    """The open file, with each of these columns (option → name) there once and holding text."""
+    """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once and holds text."""
     try:
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # else all of it lies in memory by the end
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # pre-buffering keeps read bytes
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(
             "a source file is not readable Parquet.",
@@ -153,14 +155,14 @@ def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | N
 
 
 def _choose_batch_rows(file: pq.ParquetFile) -> int:
-    """Rows to decode at a time: fewer where documents are long."""
+    """Return the number of rows per decoded batch, fewer for long documents."""
     groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
 
 
 def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
-    """The column's texts; UserError names the row whose bytes are not UTF-8: Parquet says they are, and checks none."""
+    """Return the texts of a column. Parquet does not check UTF-8: raises UserError with the row that is malformed."""
     try:
         texts = column.to_pylist()
         longest = max((len(text) for text in texts if text is not None), default=0)
@@ -192,7 +194,7 @@ def _read_json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | N
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also numbers of too many digits, and nesting without end
+        except (ValueError, RecursionError) as error:  # also numbers with too many digits, and too deep nesting
             raise UserError(
                 "a line of a source file is not JSON.",
                 file=f"{path}, line {number}",
@@ -233,7 +235,7 @@ def _read_text(path: Path, separator: str | None) -> Iterator[str]:
 
 
 def _split_text(path: Path, separator: str) -> Iterator[str]:
-    """What lies between the separators; an empty last piece (the file ends with a separator) is none."""
+    """Yield the pieces between separators. An empty last piece, after a final separator, is skipped."""
     begun: list[str] = []
     rest = ""
     number = length = 0
@@ -242,7 +244,7 @@ def _split_text(path: Path, separator: str) -> Iterator[str]:
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
         _check_length(length, path, number)
-        if len(pieces) == 1:  # the separator may stand across two chunks: its possible beginning waits
+        if len(pieces) == 1:  # the separator may span two chunks: keep its possible beginning
             cut = max(0, len(pieces[0]) - len(separator) + 1)
             begun.append(pieces[0][:cut])
             rest = pieces[0][cut:]
@@ -256,7 +258,7 @@ def _split_text(path: Path, separator: str) -> Iterator[str]:
 
 
 def _check_length(characters: int, path: Path, number: int) -> None:
-    """Raise UserError before memory is full of a document that is too long."""
+    """Raise UserError for a document that is too long, before it fills the memory."""
     if characters > LONGEST_CHARACTERS:
         raise UserError(
             "a document is too long.",
@@ -268,7 +270,7 @@ def _check_length(characters: int, path: Path, number: int) -> None:
 
 
 def _read_characters(path: Path) -> Iterator[str]:
-    """The file as UTF-8, a chunk at a time; a byte order mark at its beginning is dropped, and "\r\n" becomes "\n"."""
+    """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced by "\n"."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=False)
     done = 0
@@ -295,7 +297,7 @@ def _read_characters(path: Path) -> Iterator[str]:
                     reason=error.reason,
                     next="convert it (iconv), or remove what is broken",
                 ) from None
-            # keeps "\r" at the end of a chunk back, until it is known whether "\n" follows
+            # holds back "\r" at the end of a chunk until the next character is known
             characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
             if characters:
                 yield characters

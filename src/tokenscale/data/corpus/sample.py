@@ -1,7 +1,7 @@
-"""Documents spread over a data set, without reading all of it: row groups of Parquet, stretches of lines and text.
+"""Random samples of documents without reading the whole data set: Parquet row groups, byte ranges of lines and text.
 
-Memory holds the sample and a part of one file, whatever the data set's size. Equal files, settings and seed give an
-equal sample.
+Memory holds the sample and a part of one file, independent of the size of the data set. Equal files, settings and
+seed give equal samples.
 """
 
 import json
@@ -20,11 +20,11 @@ from tokenscale.data.corpus.columns import get_column
 from tokenscale.data.corpus.read import COMPRESSION, detect_format, read_texts
 from tokenscale.settings.data import SourceSettings
 
-#: a sample's text, whatever number of documents is asked for
+#: maximum bytes of text in a sample, whatever the requested number of documents
 SAMPLE_BYTES = 24_000_000
-#: a data set up to this size is read whole; of a larger one, so much
+#: a data set up to this size is read completely; at most this much of a larger one
 READ_BYTES = 256_000_000
-#: what lies compressed can be entered at its beginning only; more text than this is not waited for
+#: compressed files can only be read from the start; more text than this is an error
 COMPRESSED_BYTES = 2_000_000_000
 STRETCHES = 64
 LEAST_GROUPS = 16
@@ -32,29 +32,29 @@ LEAST_GROUPS = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """Some documents of a data set."""
+    """Random sample of the documents of a data set."""
 
     texts: list[str]
-    #: which independent draw each document belongs to, and how many there were
+    #: independent draw that each document belongs to, [texts], and the number of draws
     units: np.ndarray
     unit_count: int
-    #: documents of the data set: exact where `counted`, else scaled up from the sample
+    #: documents in the data set: exact if `counted`, otherwise estimated from the sample
     documents: float
     counted: bool
-    #: in words: what was looked at
+    #: description of the sampled parts
     where: str
 
 
 def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
-    """About so many documents of these files; all of them where there are fewer.
+    """Sample about `documents` documents from the files, or all if there are fewer.
 
-    Raises UserError for files that cannot be read, that are empty, or that hold fewer than two documents.
+    Raises UserError for unreadable files, for empty files, and for fewer than two documents.
     """
     for path in paths:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="name another")
     forms = {path: source.format if source.format != "auto" else detect_format(path) for path in paths}
-    next(read_texts(paths[0], source), None)  # tells a wrong column and an unreadable file
+    next(read_texts(paths[0], source), None)  # raises for a missing column or an unreadable file
     kinds = set(forms.values())
     packed = any(path.suffix.lower() in COMPRESSION for path in paths)
     size = sum(path.stat().st_size for path in paths)
@@ -77,7 +77,7 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
 
 
 def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
-    """Rows drawn from all row groups, or from some that are spread evenly over the files."""
+    """Sample rows from all row groups of Parquet files, or from some that are spread evenly."""
     generator = np.random.default_rng(seed)
     groups: list[tuple[Path, int, int]] = []
     sizes: list[int] = []
@@ -98,7 +98,7 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
     wanted = max(LEAST_GROUPS, int(READ_BYTES / np.mean(sizes)))
     if sum(sizes) > READ_BYTES and wanted < len(groups):
         chosen = ((np.arange(wanted) + generator.random()) * len(groups) / wanted).astype(int)
-    # of a giant row group its beginning: the share that may be read
+    # read only the beginning of giant row groups: this share of each
     share = min(1.0, max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(float(np.mean(sizes)), 1.0))
     held = np.array([max(1, int(groups[g][2] * share)) for g in chosen])
     most = max(2, int(SAMPLE_BYTES / max(1.0, sum(sizes) / rows)))
@@ -124,7 +124,7 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
 
 
 def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[str | None]:
-    """Some rows of a row group; decodes it a batch at a time, up to the last of them."""
+    """Yield the rows `wanted` (sorted indices) of a row group, decoding batches up to the last wanted row."""
     if not len(wanted):
         return
     first = 0
@@ -144,7 +144,7 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
-    """Text files that are one document each: some of the files."""
+    """Sample files, each of which is one document."""
     mean = sum(path.stat().st_size for path in paths) / len(paths)
     most = min(documents, max(2, int(SAMPLE_BYTES / mean)))
     chosen = random.Random(seed).sample(paths, min(most, len(paths)))
@@ -153,7 +153,7 @@ def _sample_files(paths: list[Path], source: SourceSettings, documents: int, see
 
 
 def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
-    """Every document is read, some are kept: reservoir sampling (Vitter 1985, algorithm R)."""
+    """Read all documents and keep some by reservoir sampling (Vitter 1985, algorithm R)."""
     draw = random.Random(seed)
     kept: list[tuple[int, str]] = []
     number = done = 0
@@ -167,7 +167,7 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
         done += len(text)
         if done > COMPRESSED_BYTES:
             raise UserError(
-                "compressed text cannot be entered in the middle, and this is too much to read.",
+                "compressed text can only be read from the start, and this is too much to read.",
                 read=f"{done / 1e9:.1f} GB of text",
                 next="unpack it, or name a part of the files",
             )
@@ -179,9 +179,9 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
 
 
 def _sample_stretches(paths: list[Path], source: SourceSettings, form: str, documents: int, seed: int) -> Sample:
-    """Documents that begin in one of some stretches of bytes, one stretch in each equal part of the data set.
+    """Sample the documents that begin in one of `STRETCHES` byte ranges, one range in each equal part of the data set.
 
-    Every byte is as likely as any other to lie in a stretch, so that long documents are not preferred.
+    Every byte is equally likely to lie in a range, so long documents are not preferred.
     """
     separator = (source.separator or "\n").encode() if form == "text" else b"\n"
     total = sum(path.stat().st_size for path in paths)
@@ -213,10 +213,10 @@ def _sample_stretches(paths: list[Path], source: SourceSettings, form: str, docu
 
 
 def _read_pieces(path: Path, first: int, last: int, separator: bytes) -> Iterator[bytes]:
-    """The pieces between separators whose first byte lies in [first, last), whole."""
+    """Yield the whole pieces between separators whose first byte lies in [first, last)."""
     with path.open("rb") as file:
         file.seek(max(0, first - len(separator)))
-        position = file.tell()  # of the buffer's first byte
+        position = file.tell()  # position of the first byte of the buffer
         buffer = b""
         inside = first == 0
         while not inside or position < last:
@@ -237,7 +237,7 @@ def _read_pieces(path: Path, first: int, last: int, separator: bytes) -> Iterato
 
 
 def _decode_document(data: bytes, path: Path, form: str, key: str) -> str | None:
-    """A document's text; None for an empty line and for null."""
+    """Return the text of a document, or None for an empty line or null. Raises UserError for a malformed line."""
     try:
         text = data.decode()
         if form == "text":

@@ -1,4 +1,4 @@
-"""Files from web addresses: resumed where a connection breaks, tried again, checked by length and hash."""
+"""Download of files from URLs, with resume, retries, and a check of the length."""
 
 import re
 from pathlib import Path
@@ -14,27 +14,27 @@ from tokenscale.base.progress import Progress
 from tokenscale.settings.data import SourceSettings
 
 TRIES = 6
-TIMEOUT_S = (10.0, 60.0)  # to connect, and between two pieces
+TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
 CHUNK_BYTES = 1 << 20
-#: no later try mends these: `file:` and `ftp:` among them, where a server sends a download on to
+#: permanent errors, such as redirects to `file:` and `ftp:`
 NO_SUCH_ADDRESS = (
     requests.exceptions.InvalidSchema,
     requests.exceptions.InvalidURL,
     requests.exceptions.MissingSchema,
     requests.exceptions.TooManyRedirects,
 )
-#: of a local file; what is put before and behind it fits into the 255 of a file system
+#: maximum length of a local file name; with prefix and suffix it fits the file system's limit of 255
 LONGEST_NAME_BYTES = 200
-#: a try that brought so much is no failure
+#: an attempt that received this much resets the count of failures
 PROGRESS_BYTES = 1 << 20
-#: worth trying again: the server is busy, or what stands before it is
+#: status codes to retry: the server or a proxy is busy
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 
 
 def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Address → name of the local file: the address's last part, numbered where two would be equal.
+    """Return {URL: local file name}: the last part of the URL path, numbered if two are equal.
 
-    An address is of other hands: `%2F` in its last part is no folder, and dots at its beginning are left out.
+    URLs are untrusted: `%2F` in the last part creates no folder, and leading dots are removed.
 
     >>> resolve(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
     {'https://h/a/b.txt': 'b.txt', 'https://h/..%2F..%2Fetc': 'etc'}
@@ -58,11 +58,11 @@ def fetch(
     *,
     resumable: bool = True,
 ) -> None:
-    """Download an address to `target`. What came before a break is kept beside it and continued, also by a later call.
+    """Download a URL to `target`. A partial download is kept beside it and resumed, also by a later call.
 
-    A part is continued only where the server says that the content is the same (ETag or Last-Modified, RFC 9110,
-    13.1.5), or with `resumable`, where the caller checks a hash. Raises UserError when the server refuses, when
-    TRIES in a row bring nothing, and for a web page in place of a file.
+    A partial download is resumed only if the server confirms that the content is unchanged (ETag or Last-Modified,
+    RFC 9110, 13.1.5) or if `resumable`, when the caller checks a hash. Raises UserError if the server refuses, after
+    TRIES attempts in a row without progress, and for a web page in place of a file.
     """
     part = target.with_name(target.name + ".part")
     seen = target.with_name(target.name + ".part.json")
@@ -76,7 +76,7 @@ def fetch(
             reason, pause = again.reason, again.pause_s
         except NO_SUCH_ADDRESS as error:
             raise UserError(
-                "a download leads to what is no web address.",
+                "a download leads to something that is not a web address.",
                 address=address,
                 reason=_first_line(error),
                 expected="http:// or https://, also where a server sends it on to",
@@ -102,7 +102,7 @@ def fetch(
 
 
 class _Retry(Exception):
-    """The try failed in a way that another may not."""
+    """Temporary failure of one attempt."""
 
     def __init__(self, reason: str, pause_s: float | None = None):
         super().__init__(reason)
@@ -110,7 +110,7 @@ class _Retry(Exception):
 
 
 def _resume_download(address: str, part: Path, seen: Path, resumable: bool) -> None:
-    """One try: ask for what is missing, append it. Returns when the file is complete."""
+    """Request the missing bytes once and append them. Raises _Retry if the file is still incomplete."""
     have = part.stat().st_size if part.exists() else 0
     validator = read_json(seen, "record of a begun download").get("validator") if seen.exists() else None
     if have and not (validator or resumable):
@@ -126,7 +126,7 @@ def _resume_download(address: str, part: Path, seen: Path, resumable: bool) -> N
             raise _Retry(
                 f"the server answers {answer.status_code}", min(60.0, float(after)) if after.isdigit() else None
             )
-        if answer.status_code == 416:  # what we hold is no beginning of what it has
+        if answer.status_code == 416:  # the partial file is longer than the server's file
             part.unlink(missing_ok=True)
             seen.unlink(missing_ok=True)
             raise _Retry("the begun file is longer than the server's; starting anew", 0.0)
@@ -155,7 +155,7 @@ def _resume_download(address: str, part: Path, seen: Path, resumable: bool) -> N
         with part.open("ab" if have else "wb") as file:
             reason = "ended"
             try:
-                # not `iter_content`, which drops the last pieces of a connection that breaks
+                # not `iter_content`, which drops the last bytes before a broken connection
                 while piece := answer.raw.read1(CHUNK_BYTES):
                     file.write(piece)
                     progress(0, len(piece))
