@@ -1,4 +1,4 @@
-"""Before an engine's ids are trusted: the same texts through the reference, and not one id may differ."""
+"""Tokenizer engines: choice of the fastest engine whose ids equal those of the reference on fuzz texts."""
 
 import json
 import random
@@ -16,16 +16,16 @@ from tokenscale.data.tokenizers.base import Texts, Tokenizer
 from tokenscale.data.tokenizers.engines import gigatoken, tokenizers
 from tokenscale.data.tokenizers.engines.engine import Engine, Unavailable
 
-#: hostile texts that every engine is tried on
+#: number of fuzz texts that every engine is tested on
 FUZZ_TEXTS = 2000
-#: texts of one call, where an engine is asked for a few
+#: texts per call in the test of small batches
 FEW = 32
-#: text of control tokens of well-known tokenizers: inside documents it has to stay text
+#: control tokens of well-known tokenizers, whose text must stay text inside documents
 CONTROL_TEXTS = (
     "<s>", "</s>", "<unk>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[TOOL_CALLS]", "<|endoftext|>", "<|im_start|>",
     "<|begin_of_text|>", "<SPECIAL_20>", "[CLS]", "[SEP]", "[MASK]", "<mask>", "<bos>", "<eos>",
 )  # fmt: skip
-#: where pre-tokenizers' patterns part or join: (first, last) code points of a few letters of many scripts
+#: (first, last) code points of many scripts, where the patterns of pre-tokenizers split or join
 _RANGES = (
     (0x20, 0x7E), (0x09, 0x0D), (0xA0, 0xFF), (0x100, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F),
     (0x5D0, 0x5EA), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
@@ -42,9 +42,9 @@ _PIECES = (
 
 
 def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
-    """Hostile texts, the same every time: mixed scripts, white space, digits, broken words, control-token text.
+    """Return deterministic fuzz texts: mixed scripts, white space, digits, broken words, control-token text.
 
-    `control` are control tokens of the tokenizer itself, beside the well-known ones.
+    `control` adds the tokenizer's own control tokens to the well-known ones.
     """
     chance = random.Random(seed)
     names = [*CONTROL_TEXTS, *control]
@@ -69,10 +69,10 @@ def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: 
 
 
 def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> dict[str, str] | None:
-    """The first text whose ids differ, and both ids around the place; None where all are equal.
+    """Return the first text whose ids differ and both id lists near the difference, or None if all ids are equal.
 
-    The engine is asked in both ways that are used: all at once as an Arrow array, as stores are written, and a few at a
-    time as str, as a training asks.
+    Tests both uses of an engine: all texts at once as an Arrow array, as in writing stores, and `FEW` texts at a time
+    as str, as in training.
     """
     right, right_lengths = reference.encode(texts)
     few = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
@@ -84,7 +84,7 @@ def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> 
 
 
 def to_arrow(texts: Sequence[str]) -> pa.Array:
-    """Texts as an Arrow array. (`pa.array` makes one, too, and imports pandas to ask if they are a series.)"""
+    """Return the texts as an Arrow string array. Unlike `pa.array`, this does not import pandas."""
     encoded = [text.encode("utf-8") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
@@ -105,15 +105,15 @@ def _first_difference(
                 "expected": f"{expected[first : at + 3]} from id {first} on, {len(expected)} ids",
                 "found": f"{found[first : at + 3]}, {len(found)} ids",
             }
-    raise AssertionError("ids differ, and no text does")  # lengths of both add up to their ids
+    raise AssertionError("ids differ, and no text does")  # unreachable: the lengths add up to the number of ids
 
 
-#: the engine whose ids are right by definition
+#: engine whose ids are correct by definition
 REFERENCE = "tokenizers"
 
 
 class EngineTokenizer(Tokenizer):
-    """See `tokenizer.base.Tokenizer`. `notes` say which faster engines were passed over, and why."""
+    """Tokenizer backed by an engine. `notes` lists the faster engines that were skipped, with reasons."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class EngineTokenizer(Tokenizer):
         return self._decode(np.asarray(ids).tolist())
 
     def difference(self, texts: Sequence[str]) -> dict[str, str] | None:
-        """Where this engine's ids are not the reference's (see `gate.difference`); None for the reference itself."""
+        """Return where this engine differs from the reference, as `find_difference`; None for the reference itself."""
         if self.engine == REFERENCE:
             return None
         return find_difference(self._engine, self._open(REFERENCE), texts)
@@ -167,13 +167,13 @@ class EngineTokenizer(Tokenizer):
                 return name, engine
             self.notes.append(f"not {name} {engine.version}: its ids differ from those of {REFERENCE}")
         raise UserError(
-            f"no package here can hold the tokenizer {self.name}.",
+            f"no installed package can load the tokenizer {self.name}.",
             tried="; ".join(self.notes),
             next="install tokenizers (environment.yml)",
         )
 
     def _is_exact(self, name: str, engine: Engine) -> bool:
-        """As the tokenizer's build found it with this version; tried now where it was built with another."""
+        """Return whether the engine is exact: as recorded by the build for this version, otherwise tested now."""
         path = self._folder / "build.json"
         known = read_json(path, "record of the tokenizer's build").get("engines", {}) if path.is_file() else {}
         if known.get(name, {}).get("version") == engine.version:
@@ -191,9 +191,10 @@ class EngineTokenizer(Tokenizer):
 def compare_engines(
     folder: Path, manifest: dict[str, Any], engines: dict[str, ModuleType], control: Sequence[str]
 ) -> dict[str, Any]:
-    """Every engine that is here, on the hostile texts: {name: {version, exact, texts, and what differs}}.
+    """Compare every installed engine with the reference on fuzz texts, for the build record.
 
-    `control` are the tokenizer's own control tokens: their text has to stay text. For the build record.
+    Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. `control` holds the tokenizer's
+    own control tokens, whose text must stay text.
     """
     texts = make_fuzz_texts(control)
     reference = engines[REFERENCE].open_engine(folder, manifest)
@@ -213,12 +214,12 @@ def compare_engines(
     return found
 
 
-#: the fastest first
+#: engines, fastest first
 ENGINES = {"gigatoken": gigatoken, "tokenizers": tokenizers}
 
 
 def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
-    """The tokenizer of a tokenizer.json, without its template, truncation and padding."""
+    """Load a tokenizer.json without its template, truncation and padding."""
 
     def decode(ids: list[int]) -> str:
         tokenizer = tokenizers.import_library(manifest["kind"]).Tokenizer.from_file(str(path))
@@ -228,6 +229,6 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
 
 
 def control_texts(path: Path) -> list[str]:
-    """Text of the control tokens of a tokenizer.json."""
+    """Return the texts of the control tokens of a tokenizer.json."""
     added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
     return [token["content"] for token in added if token.get("special")]

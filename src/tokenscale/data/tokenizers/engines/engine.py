@@ -1,7 +1,7 @@
-"""What a package that turns text into ids offers us.
+"""Interface of tokenizer engines, the packages that encode text.
 
-The module of an engine has a function `open_engine(folder, manifest) -> Engine`: the folder is a tokenizer's, with the
-files that its manifest names. It raises Unavailable where the package is missing or cannot hold this tokenizer.
+The module of each engine defines `open_engine(folder, manifest) -> Engine`. `folder` holds the files named in the
+tokenizer's manifest. Raises Unavailable if the package is missing or cannot load the tokenizer.
 """
 
 import json
@@ -15,22 +15,22 @@ from tokenscale.data.tokenizers.base import Texts
 
 
 class Engine(Protocol):
-    """One tokenizer, held by a package."""
+    """Tokenizer loaded by one package."""
 
     version: str
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths as `tokenizer.base.Tokenizer.encode` gives them."""
+        """Encode texts to (ids, lengths), as `base.Tokenizer.encode`."""
         ...
 
 
 class Unavailable(Exception):
-    """Why an engine cannot be used here, in a few words."""
+    """Engine cannot be used here; the message is a short reason."""
 
 
 def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
-    """A tokenizer.json that adds, cuts and pads nothing, and in which the text of a control token is text."""
-    if "derived" in manifest:  # ours, written that way: read as it is, megabytes of JSON parse slowly
+    """Return a tokenizer.json without template, truncation, padding and special tokens, so control text stays text."""
+    if "derived" in manifest:  # written by tokenscale in this form; parsing megabytes of JSON is slow
         return (folder / "tokenizer.json").read_text(encoding="utf-8")
     data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
     data["added_tokens"] = [token for token in data.get("added_tokens") or [] if not token.get("special")]
@@ -38,7 +38,7 @@ def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def count_threads() -> int:
-    """How many threads an engine may use: RAYON_NUM_THREADS, else the cores that this process may run on."""
+    """Return the number of threads for an engine: RAYON_NUM_THREADS, otherwise the cores available to this process."""
     stated = os.environ.get("RAYON_NUM_THREADS", "")
     if stated.isdigit() and int(stated) > 0:
         return int(stated)

@@ -1,4 +1,4 @@
-"""gigatoken: byte-level and SentencePiece BPE, tens of times as fast as `tokenizers`."""
+"""Engine gigatoken: byte-level and SentencePiece BPE, tens of times as fast as `tokenizers`."""
 
 import threading
 from importlib.metadata import version
@@ -11,20 +11,20 @@ import pyarrow as pa
 from tokenscale.data.tokenizers.base import Texts, join_ids, to_strings
 from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads, load_fast_json
 
-#: so few, as a training asks for, are encoded one by one: a batch's arrays and threads cost about half a millisecond
+#: fewer texts, as in training, are encoded one by one: a batch costs about 0.5 ms for arrays and threads
 FEW_TEXTS = 64
-#: its name for the pattern that Tekken parts text with
+#: gigatoken's name for the pre-tokenizer pattern of Tekken
 TEKKENS_PATTERN = "nemotron"
 
 
 def open_engine(folder: Path, manifest: dict[str, Any]) -> "Gigatoken":
-    """The engine of a tokenizer.json, or of Tekken's ranks."""
+    """Open a tokenizer.json, or the ranks of Tekken. Raises Unavailable."""
     try:
         import gigatoken
     except ImportError as error:
         raise Unavailable(f"no package gigatoken for this platform ({error})") from None
     try:
-        if manifest["kind"] == "tekken":  # from ranks it is ready in a third of the time
+        if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
             ranks = str(folder / "ranks.tiktoken")
             tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=TEKKENS_PATTERN)
             return Gigatoken(tokenizer, first_id=manifest["control_ids"])
@@ -35,17 +35,17 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "Gigatoken":
 
 
 class Gigatoken:
-    """See `engine.Engine`. Reads an Arrow array where it lies; releases the interpreter while it works."""
+    """Engine that reads Arrow arrays without copying and releases the GIL while it encodes."""
 
     def __init__(self, tokenizer: Any, first_id: int = 0):
         self.version = version("gigatoken")
         self._tokenizer, self._first_id, self._lock = tokenizer, first_id, threading.Lock()
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths."""
+        """Encode texts to (ids, lengths)."""
         if len(texts) == 0:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-        with self._lock:  # the gate beside a writer asks, too, and the package refuses a second caller
+        with self._lock:  # comparison and writer may call at once; the package rejects concurrent calls
             if len(texts) < FEW_TEXTS and not isinstance(texts, pa.Array):
                 ids, lengths = join_ids([self._tokenizer.encode(text).view(np.int32) for text in to_strings(texts)])
                 return ids + np.int32(self._first_id), lengths
@@ -58,7 +58,7 @@ class Gigatoken:
 
 
 def _to_awkward(texts: pa.Array) -> Any:
-    """An Arrow string array as the awkward array that gigatoken reads: offsets of 64 bits, the bytes not copied."""
+    """Return an Arrow string array as an awkward array with 64-bit offsets, without copying the bytes."""
     import awkward
 
     if texts.null_count:

@@ -1,4 +1,4 @@
-"""mistral-common: the maker's own reader of Tekken, for comparing; it imports much and is the slowest."""
+"""Engine mistral-common: Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy imports."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +11,7 @@ from tokenscale.data.tokenizers.engines.engine import Unavailable
 
 
 def open_engine(folder: Path, manifest: dict[str, Any]) -> "MistralCommon":
-    """The engine of a file of Tekken's."""
+    """Open a Tekken file. Raises Unavailable without the package."""
     try:
         from mistral_common.tokens.tokenizers.tekken import Tekkenizer
     except ImportError:
@@ -20,12 +20,12 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "MistralCommon":
 
 
 class MistralCommon:
-    """See `engine.Engine`."""
+    """Engine of mistral-common."""
 
     def __init__(self, tokenizer: Any):
         self.version = version("mistral-common")
         self._tokenizer = tokenizer
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths."""
+        """Encode texts to (ids, lengths)."""
         return join_ids([self._tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])

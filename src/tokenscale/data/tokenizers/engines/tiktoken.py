@@ -1,4 +1,4 @@
-"""tiktoken: ranks and a pattern. For Tekken, as mistral_common itself uses it, without importing that package."""
+"""Engine tiktoken: ranks and a pattern. Encodes Tekken as mistral_common does, without importing mistral_common."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads
 
 
 def open_engine(folder: Path, manifest: dict[str, Any]) -> "Tiktoken":
-    """The engine of a file of Tekken's."""
+    """Open a Tekken file. Raises Unavailable without the package."""
     try:
         import tiktoken
     except ImportError:
@@ -27,14 +27,14 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "Tiktoken":
 
 
 class Tiktoken:
-    """See `engine.Engine`. Control tokens are no part of its table, so their text stays text."""
+    """Engine of tiktoken. Its table has no control tokens, so their text stays text."""
 
     def __init__(self, encoding: Any, control_ids: int):
         self.version = version("tiktoken")
         self._encoding, self._control_ids = encoding, control_ids
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths."""
+        """Encode texts to (ids, lengths)."""
         documents = to_strings(texts)
         if count_threads() > 1 and len(documents) > 1:
             found = self._encoding.encode_ordinary_batch(documents, num_threads=count_threads())

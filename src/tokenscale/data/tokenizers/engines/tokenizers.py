@@ -1,4 +1,4 @@
-"""Hugging Face `tokenizers`: the reference that every other engine is compared with."""
+"""Engine Hugging Face `tokenizers`: the reference for all other engines."""
 
 import os
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from tokenscale.data.tokenizers.engines.engine import Unavailable, count_threads
 
 
 def import_library(kind: str) -> Any:
-    """The package, or a UserError that says how to get it."""
+    """Import and return the package `tokenizers`. Raises UserError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -24,7 +24,7 @@ def import_library(kind: str) -> Any:
 
 
 def open_engine(folder: Path, manifest: dict[str, Any]) -> "HuggingFace":
-    """The engine of a tokenizer.json."""
+    """Open a tokenizer.json. Raises Unavailable without the package."""
     try:
         import tokenizers
     except ImportError:
@@ -33,7 +33,7 @@ def open_engine(folder: Path, manifest: dict[str, Any]) -> "HuggingFace":
 
 
 class HuggingFace:
-    """See `engine.Engine`."""
+    """Engine of `tokenizers`."""
 
     def __init__(self, tokenizer: Any):
         self.version = version("tokenizers")
@@ -43,5 +43,5 @@ class HuggingFace:
             os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and lengths."""
+        """Encode texts to (ids, lengths)."""
         return join_ids([e.ids for e in self._tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)])
