@@ -54,10 +54,10 @@ def build(
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
     source = importlib.import_module(SOURCES[settings.source.kind].module)
     description = source.describe(settings.source, downloads)
-    own = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
+    validation = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
     documents = source.documents(settings.source, downloads)
     return build_from(
-        documents, settings, directory, description, report, validation=own, keep_earlier=source.KEEP_EARLIER
+        documents, settings, directory, description, report, validation=validation, keep_earlier=source.KEEP_EARLIER
     )
 
 
@@ -89,10 +89,10 @@ def build_from(
         counts: dict[str, int] = {}
         splits = {name: _Split(building, name, settings.row_group_rows) for name in SPLITS}
         seen: set[bytes] = set()
-        for part, stream in (("train", documents), ("validation", validation or ())):
+        for declared_split, stream in (("train", documents), ("validation", validation or ())):
             for text, origin in clean(stream, settings.cleaning, counts, seen):
                 encoded = text.encode("utf-8")
-                split = assign_split(encoded, settings.validation_share) if validation is None else part
+                split = assign_split(encoded, settings.validation_share) if validation is None else declared_split
                 splits[split].add(text, origin, encoded)
                 if report is not None:
                     report(1, len(encoded))
@@ -181,12 +181,12 @@ class _Split:
         """Close the last shard and return the manifest entry of this split."""
         self._close_shard()
         levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
-        found: Any = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
+        values: Any = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
         return {
             "rows": self.rows,
             "utf8_bytes": self.utf8_bytes,
             "text_sha256": self.digest.hexdigest(),
-            "characters": {name: int(value) for name, value in zip(levels, found, strict=False)},
+            "characters": {name: int(value) for name, value in zip(levels, values, strict=False)},
             "files": self.files,
         }
 
@@ -229,26 +229,26 @@ def _check_earlier_build(
     path = directory / "build.json"
     if not path.exists():
         return None
-    before = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
-    if before.get("manifest_sha256") == manifest_sha256 or before.get("settings") != to_dict(settings):
+    earlier = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
+    if earlier.get("manifest_sha256") == manifest_sha256 or earlier.get("settings") != to_dict(settings):
         return None
-    changed = _differences(before.get("manifest", {}), manifest)
+    changed = _differences(earlier.get("manifest", {}), manifest)
     facts = {
         "corpus": directory,
-        "earlier": f"{before.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
+        "earlier": f"{earlier.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
         "now": manifest_sha256[:16],
         "changed": "\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
     }
-    files = [file for split in before["manifest"]["splits"].values() for file in split["files"]]
+    files = [file for split in earlier["manifest"]["splits"].values() for file in split["files"]]
     paths = [(directory / file["name"], file["sha256"]) for file in files]
     if all(shard.is_file() and sha256_file(shard) == sha256 for shard, sha256 in paths):
-        kept = UserError(
+        notice = UserError(
             "kept the earlier corpus; built now, it would be another.",
             **facts,
             next=f"accept the new text: rm -r {directory}",
         )
-        print(kept.render(), file=sys.stderr)
-        return before["manifest"]
+        print(notice.render(), file=sys.stderr)
+        return earlier["manifest"]
     raise UserError(
         "the corpus would change: an earlier build gave other content, and its files are gone.",
         **facts,
@@ -263,10 +263,10 @@ def _differences(before: Any, now: Any, key: str = "") -> list[str]:
         found = [_differences(before.get(n), now.get(n), f"{key}.{n}" if key else n) for n in names]
         return [line for lines in found for line in lines]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        named = [
+        keys = [
             f"{key}.{n['name']}" if isinstance(n, dict) and "name" in n else f"{key}[{i}]" for i, n in enumerate(now)
         ]
-        found = [_differences(b, n, name) for b, n, name in zip(before, now, named, strict=True)]
+        found = [_differences(b, n, name) for b, n, name in zip(before, now, keys, strict=True)]
         return [line for lines in found for line in lines]
     return [] if before == now else [f"{key}: {_shorten(before)} → {_shorten(now)}"]
 

@@ -35,28 +35,28 @@ def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a Parquet column, or None if it is missing. `a.b` is field `b` of struct column `a`."""
     if name in schema.names:
         return schema.field(name).type
-    whole, _, part = name.rpartition(".")
-    of = get_type(schema, whole) if whole else None
-    if of is None or not pa.types.is_struct(of) or of.get_field_index(part) < 0:
+    parent, _, field = name.rpartition(".")
+    parent_type = get_type(schema, parent) if parent else None
+    if parent_type is None or not pa.types.is_struct(parent_type) or parent_type.get_field_index(field) < 0:
         return None
-    return of.field(part).type
+    return parent_type.field(field).type
 
 
 def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     """Return a column of the batch, with names as in `get_type`."""
     if name in batch.schema.names:
         return batch.column(name)
-    whole, _, part = name.rpartition(".")
-    return pc.struct_field(get_column(batch, whole), part)
+    parent, _, field = name.rpartition(".")
+    return pc.struct_field(get_column(batch, parent), field)
 
 
 def get_value(row: dict[str, Any], name: str) -> Any:
     """Return the value of a key of a JSON object; `a.b` is key `b` of object `a`. Raises KeyError if it is missing."""
-    whole, _, part = name.rpartition(".")
-    if name in row or not whole:
+    parent, _, field = name.rpartition(".")
+    if name in row or not parent:
         return row[name]
-    inner = get_value(row, whole)
-    return None if inner is None else inner[part]
+    value = get_value(row, parent)
+    return None if value is None else value[field]
 
 
 def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
@@ -66,29 +66,29 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
     UserError for a missing column or a line with too few cells.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
-    places = {option: int(name) - 1 for option, name in names.items()} if numbered else {}
+    positions = {option: int(name) - 1 for option, name in names.items()} if numbered else {}
     for number, line in enumerate(lines, start=1):
         cells = line.removesuffix("\r").split("\t")
-        if not places:
+        if not positions:
             for option, name in names.items():
                 if name not in cells:
                     raise missing_column_error(name, cells, f"{path}, line 1", "column", option)
-                places[option] = cells.index(name)
+                positions[option] = cells.index(name)
             continue
         if cells == [""]:
             continue
-        for option, place in places.items():
-            if place >= len(cells):
+        for option, position in positions.items():
+            if position >= len(cells):
                 raise UserError(
                     "a line of a source file has too few columns.",
                     file=f"{path}, line {number:,}",
                     key=f"source.{option}",
                     found=f"{len(cells)}, parted by tabs",
-                    expected=f"{place + 1} or more",
+                    expected=f"{position + 1} or more",
                     begins=repr(line[:60]),
                     next="mend or remove the line",
                 )
-        yield tuple(cells[place] for place in places.values())
+        yield tuple(cells[position] for position in positions.values())
 
 
 Named = TypeVar("Named")

@@ -77,9 +77,9 @@ def _read_package(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _list_python_files(root: Path, package: str) -> Iterator[Path]:
-    left_out = NOT_TEXT | NOT_STDLIB if package == "stdlib" else NOT_TEXT
+    excluded = NOT_TEXT | NOT_STDLIB if package == "stdlib" else NOT_TEXT
     for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in left_out and not f.startswith("config-")]
+        folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
@@ -111,11 +111,11 @@ def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, s
     """Yield docstrings that NumPy adds to compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
-    words = [
+    strings = [
         n.value for a in call.args for n in ast.walk(a) if isinstance(n, ast.Constant) and isinstance(n.value, str)
     ]
-    if len(words) >= 3:
-        *name, text = words[1:]
+    if len(strings) >= 3:
+        *name, text = strings[1:]
         yield cleandoc(text), f"{origin}::{'.'.join(name)}"
 
 

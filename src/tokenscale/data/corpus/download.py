@@ -39,16 +39,16 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         record_path = directory / RECORD
         record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
         parts: dict[str, list[dict[str, Any]]] = {}
-        taken = {RECORD, MANIFEST}
+        used_names = {RECORD, MANIFEST}
         for key in FILE_LISTS:
             declared = dict(_split_hash(name) for name in getattr(source, key))
             listed = []
             for name, local in module.resolve(source, tuple(declared), list(record)).items():
-                if local in taken:  # two lists have a file of the same name
+                if local in used_names:  # two lists have a file of the same name
                     local = f"{key}-{local}"
-                taken.add(_check_local_name(local, name))
+                used_names.add(_check_local_name(local, name))
                 target = directory / local
-                sha256 = _is_complete(module, source, name, target, declared.get(name), record)
+                sha256 = _download_file(module, source, name, target, declared.get(name), record)
                 record[name] = sha256
                 write_json(record_path, record)
                 listed.append({"name": local, "from": name, "bytes": target.stat().st_size, "sha256": sha256})
@@ -83,30 +83,30 @@ def _split_hash(name: str) -> tuple[str, str | None]:
     return bare, sha256 or None
 
 
-def _is_complete(
+def _download_file(
     module: Any, source: SourceSettings, name: str, target: Path, declared: str | None, record: dict[str, str]
 ) -> str:
     """Download the file to `target` unless it is there, and return its hash. Raises UserError for a wrong hash."""
-    known = declared or record.get(name)
-    if known and target.is_file() and sha256_file(target) == known:
+    expected = declared or record.get(name)
+    if expected and target.is_file() and sha256_file(target) == expected:
         print(f"{target.name}: already here", flush=True)
-        return known
+        return expected
     target.parent.mkdir(parents=True, exist_ok=True)
-    arriving = target.with_name(target.name + ".arriving")
-    module.fetch(source, name, arriving, resumable=known is not None)
-    found = sha256_file(arriving)
-    if known and found != known:
-        size = arriving.stat().st_size
-        arriving.unlink()
+    partial = target.with_name(target.name + ".arriving")
+    module.fetch(source, name, partial, resumable=expected is not None)
+    digest = sha256_file(partial)
+    if expected and digest != expected:
+        size = partial.stat().st_size
+        partial.unlink()
         raise UserError(
             "a downloaded file is not the one that was " + ("declared." if declared else "downloaded first."),
             file=name,
-            expected=f"sha256 {known}  ({'config' if declared else target.parent / RECORD})",
-            found=f"sha256 {found}  ({size:,} bytes, not kept)",
+            expected=f"sha256 {expected}  ({'config' if declared else target.parent / RECORD})",
+            found=f"sha256 {digest}  ({size:,} bytes, not kept)",
             next="check the declared hash and the address"
             if declared
             else f"the source has changed; to accept it, remove its line from {target.parent / RECORD}",
         )
-    arriving.replace(target)
-    print(f"{target.name}: {target.stat().st_size:,} bytes, sha256 {found}", flush=True)
-    return found
+    partial.replace(target)
+    print(f"{target.name}: {target.stat().st_size:,} bytes, sha256 {digest}", flush=True)
+    return digest

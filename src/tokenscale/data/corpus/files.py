@@ -40,9 +40,9 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
     """
     if not paths:
         return {}
-    whole = [path.absolute() for path in paths]
-    common = os.path.commonpath([path.parent for path in whole])
-    return {path.relative_to(common).as_posix(): path for path in whole}
+    absolute_paths = [path.absolute() for path in paths]
+    common = os.path.commonpath([path.parent for path in absolute_paths])
+    return {path.relative_to(common).as_posix(): path for path in absolute_paths}
 
 
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
@@ -54,13 +54,13 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
             found=pattern,
             next=f"name its files: {Path(pattern) / '*.parquet'}",
         )
-    there = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-    near = find_nearest(Path(pattern).name, there)
+    names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+    near = find_nearest(Path(pattern).name, names)
     return UserError(
         MISSING if not glob.has_magic(pattern) else NO_MATCH,
         key=f"source.{key}",
         requested=pattern,
-        folder=f"{folder} holds {len(there)} file(s)" if folder.is_dir() else f"{folder} does not exist",
+        folder=f"{folder} holds {len(names)} file(s)" if folder.is_dir() else f"{folder} does not exist",
         next=f"did you mean {near!r}?" if near else "put the data there, or mend the path",
     )
 
@@ -101,8 +101,8 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
         try:
             paths, targets = (expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
             pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
-            filled = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
-            if filled and not any(filled):
+            nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
+            if nonempty and not any(nonempty):
                 raise UserError(
                     "a source has no documents.",
                     file=paths[0],
@@ -113,11 +113,11 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
         except UserError as error:
             if built and error.what in (MISSING, NO_MATCH):
                 continue
-            key_there = f"corpora.{corpus.name}.{error.facts.get('key', f'source.{key}')}"
+            full_key = f"corpora.{corpus.name}.{error.facts.get('key', f'source.{key}')}"
             facts = {"data": error.facts.get("file")} | {
                 label: text for label, text in error.facts.items() if label not in ("file", "key")
             }
-            raise UserError(error.what, file=file_of(key_there), key=key_there, **facts) from None
+            raise UserError(error.what, file=file_of(full_key), key=full_key, **facts) from None
 
 
 def _read_documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:

@@ -34,9 +34,9 @@ def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMO
         paths = _list_paths(corpus)
     except UserError:
         return _fingerprint_manifest(folder / corpus.name / "manifest.json")
-    known = _load_cache(memory)
-    facts = {key: {name: _hash(path, known) for name, path in files.items()} for key, files in paths.items()}
-    _save_cache(memory, known)
+    cache = _load_cache(memory)
+    facts = {key: {name: _hash(path, cache) for name, path in files.items()} for key, files in paths.items()}
+    _save_cache(memory, cache)
     return _digest(facts)
 
 
@@ -66,15 +66,15 @@ def _digest(facts: dict[str, dict[str, str]]) -> str:
     return sha256_text(json.dumps(listed))[:16]
 
 
-def _hash(path: Path, known: dict[str, Any]) -> str:
+def _hash(path: Path, cache: dict[str, Any]) -> str:
     stat = path.stat()
     stamp = [stat.st_size, stat.st_mtime_ns]
-    before = known.get(str(path))
-    if before is None or before["stamp"] != stamp:
+    entry = cache.get(str(path))
+    if entry is None or entry["stamp"] != stamp:
         if stat.st_size > SILENT_BYTES:
             print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
-        known[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
-    return known[str(path)]["sha256"]
+        cache[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
+    return cache[str(path)]["sha256"]
 
 
 def _load_cache(memory: Path) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def _load_cache(memory: Path) -> dict[str, Any]:
         return {}
 
 
-def _save_cache(memory: Path, known: dict[str, Any]) -> None:
-    if known == _load_cache(memory):
+def _save_cache(memory: Path, cache: dict[str, Any]) -> None:
+    if cache == _load_cache(memory):
         return
     try:
-        write_json(memory, known)
+        write_json(memory, cache)
     except OSError:  # read-only project: the next parse hashes again
         pass

@@ -128,7 +128,7 @@ class _Draw:
         """Return a number from 0 to count - 1, with a bias below count / 2**32."""
         return (int(self._bits.random_raw()) >> 32) % count
 
-    def of(self, items: Sequence[Item]) -> Item:
+    def choice(self, items: Sequence[Item]) -> Item:
         return items[self.below(len(items))]
 
     def one_in(self, count: int) -> bool:
@@ -165,15 +165,15 @@ class _Phrase:
         return f"{ {'indefinite': indefinite, 'mine': 'my'}.get(self.article, 'the') } {rest}"
 
     @property
-    def told_by_case(self) -> bool:
+    def is_marked_by_case(self) -> bool:
         """Whether the case form identifies the phrase as an object even before the subject."""
         return self.gender == "m"
 
 
 def _draw_phrase(draw: _Draw, noun: Noun) -> _Phrase:
     plural = draw.one_in(4)
-    article = draw.of(("definite", "mine") if plural else ("definite", "indefinite", "mine"))
-    return _Phrase(noun, plural, article, draw.of(list(grammar_words.ADJECTIVES)) if draw.one_in(2) else None)
+    article = draw.choice(("definite", "mine") if plural else ("definite", "indefinite", "mine"))
+    return _Phrase(noun, plural, article, draw.choice(list(grammar_words.ADJECTIVES)) if draw.one_in(2) else None)
 
 
 @dataclass(frozen=True)
@@ -216,38 +216,38 @@ class _Clause:
         return f"{self.subject.english()} {verb} {self.object.english()}"
 
     @property
-    def used(self) -> set[str]:
+    def content_words(self) -> set[str]:
         adjectives = {phrase.adjective for phrase in (self.subject, self.object) if phrase.adjective}
         return {self.subject.noun.singular, self.object.noun.singular, self.verb.infinitive} | adjectives
 
 
 def _draw_clause(draw: _Draw, held_out: bool) -> _Clause:
     while True:
-        subject = draw.of(grammar_words.PERSONS)
-        verbs, nouns = draw.of(
+        subject = draw.choice(grammar_words.PERSONS)
+        verbs, nouns = draw.choice(
             ((grammar_words.OF_THINGS, grammar_words.THINGS), (grammar_words.OF_PERSONS, grammar_words.PERSONS))
         )
-        verb, noun = draw.of(verbs), draw.of(nouns)
+        verb, noun = draw.choice(verbs), draw.choice(nouns)
         if noun is not subject and is_held_out(subject, verb, noun) == held_out:
             break
-    tense, modal = draw.of(("present", "present", "perfect", "modal")), draw.of(grammar_words.MODALS)
+    tense, modal = draw.choice(("present", "present", "perfect", "modal")), draw.choice(grammar_words.MODALS)
     return _Clause(_draw_phrase(draw, subject), verb, _draw_phrase(draw, noun), tense, modal)
 
 
 def _draw_sentence(draw: _Draw, held_out: bool) -> tuple[str, str, frozenset[str]]:
     """Return (German, English, content words) of a main clause, sometimes with a subordinate clause."""
     main = _draw_clause(draw, held_out)
-    german, english, used = main.german(None), main.english(), main.used
+    german, english, used = main.german(None), main.english(), main.content_words
     if draw.one_in(3):
-        adverb = draw.of(list(grammar_words.ADVERBS))
+        adverb = draw.choice(list(grammar_words.ADVERBS))
         german, english, used = main.german(adverb), f"{grammar_words.ADVERBS[adverb]} {english}", used | {adverb}
-    elif main.object.told_by_case and draw.one_in(2):
+    elif main.object.is_marked_by_case and draw.one_in(2):
         german = main.german("object")
     if draw.one_in(4):
-        conjunction, other = draw.of(list(grammar_words.CONJUNCTIONS)), _draw_clause(draw, held_out=False)
+        conjunction, other = draw.choice(list(grammar_words.CONJUNCTIONS)), _draw_clause(draw, held_out=False)
         german += f", {conjunction} {other.german(None, verb_last=True)}"
         english += f" {grammar_words.CONJUNCTIONS[conjunction]} {other.english()}"
-        used = used | other.used
+        used = used | other.content_words
     return german, english, frozenset(used)
 
 

@@ -20,22 +20,22 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
     from huggingface_hub import HfApi
 
     try:
-        there = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
+        repository_files = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
     except Exception as error:  # the client's errors have no common base but Exception
         if not recorded:
             raise _download_error(source, ", ".join(files), error) from None
         print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
-        there = recorded
+        repository_files = recorded
     found: dict[str, str] = {}
     for pattern in files:
-        matches = sorted(name for name in there if name == pattern or fnmatch(name, pattern))
+        matches = sorted(name for name in repository_files if name == pattern or fnmatch(name, pattern))
         if not matches:
-            near = find_nearest(pattern, there)
+            near = find_nearest(pattern, repository_files)
             raise UserError(
                 "no file of the dataset fits a source's pattern.",
                 dataset=f"{source.repository} at {source.revision}",
                 requested=pattern,
-                has=", ".join(sorted(there)[:8]) + (", …" if len(there) > 8 else ""),
+                has=", ".join(sorted(repository_files)[:8]) + (", …" if len(repository_files) > 8 else ""),
                 next=f"did you mean {near!r}?" if near else "mend `files` of the source",
             )
         found |= {name: name for name in matches}

@@ -236,7 +236,7 @@ def _read_text(path: Path, separator: str | None) -> Iterator[str]:
 
 def _split_text(path: Path, separator: str) -> Iterator[str]:
     """Yield the pieces between separators. An empty last piece, after a final separator, is skipped."""
-    begun: list[str] = []
+    partial: list[str] = []
     rest = ""
     number = length = 0
     for characters in _read_characters(path):
@@ -246,13 +246,13 @@ def _split_text(path: Path, separator: str) -> Iterator[str]:
         _check_length(length, path, number)
         if len(pieces) == 1:  # the separator may span two chunks: keep its possible beginning
             cut = max(0, len(pieces[0]) - len(separator) + 1)
-            begun.append(pieces[0][:cut])
+            partial.append(pieces[0][:cut])
             rest = pieces[0][cut:]
             continue
-        yield "".join(begun) + pieces[0]
+        yield "".join(partial) + pieces[0]
         yield from pieces[1:-1]
-        begun, rest = [], pieces[-1]
-    last = "".join(begun) + rest
+        partial, rest = [], pieces[-1]
+    last = "".join(partial) + rest
     if last:
         yield last
 
@@ -286,14 +286,14 @@ def _read_characters(path: Path) -> Iterator[str]:
                     reason=str(error).splitlines()[0],
                     next="replace it",
                 ) from None
-            waiting = len(decoder.getstate()[0])
+            pending = len(decoder.getstate()[0])
             try:
                 characters = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 raise UserError(
                     "a source file is not UTF-8.",
                     file=path,
-                    byte=f"{done - waiting + error.start:,}",
+                    byte=f"{done - pending + error.start:,}",
                     reason=error.reason,
                     next="convert it (iconv), or remove what is broken",
                 ) from None

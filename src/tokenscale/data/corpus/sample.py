@@ -100,23 +100,25 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
         chosen = ((np.arange(wanted) + generator.random()) * len(groups) / wanted).astype(int)
     # read only the beginning of giant row groups: this share of each
     share = min(1.0, max(READ_BYTES / LEAST_GROUPS, READ_BYTES / len(chosen)) / max(float(np.mean(sizes)), 1.0))
-    held = np.array([max(1, int(groups[g][2] * share)) for g in chosen])
-    most = max(2, int(SAMPLE_BYTES / max(1.0, sum(sizes) / rows)))
-    picked = np.sort(generator.choice(held.sum(), size=min(documents, most, held.sum()), replace=False))
-    bounds = np.concatenate(([0], np.cumsum(held)))
+    readable_rows = np.array([max(1, int(groups[g][2] * share)) for g in chosen])
+    limit = max(2, int(SAMPLE_BYTES / max(1.0, sum(sizes) / rows)))
+    sampled = np.sort(
+        generator.choice(readable_rows.sum(), size=min(documents, limit, readable_rows.sum()), replace=False)
+    )
+    bounds = np.concatenate(([0], np.cumsum(readable_rows)))
     texts: list[str | None] = []
     units: list[int] = []
     for unit, g in enumerate(chosen):
-        here = picked[(picked >= bounds[unit]) & (picked < bounds[unit + 1])] - bounds[unit]
-        texts += _read_rows(*groups[g][:2], source.text_column, here)
-        units += [unit] * len(here)
+        group_rows = sampled[(sampled >= bounds[unit]) & (sampled < bounds[unit + 1])] - bounds[unit]
+        texts += _read_rows(*groups[g][:2], source.text_column, group_rows)
+        units += [unit] * len(group_rows)
     kept = [i for i, text in enumerate(texts) if text is not None]
     where = f"{len(chosen):,} of {len(groups):,} row groups" + ("" if share == 1 else ", of each its beginning")
-    every = len(chosen) == len(groups) and share == 1
+    complete = len(chosen) == len(groups) and share == 1
     return Sample(
         [texts[i] for i in kept],
-        np.arange(len(kept)) if every or len(chosen) < 8 else np.array(units)[kept],
-        len(kept) if every or len(chosen) < 8 else len(chosen),
+        np.arange(len(kept)) if complete or len(chosen) < 8 else np.array(units)[kept],
+        len(kept) if complete or len(chosen) < 8 else len(chosen),
         rows * len(kept) / len(texts),
         len(kept) == len(texts),
         where,
@@ -131,8 +133,8 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=[column], use_threads=False):
-            here = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
-            yield from get_column(batch, column).take(pa.array(here)).to_pylist()
+            batch_rows = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
+            yield from get_column(batch, column).take(pa.array(batch_rows)).to_pylist()
             first += len(batch)
             if first > wanted[-1]:
                 return
@@ -146,8 +148,8 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
     """Sample files, each of which is one document."""
     mean = sum(path.stat().st_size for path in paths) / len(paths)
-    most = min(documents, max(2, int(SAMPLE_BYTES / mean)))
-    chosen = random.Random(seed).sample(paths, min(most, len(paths)))
+    limit = min(documents, max(2, int(SAMPLE_BYTES / mean)))
+    chosen = random.Random(seed).sample(paths, min(limit, len(paths)))
     texts = [text for path in sorted(chosen) for text in read_texts(path, source)]
     return Sample(texts, np.arange(len(texts)), len(texts), len(paths), True, f"{len(texts):,} of {len(paths):,} files")
 

@@ -65,15 +65,15 @@ def fetch(
     TRIES attempts in a row without progress, and for a web page in place of a file.
     """
     part = target.with_name(target.name + ".part")
-    seen = target.with_name(target.name + ".part.json")
+    record = target.with_name(target.name + ".part.json")
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _resume_download(address, part, seen, resumable)
+            _resume_download(address, part, record, resumable)
             break
-        except _Retry as again:
-            reason, pause = again.reason, again.pause_s
+        except _Retry as retry:
+            reason, pause = retry.reason, retry.pause_s
         except NO_SUCH_ADDRESS as error:
             raise UserError(
                 "a download leads to something that is not a web address.",
@@ -84,21 +84,21 @@ def fetch(
             ) from None
         except requests.RequestException as error:
             reason, pause = _first_line(error), None
-        now = part.stat().st_size if part.exists() else 0
-        failures = 1 if now - before >= PROGRESS_BYTES else failures + 1
+        after = part.stat().st_size if part.exists() else 0
+        failures = 1 if after - before >= PROGRESS_BYTES else failures + 1
         if failures >= TRIES:
             raise UserError(
                 "a download does not come through.",
                 address=address,
                 tried=f"{failures} times in a row",
                 reason=reason,
-                kept=f"{now:,} bytes in {part}" if now else None,
+                kept=f"{after:,} bytes in {part}" if after else None,
                 next="check the network and the address; the same command goes on where this one ended",
             )
         print(f"{address}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
         sleep(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
     part.replace(target)
-    seen.unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
 
 
 class _Retry(Exception):
@@ -109,54 +109,57 @@ class _Retry(Exception):
         self.reason, self.pause_s = reason, pause_s
 
 
-def _resume_download(address: str, part: Path, seen: Path, resumable: bool) -> None:
+def _resume_download(address: str, part: Path, record: Path, resumable: bool) -> None:
     """Request the missing bytes once and append them. Raises _Retry if the file is still incomplete."""
-    have = part.stat().st_size if part.exists() else 0
-    validator = read_json(seen, "record of a begun download").get("validator") if seen.exists() else None
-    if have and not (validator or resumable):
-        have = 0
+    received = part.stat().st_size if part.exists() else 0
+    validator = read_json(record, "record of a begun download").get("validator") if record.exists() else None
+    if received and not (validator or resumable):
+        received = 0
     headers = {"Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if received:
+        headers["Range"] = f"bytes={received}-"
         if validator:
             headers["If-Range"] = validator
-    with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
-        if answer.status_code in BUSY:
-            after = answer.headers.get("Retry-After", "")
+    with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        if response.status_code in BUSY:
+            retry_after = response.headers.get("Retry-After", "")
             raise _Retry(
-                f"the server answers {answer.status_code}", min(60.0, float(after)) if after.isdigit() else None
+                f"the server answers {response.status_code}",
+                min(60.0, float(retry_after)) if retry_after.isdigit() else None,
             )
-        if answer.status_code == 416:  # the partial file is longer than the server's file
+        if response.status_code == 416:  # the partial file is longer than the server's file
             part.unlink(missing_ok=True)
-            seen.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
             raise _Retry("the begun file is longer than the server's; starting anew", 0.0)
-        if not answer.ok:
+        if not response.ok:
             raise UserError(
                 "a server does not give a file.",
                 address=address,
-                answer=f"{answer.status_code} {answer.reason}",
+                answer=f"{response.status_code} {response.reason}",
                 next="check the address, and whether it needs a login",
             )
-        page = "html" in answer.headers.get("Content-Type", "")
+        page = "html" in response.headers.get("Content-Type", "")
         if page and not urlsplit(address).path.endswith((".html", ".htm")):
             raise UserError(
                 "an address gives a web page, not a file.",
                 address=address,
-                found=answer.headers["Content-Type"],
+                found=response.headers["Content-Type"],
                 next="use the address of the file itself (often called `raw` or `resolve`)",
             )
-        continued = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if have and not continued:
-            have = 0
-        length = answer.headers.get("Content-Length", "")
-        total = have + int(length) if length.isdigit() else None
-        write_json(seen, {"address": address, "validator": _get_validator(answer.headers)})
+        continued = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
+            f"bytes {received}-"
+        )
+        if received and not continued:
+            received = 0
+        length = response.headers.get("Content-Length", "")
+        total = received + int(length) if length.isdigit() else None
+        write_json(record, {"address": address, "validator": _get_validator(response.headers)})
         progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=total)
-        with part.open("ab" if have else "wb") as file:
+        with part.open("ab" if received else "wb") as file:
             reason = "ended"
             try:
                 # not `iter_content`, which drops the last bytes before a broken connection
-                while piece := answer.raw.read1(CHUNK_BYTES):
+                while piece := response.raw.read1(CHUNK_BYTES):
                     file.write(piece)
                     progress(0, len(piece))
             except urllib3.exceptions.HTTPError as error:
