@@ -46,25 +46,25 @@ def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: 
 
     `control` adds the tokenizer's own control tokens to the well-known ones.
     """
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     names = [*CONTROL_TEXTS, *control]
 
     def piece() -> str:
-        kind = chance.random()
+        kind = generator.random()
         if kind < 0.45:
-            first, last = _RANGES[min(int(chance.expovariate(0.25)), len(_RANGES) - 1)]
-            return "".join(chr(chance.randint(first, last)) for _ in range(chance.randint(1, 9)))
+            first, last = _RANGES[min(int(generator.expovariate(0.25)), len(_RANGES) - 1)]
+            return "".join(chr(generator.randint(first, last)) for _ in range(generator.randint(1, 9)))
         if kind < 0.60:
-            first, last = chance.choice(_RANGES)
-            return "".join(chr(chance.randint(first, last)) for _ in range(chance.randint(1, 4)))
+            first, last = generator.choice(_RANGES)
+            return "".join(chr(generator.randint(first, last)) for _ in range(generator.randint(1, 4)))
         if kind < 0.93:
-            return chance.choice(_PIECES)
-        name = chance.choice(names)
-        return name if chance.random() < 0.7 else name[: chance.randint(1, len(name))]
+            return generator.choice(_PIECES)
+        name = generator.choice(names)
+        return name if generator.random() < 0.7 else name[: generator.randint(1, len(name))]
 
     texts = ["", " ", "\n", *names, *_PIECES]
     while len(texts) < count:
-        texts.append("".join(piece() for _ in range(chance.randint(1, 24))))
+        texts.append("".join(piece() for _ in range(generator.randint(1, 24))))
     return texts[:count]
 
 
@@ -74,12 +74,12 @@ def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> 
     Tests both uses of an engine: all texts at once as an Arrow array, as in writing stores, and `FEW` texts at a time
     as str, as in training.
     """
-    right, right_lengths = reference.encode(texts)
-    few = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
+    reference_ids, reference_lengths = reference.encode(texts)
+    batches = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
     at_once = engine.encode(to_arrow(texts))
-    for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*few, strict=True))) if few else at_once):
-        if not (np.array_equal(lengths, right_lengths) and np.array_equal(ids, right)):
-            return _first_difference(texts, ids, lengths, right, right_lengths)
+    for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*batches, strict=True))) if batches else at_once):
+        if not (np.array_equal(lengths, reference_lengths) and np.array_equal(ids, reference_ids)):
+            return _first_difference(texts, ids, lengths, reference_ids, reference_lengths)
     return None
 
 
@@ -91,19 +91,19 @@ def to_arrow(texts: Sequence[str]) -> pa.Array:
 
 
 def _first_difference(
-    texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray, right: np.ndarray, right_lengths: np.ndarray
+    texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray, reference_ids: np.ndarray, reference_lengths: np.ndarray
 ) -> dict[str, str]:
-    ends, right_ends = np.cumsum(lengths), np.cumsum(right_lengths)
+    ends, reference_ends = np.cumsum(lengths), np.cumsum(reference_lengths)
     for i, text in enumerate(texts):
         found = ids[ends[i] - lengths[i] : ends[i]].tolist()
-        expected = right[right_ends[i] - right_lengths[i] : right_ends[i]].tolist()
+        expected = reference_ids[reference_ends[i] - reference_lengths[i] : reference_ends[i]].tolist()
         if found != expected:
-            at = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), 0)
-            first = max(0, at - 2)
+            position = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), 0)
+            first = max(0, position - 2)
             return {
                 "text": repr(text[:80]),
-                "expected": f"{expected[first : at + 3]} from id {first} on, {len(expected)} ids",
-                "found": f"{found[first : at + 3]}, {len(found)} ids",
+                "expected": f"{expected[first : position + 3]} from id {first} on, {len(expected)} ids",
+                "found": f"{found[first : position + 3]}, {len(found)} ids",
             }
     raise AssertionError("ids differ, and no text does")  # unreachable: the lengths add up to the number of ids
 
@@ -126,7 +126,7 @@ class EngineTokenizer(Tokenizer):
         super().__init__(manifest)
         self.notes: list[str] = []
         self._folder, self._manifest, self._engines, self._decode = folder, manifest, engines, decode
-        self.engine, self._engine = self._only(requested) if requested != "auto" else self._fastest()
+        self.engine, self._engine = self._open_requested(requested) if requested != "auto" else self._open_fastest()
         self.engine_version = self._engine.version
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +143,7 @@ class EngineTokenizer(Tokenizer):
             return None
         return find_difference(self._engine, self._open(REFERENCE), texts)
 
-    def _only(self, requested: str) -> tuple[str, Engine]:
+    def _open_requested(self, requested: str) -> tuple[str, Engine]:
         if requested not in self._engines:
             raise unknown(f"engine for tokenizers of kind {self.kind}", requested, self._engines, tokenizer=self.name)
         try:
@@ -156,7 +156,7 @@ class EngineTokenizer(Tokenizer):
                 next="install it, or choose another: " + ", ".join(["auto", *self._engines]),
             ) from None
 
-    def _fastest(self) -> tuple[str, Engine]:
+    def _open_fastest(self) -> tuple[str, Engine]:
         for name in self._engines:
             try:
                 engine = self._open(name)
@@ -198,20 +198,20 @@ def compare_engines(
     """
     texts = make_fuzz_texts(control)
     reference = engines[REFERENCE].open_engine(folder, manifest)
-    found: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
+    results: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
     for name, module in engines.items():
         if name == REFERENCE:
             continue
         try:
             engine = module.open_engine(folder, manifest)
         except Unavailable as error:
-            found[name] = {"unavailable": str(error)}
+            results[name] = {"unavailable": str(error)}
             continue
-        differs = find_difference(engine, reference, texts)
-        found[name] = {"version": engine.version, "exact": differs is None, "texts": len(texts)}
-        if differs:
-            found[name]["first_difference"] = differs
-    return found
+        difference = find_difference(engine, reference, texts)
+        results[name] = {"version": engine.version, "exact": difference is None, "texts": len(texts)}
+        if difference:
+            results[name]["first_difference"] = difference
+    return results
 
 
 #: engines, fastest first

@@ -29,9 +29,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     Raises UserError if the source is unavailable or unreadable, a configured token is not in the vocabulary, or no BOS
     token is known.
     """
-    tokenizer, named = _fetch(settings)
+    tokenizer, token_names = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bos = _choose_token("bos", settings.bos, named, vocabulary, settings)
+    bos = _choose_token("bos", settings.bos, token_names, vocabulary, settings)
     if bos is None:
         raise UserError(
             f"nothing says which token begins a document of tokenizer {settings.name}.",
@@ -39,9 +39,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
             key="tokenizer.bos",
             next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
         )
-    eos = _choose_token("eos", settings.eos, named, vocabulary, settings)
-    pad = _choose_token("pad", None, named, vocabulary, settings)
-    mask = _choose_token("mask", None, named, vocabulary, settings)
+    eos = _choose_token("eos", settings.eos, token_names, vocabulary, settings)
+    pad = _choose_token("pad", None, token_names, vocabulary, settings)
+    mask = _choose_token("mask", None, token_names, vocabulary, settings)
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
@@ -139,15 +139,19 @@ def _read_token_names(folder: Path) -> dict[str, str]:
 
 
 def _choose_token(
-    role: str, stated: str | None, named: dict[str, str], vocabulary: dict[str, int], settings: TokenizerSettings
+    role: str,
+    configured: str | None,
+    token_names: dict[str, str],
+    vocabulary: dict[str, int],
+    settings: TokenizerSettings,
 ) -> str | None:
     """Return the token text of a role from the settings, the source files or `CUSTOMARY`, or None if there is none."""
-    if stated is not None and stated not in vocabulary:
+    if configured is not None and configured not in vocabulary:
         raise UserError(
-            f"the token {stated!r} is not in the vocabulary of tokenizer {settings.name}.",
+            f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}.",
             key=f"tokenizer.{role}",
             source=settings.source,
             next="name a token that it holds",
         )
-    candidates = [stated, named.get(role), *CUSTOMARY[role]]
+    candidates = [configured, token_names.get(role), *CUSTOMARY[role]]
     return next((text for text in candidates if text is not None and text in vocabulary), None)

@@ -80,8 +80,8 @@ def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:
 
     Searches beside the store (where `pretokenize` puts it), in the results that hold the store, and below `BUILT`.
     """
-    places = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
-    for path in (path for place in places for path in sorted((place / "tokenizers").glob("*/manifest.json"))):
+    folders = [manifest.parent, *manifest.resolve().parents[4:5], BUILT.parent]
+    for path in (path for folder in folders for path in sorted((folder / "tokenizers").glob("*/manifest.json"))):
         try:
             found = read_tokenizer_manifest(path.parent)
         except UserError:  # malformed or of another version: not the tokenizer of this store

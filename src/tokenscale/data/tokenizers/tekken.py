@@ -102,9 +102,9 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
     first = data["config"]["default_num_special_tokens"]
     ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in _list_entries(data)}
     letters = _byte_letters()
-    written = {token: "".join(letters[byte] for byte in token) for token in ranks}
-    longer = (token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
-    merges = [[written[part] for part in _split_token(token, ranks)] for token in longer]
+    encoded = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merged_tokens = (token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
+    merges = [[encoded[part] for part in _split_token(token, ranks)] for token in merged_tokens]
     pattern = {"Regex": data["config"]["pattern"]}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -126,7 +126,7 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {written[token]: rank + first for token, rank in ranks.items()},
+            "vocab": {encoded[token]: rank + first for token, rank in ranks.items()},
             "merges": merges,
         },
     }

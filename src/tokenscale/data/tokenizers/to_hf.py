@@ -71,8 +71,8 @@ def _add_mask(directory: Path, data: dict[str, Any]) -> int:
     manifest = read_tokenizer_manifest(directory)
     if "mask_id" in manifest:
         return manifest["mask_id"]
-    taken = {*data["model"]["vocab"], *(token["content"] for token in data["added_tokens"])}
-    name = next(name for name in ("[MASK]", "<mask>", "<|mask|>") if name not in taken)
+    used_names = {*data["model"]["vocab"], *(token["content"] for token in data["added_tokens"])}
+    name = next(name for name in ("[MASK]", "<mask>", "<|mask|>") if name not in used_names)
     data["added_tokens"].append(_special_token(manifest["vocabulary_size"], name))
     return manifest["vocabulary_size"]
 
@@ -97,10 +97,10 @@ def _bos_template(token: str, number: int) -> dict[str, Any]:
 
 
 def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
-    written = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
-    written.encode_special_tokens = True
+    exported = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
+    exported.encode_special_tokens = True
     texts = backends.make_fuzz_texts(control)
-    found = [encoded.ids for encoded in written.encode_batch(texts)]
+    found = [encoded.ids for encoded in exported.encode_batch(texts)]
     for text, ids, expected in zip(texts, found, tokenizer.encode_batch(texts), strict=True):
         if not np.array_equal(ids, [tokenizer.bos_id, *expected]):
             raise ValueError(f"the exported tokenizer gives other ids for {text!r}: {ids} for {expected.tolist()}")

@@ -39,7 +39,7 @@ def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
 
 def count_threads() -> int:
     """Return the number of threads for an engine: RAYON_NUM_THREADS, otherwise the cores available to this process."""
-    stated = os.environ.get("RAYON_NUM_THREADS", "")
-    if stated.isdigit() and int(stated) > 0:
-        return int(stated)
+    configured = os.environ.get("RAYON_NUM_THREADS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return int(configured)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
