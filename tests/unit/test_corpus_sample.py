@@ -148,7 +148,7 @@ def test_too_much_compressed_text_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(lines(tmp_path / "a.jsonl", texts(5000)).read_bytes()))
     monkeypatch.setattr(module, "COMPRESSED_BYTES", 10_000)
-    with pytest.raises(UserError, match="compressed text cannot be entered"):
+    with pytest.raises(UserError, match="compressed text can only be read from the start"):
         draw_sample([path], LINES, 100)
 
 
