@@ -141,30 +141,33 @@ class ArchiveStore:
         self._ends = np.cumsum(self.lengths)
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return len(self.lengths)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last` (not included): at a time those that end in one block. UserError for a block
-        that is not what was written."""
+        """Yield documents [first, last), one chunk for the documents that end in the same block.
+
+        Raises UserError for a changed block.
+        """
         number = int(np.searchsorted(self._ids, self._start(first), side="right")) - 1
-        begun: list[np.ndarray] = []  # of a document that ends in a later block
+        unfinished: list[np.ndarray] = []  # pieces of a document that ends in a later block
         with open(self._path, "rb") as file:
             while first < last:
-                ids = self._block(file, number)
+                ids = self._read_block(file, number)
                 after = min(last, int(np.searchsorted(self._ends, self._ids[number + 1], side="right")))
                 start, end = (max(0, self._start(document) - int(self._ids[number])) for document in (first, after))
                 if after > first:
-                    yield Chunk(np.concatenate([*begun, ids[start:end]]).view(np.int32), self.lengths[first:after])
-                    begun, start = [], end
-                begun.append(ids[start:])
+                    yield Chunk(np.concatenate([*unfinished, ids[start:end]]).view(np.int32), self.lengths[first:after])
+                    unfinished, start = [], end
+                unfinished.append(ids[start:])
                 first, number = after, number + 1
 
     def _start(self, document: int) -> int:
+        """Return the position of a document's first token in the whole archive."""
         return int(self._ends[document - 1]) if document else 0
 
-    def _block(self, file: BinaryIO, number: int) -> np.ndarray:
-        """The ids of one block, checked, uint32."""
+    def _read_block(self, file: BinaryIO, number: int) -> np.ndarray:
+        """Read, verify and decode one block; uint32 [ids]."""
         first, last = self._bytes[number : number + 2].tolist()
         file.seek(first)
         block = file.read(last - first)
@@ -177,7 +180,7 @@ class ArchiveStore:
 class ArchiveDocuments:
     """Documents of an archive for the writer of another format; see `documents.Documents`.
 
-    The written store has the same origin as if it came from the text. `report(documents, bytes of ids)` is called for
+    The written store has the same origin as one written from the text. `report(documents, bytes of ids)` is called for
     each block. Raises UserError for a store that is not an archive or differs from its manifest.
     """
 
@@ -206,15 +209,15 @@ class ArchiveDocuments:
         )
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return len(self._store)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last`, a block at a time."""
+        """Yield documents [first, last), one block at a time."""
         for chunk in self._store.chunks(first, last):
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
 
     def confirm(self) -> None:
-        """Do nothing: the writer compares its digest with the origin's."""
+        """Do nothing, since the writer compares its digest with the origin's."""

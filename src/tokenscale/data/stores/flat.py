@@ -1,4 +1,4 @@
-"""Ids on their way to a store whose layout depends on all of them: one after another in files, a part at a time."""
+"""Temporary files of concatenated ids, for stores whose layout depends on all documents."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ from tokenscale.data.stores.writing import FinishedPart
 
 
 class FlatPart:
-    """Documents one after another, as they come: `part-NNNNN.ids` and `.lengths`; see `writing.PartWriter`."""
+    """Writer of the concatenated documents of a part, `part-NNNNN.ids` and `.lengths`; see `writing.PartWriter`."""
 
     def __init__(self, folder: Path, number: int, dtype: np.dtype):
         self._paths = [folder / f"part-{number:05d}.ids", folder / f"part-{number:05d}.lengths"]
@@ -32,17 +32,20 @@ class FlatPart:
 
 
 def read_lengths(folder: Path, parts: list[str]) -> np.ndarray:
-    """Tokens of every document, int64 [documents]; `parts` are the files' names."""
+    """Return the tokens of every document, int64 [documents]. `parts` are the names of the files."""
     return np.concatenate([np.fromfile(folder / name, dtype="<i8") for name in parts if name.endswith(".lengths")])
 
 
 def list_id_files(folder: Path, parts: list[str]) -> list[Path]:
-    """The files of ids."""
+    """Return the paths of the files of ids."""
     return [folder / name for name in parts if name.endswith(".ids")]
 
 
 class Flat:
-    """Files read as one, by position: a mapping would count as memory, a read does not."""
+    """Files read by position as if they were one file.
+
+    Positioned reads are used since a mapping would count as memory of the process.
+    """
 
     def __init__(self, paths: list[Path]):
         self._files = OpenFiles(paths)
@@ -55,7 +58,10 @@ class Flat:
         self._files.close()
 
     def read(self, target: memoryview, position: int) -> None:
-        """Fill `target` from byte `position` on; a piece lies in one document, and a document in one file."""
+        """Fill `target` from byte `position` on, which must not cross a file. Pieces of documents never do.
+
+        Raises OSError for a file that is too short.
+        """
         number = bisect_right(self._starts, position) - 1
         if os.preadv(self._files[number], [target], position - self._starts[number]) != len(target):
             raise OSError(f"part {number} of the ids is shorter than its lengths say")

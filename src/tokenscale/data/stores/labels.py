@@ -15,7 +15,7 @@ def make_labels(
     - begins a document or a piece (BOS, or a token repeated from the previous piece). `starts` has the positions of
       such tokens for each row, with or without the row's first token, which is never a label;
     - is padding: at or after `lengths` [n], in tokens of the row. Ids are not compared, so a pad id that also occurs in
-      documents hides nothing.
+      documents remains a label there.
 
     `starts` None: only the first token of a row begins a document. `lengths` None: all rows are full. A document of n
     tokens has n − 1 labels in every approach that keeps it whole.

@@ -147,7 +147,7 @@ def open_store(
 
 
 def open_records(where: Path, manifest: dict[str, Any]) -> Records | None:
-    """Open the records files of a store, or return None where it has none or xxhash is not installed."""
+    """Open the records files of a store, or return None if it has none or xxhash is not installed."""
     if "records" not in manifest or xxh3_64_intdigest is None:
         return None
     folder, next = resolve_store(where)[0], rebuild_command(where)
@@ -188,7 +188,7 @@ def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, f
     has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
     width = max(len(wants), len(has))
     # rebuilding a folder uses the options in its name; the command of a single file contains them
-    next = "wrote it: change its options, or what the run asks for" if single else "rebuilds it"
+    next = "wrote it: change its options, or the settings of the run" if single else "rebuilds it"
     return UserError(
         "the token store does not match this run.",
         run=f"{wants:<{width}}  {requested}",

@@ -88,9 +88,9 @@ def _write_rows(
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
             flat, width = memoryview(block).cast("B"), block.strides[0]
             at, previous = 0, -1
-            one, end = new_pointers[first], new_pointers[last]
             row_of = np.repeat(np.arange(last - first), np.diff(new_pointers[first : last + 1])).tolist()
-            for row, size, origin in zip(row_of, sizes[one:end].tolist(), origins[one:end].tolist(), strict=True):
+            pieces = slice(new_pointers[first], new_pointers[last])
+            for row, size, origin in zip(row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True):
                 at = row * width if row != previous else at
                 previous, size = row, size * dtype.itemsize
                 ids.read(flat[at : at + size], origin * dtype.itemsize)
@@ -122,8 +122,8 @@ def _map_file(path: Path) -> tuple[mmap.mmap, bool]:
     """Map a file. Returns (the mapping, whether its pages are read one by one).
 
     Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us per batch in the
-    first epoch. Around a fault in a larger file the kernel must not read the usual 128 KiB: rows are read in random
-    order, and a batch would cost 70 times its size.
+    first epoch. For larger files the kernel's read-around of 128 KiB per fault is disabled: rows are read in
+    random order, so a batch would cost 70 times its size.
     """
     with open(path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -156,7 +156,7 @@ class Buffers:
 class Plan:
     """Rows of the next batches, computed at once to share NumPy's overhead.
 
-    `indices` are [batches, n]. `checksums[i]` are those of the rows of batch i; None if all rows were verified before.
+    `indices` are [batches, n]. `checksums[i]` are the checksums of batch i's rows; None if all were verified.
     """
 
     def __init__(self, indices: np.ndarray, ignored: np.ndarray, ends: list[int], checksums: list[list[int]] | None):
@@ -221,7 +221,7 @@ class PackedStore:
         Labels are −100 on padding and on each piece's first token. Raises UserError for a changed row.
         """
         indices = plan.indices[i]
-        if self._by_pages:  # a read costs less than the faults of its pages
+        if self._by_pages:  # one read is cheaper than the page faults
             width = self._tokens.strides[0]
             for row, target in zip(indices.tolist(), into.row_bytes, strict=True):
                 os.preadv(self._file.fileno(), [target], row * width)
@@ -229,7 +229,7 @@ class PackedStore:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         if plan.checksums is not None:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
-                raise self._changed(indices, into, plan.checksums[i])
+                raise self._changed_row_error(indices, into, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 raise vocabulary_error(self.where, self._path, largest, self.manifest["vocabulary_size"])
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
@@ -274,7 +274,7 @@ class PackedStore:
         bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
         bounds -= bounds[0]
-        # what a piece shares with the one before it of its document, one token, is told once
+        # consecutive pieces of a document share one token, which is counted once
         shared = np.diff(self._documents[order], prepend=-1) == 0
         sizes = self._pieces[order] - shared
         row_of = np.repeat(np.arange(len(self)), np.diff(self._pointers))
@@ -284,22 +284,24 @@ class PackedStore:
         flat = self._tokens.reshape(-1)
         lengths = np.add.reduceat(sizes, bounds[:-1], dtype=np.int64) if last > first else np.zeros(0, np.int64)
         ends = np.cumsum(lengths)
-        one = 0
-        while one < len(lengths):
-            limit = (ends[one - 1] if one else 0) + CHUNK_TOKENS
-            end = max(one + 1, int(np.searchsorted(ends, limit, side="right")))
-            here = slice(bounds[one], bounds[end])
-            self._check(np.unique(rows[here]))
-            many = sizes[here]
-            # token k of all pieces together lies as far behind its piece's begin as behind the piece's first token
-            places = np.repeat(begins[here] - (np.cumsum(many) - many), many) + np.arange(many.sum())
-            yield Chunk(flat[places].astype(np.int32), lengths[one:end])
-            one = end
+        begin = 0
+        while begin < len(lengths):
+            limit = (ends[begin - 1] if begin else 0) + CHUNK_TOKENS
+            end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
+            pieces = slice(bounds[begin], bounds[end])
+            self._verify(np.unique(rows[pieces]))
+            piece_sizes = sizes[pieces]
+            # position in the token file of each token of these pieces: begin of its piece + offset in the piece
+            offsets = np.cumsum(piece_sizes) - piece_sizes
+            positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(piece_sizes.sum())
+            yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
+            begin = end
 
     def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
+        """Return which rows have not been verified, bool of the shape of `indices`."""
         return (self._unseen[indices >> 3] >> (indices & 7).astype(np.uint8) & 1).astype(bool)
 
-    def _check(self, indices: np.ndarray) -> None:
+    def _verify(self, indices: np.ndarray) -> None:
         """Verify the checksums of rows that have not been read before."""
         unseen = indices[self._is_unseen(indices)]
         for first in range(0, len(unseen), BLOCK_ROWS):
@@ -311,15 +313,15 @@ class PackedStore:
         first, last, ends = self._piece_ends(indices)
         counts = last - first
         final = np.cumsum(counts) - 1
-        following = np.ones(len(ends), dtype=np.int64)  # behind a piece: the label that is the next one's first token
-        following[final] = T + 1 - ends[final]  # behind the last one: padding
+        following = np.ones(len(ends), dtype=np.int64)  # after each piece one label is ignored: the next first token
+        following[final] = T + 1 - ends[final]  # after a row's last piece: padding
         row_of = np.repeat(np.arange(n) % max(1, batch), counts)
         skipped = np.cumsum(following)
         flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
         return flat, np.concatenate(([0], skipped[final]))
 
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(first and last piece of each row; for all pieces of the rows, one after another, where they end in them)."""
+        """Return (first piece of each row [n], its end [n], end of each of these pieces in its row [pieces])."""
         first, last = np.asarray(self._pointers[indices]), np.asarray(self._pointers[indices + 1])
         counts = last - first
         begins = np.cumsum(counts) - counts
@@ -327,7 +329,7 @@ class PackedStore:
         ends = np.cumsum(sizes)
         return first, last, ends - np.repeat((ends - sizes)[begins], counts)
 
-    def _changed(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
+    def _changed_row_error(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
         hashes = list(map(xxh3_64_intdigest, found.row_bytes))
         n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
         row = int(indices[n])

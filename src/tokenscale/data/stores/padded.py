@@ -1,8 +1,8 @@
 """Store format `padded`: one document per row, cut or right-padded to one length, with an attention mask.
 
 Parquet with columns `input_ids` and `attention_mask`. Rows have `sequence_length` + 1 tokens, so that inputs and labels
-have `sequence_length` positions. The manifest counts padding and cut tokens. Records files hold the rows again, without
-their padding: training reads rows in random order from them (see `data.records`).
+have `sequence_length` positions. The manifest counts padding and cut tokens. Records files hold the rows again without
+padding: training reads rows in random order from them (see `data.records`).
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 
 #: bytes of text per call of an engine
 BATCH_BYTES = 4 << 20
-#: of the corpus, for the gate
+#: bytes and places of the sample on which an engine is compared with the reference
 SAMPLE_BYTES = 128 << 10
 SAMPLE_GROUPS = 8
 
@@ -31,11 +31,13 @@ class EngineDiffers(Exception):
 
 
 class TextDocuments:
-    """See `documents.Documents`. While the first chunks are made, the gate runs beside: a sample of this text, through
-    the engine and through the reference; `confirm` waits for what it found. (The hostile texts are the same for every
-    text: the engine was tried on them when the tokenizer was built, or when it was loaded.)
+    """Tokenized documents of a corpus split; see `documents.Documents`.
 
-    `report(documents, utf8_bytes)` hears of each batch.
+    While the first chunks are tokenized, a thread compares the engine with the reference on a sample of this text;
+    `confirm` waits for the result. (The engine is compared on hostile texts, which do not depend on the corpus, when
+    the tokenizer is built or loaded.)
+
+    `report(documents, utf8_bytes)` is called for each batch.
     """
 
     def __init__(
@@ -65,17 +67,17 @@ class TextDocuments:
             },
             engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
         )
-        self._beside = ThreadPoolExecutor(1, "gate")
-        self._gate: Future | None = None
+        self._comparison_pool = ThreadPoolExecutor(1, "gate")
+        self._comparison: Future | None = None
 
     def __len__(self) -> int:
-        """Documents of the split."""
+        """Return the number of documents of the split."""
         return len(self.text)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last`. One batch is tokenized while the one before it is written."""
-        if self._gate is None:
-            self._gate = self._beside.submit(self._difference)
+        """Yield documents [first, last). One batch is tokenized while the previous one is written."""
+        if self._comparison is None:
+            self._comparison = self._comparison_pool.submit(self._compare_engines)
         columns = self.text.columns(self.batch_documents, first, last)
         with ThreadPoolExecutor(1, "encode") as pool:
             ahead = [pool.submit(self._encode, column) for column in islice(columns, 1)]
@@ -88,19 +90,20 @@ class TextDocuments:
 
     def confirm(self) -> None:
         """Raise EngineDiffers if any id of the sample differs from the reference's."""
-        found = self._gate.result() if self._gate is not None else self._difference()
+        found = self._comparison.result() if self._comparison is not None else self._compare_engines()
         if found is not None:
             raise EngineDiffers(self.tokenizer.engine, found)
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
         return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), _utf8_bytes(column)
 
-    def _difference(self) -> dict[str, str] | None:
+    def _compare_engines(self) -> dict[str, str] | None:
+        """Compare the engine with the reference on the sample; None if there is no difference."""
         if not isinstance(self.tokenizer, EngineTokenizer) or self.tokenizer.engine == REFERENCE:
             return None
-        return self.tokenizer.difference(self._sample())
+        return self.tokenizer.difference(self._draw_sample())
 
-    def _sample(self) -> list[str]:
+    def _draw_sample(self) -> list[str]:
         """Return documents from all over the split, at most 128 KiB in total."""
         found: list[str] = []
         rest = SAMPLE_BYTES

@@ -61,12 +61,13 @@ class _PartWriter:
         name, digest = self._shard.close(), IdsDigest()
         groups = self._read_back(digest)
         records = write_records(self._path.with_suffix(".bin"), groups, self._dtype) if self._with_records else None
-        for _ in groups:  # those that were not written again
+        for _ in groups:  # read the rest, which no records file has consumed
             pass
         digest.close()
         return FinishedPart([name], {"tokens_total": self._tokens}, records, digest.groups)
 
     def _read_back(self, digest: IdsDigest) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (ids, lengths) of each row group of the finished shard, and add them to `digest`."""
         for group in read_back(self._path, ["tokens"]):
             ids, lengths = group["tokens"]
             digest.add(Chunk(ids.astype(np.int32), lengths))
@@ -86,7 +87,7 @@ class TokenListStore:
         self._records = open_records(where, manifest) if cache_bytes is None else None
         self.total_tokens: int = manifest["tokens_total"]
         if self._records is None:
-            self._columns  # noqa: B018  # opened now, not in the first batch
+            self._columns  # noqa: B018  # open the shards now, not in the first batch
 
     def __len__(self) -> int:
         """Return the number of documents."""

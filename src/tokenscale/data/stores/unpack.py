@@ -1,4 +1,4 @@
-"""Unpack an archive into a `packed` store, byte-identical to the one made from the text."""
+"""Unpack an archive into a `packed` store, byte-identical to the store written from the text."""
 
 import shlex
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def _open_archive(archive: Path, store: StoreSettings, report: Report | None) ->
 
 
 def _is_unpacked(directory: Path, store: StoreSettings, archive: dict[str, Any]) -> bool:
-    """Whether the store is complete, with the archive's ids and origin."""
+    """Return whether the store is complete and has the archive's ids and origin."""
     try:
         found = open_store(directory, store)
     except UserError:

@@ -65,7 +65,7 @@ class FinishedParts:
 
 
 class StoreWriter:
-    """Shared part of every format's writer: the folder to write into, and common facts of the manifest."""
+    """Common base of every format's writer: writes parts, and builds the manifest."""
 
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
         self.store, self.documents, self.folder = store, documents, folder
@@ -81,10 +81,10 @@ class StoreWriter:
         found = FinishedParts()
         for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
             record = self.folder / f"part-{number:05d}.json"
-            facts = self._finished(record)
+            facts = self._load_finished_part(record)
             if facts is None:
                 last = min(first + self._part_documents, len(self.documents))
-                facts = self._write(open_part(number), first, last)
+                facts = self._write_part(open_part(number), first, last)
                 write_json(record, facts)
             else:
                 found.resumed += 1
@@ -93,7 +93,7 @@ class StoreWriter:
             for name, count in facts["counts"].items():
                 found.counts[name] = found.counts.get(name, 0) + count
             self._groups += [bytes.fromhex(group) for group in facts["groups"]]
-            self.occurrences += np.load(self._occurrences_of(record))
+            self.occurrences += np.load(self._occurrences_path(record))
         self.resumed = found.resumed
         return found
 
@@ -162,7 +162,8 @@ class StoreWriter:
             self.manifest["records"] = {"dtype": dtype, "files": records}
         return self.manifest
 
-    def _write(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
+    def _write_part(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
+        """Write documents [first, last) as one part. Returns its record; raises UserError for a failed read-back."""
         digest, occurrences = IdsDigest(), np.zeros_like(self.occurrences)
         for chunk in self.documents.chunks(first, last):
             if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < len(occurrences):
@@ -180,7 +181,7 @@ class StoreWriter:
                 next="check the disk and the memory of this machine, and build the store again",
             )
         files = finished.files + ([finished.records["name"]] if finished.records else [])
-        np.save(self._occurrences_of(self.folder / f"part-{first // self._part_documents:05d}.json"), occurrences)
+        np.save(self._occurrences_path(self.folder / f"part-{first // self._part_documents:05d}.json"), occurrences)
         return {
             "engine": self.documents.origin.engine,
             "names": finished.files,
@@ -190,18 +191,19 @@ class StoreWriter:
             "groups": [group.hex() for group in digest.groups],
         }
 
-    def _finished(self, record: Path) -> dict[str, Any] | None:
+    def _load_finished_part(self, record: Path) -> dict[str, Any] | None:
+        """Return the record of a finished part if its files are unchanged, or None."""
         try:
             facts = json.loads(record.read_text(encoding="utf-8"))
             same = facts["engine"] == self.documents.origin.engine
-            same = same and self._occurrences_of(record).is_file()
+            same = same and self._occurrences_path(record).is_file()
             same = same and all(_xxh3(self.folder / file["name"]) == file["xxh3"] for file in facts["files"])
         except (OSError, ValueError, KeyError):
             return None
         return facts if same else None
 
     @staticmethod
-    def _occurrences_of(record: Path) -> Path:
+    def _occurrences_path(record: Path) -> Path:
         return record.with_suffix(".occurrences.npy")
 
 
@@ -233,7 +235,7 @@ def open_store_writer(
     try:
         yield writer
     except BaseException:
-        if single is not None:  # one part: nothing to go on from
+        if single is not None:  # a single part cannot be resumed
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if writer.manifest is None:
@@ -280,6 +282,7 @@ def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int |
 
 
 def _clear_other_plan(folder: Path, plan: str) -> None:
+    """Empty the folder if its parts were written with another plan."""
     note = folder / "plan.json"
     try:
         known = note.read_text(encoding="utf-8")
