@@ -1,7 +1,7 @@
-"""Shared parts of the Parquet formats: shards written by row group, and a reader with a bounded cache.
+"""Writer and reader of the Parquet formats: shards written by row group, read through a bounded cache.
 
 Ids go from Arrow to NumPy without Python ints. A row group is the smallest decodable unit, so random access is
-expensive until the groups are cached; a store that fits the cache is decoded at opening.
+expensive until the groups are cached. A store that fits the cache is decoded at opening.
 """
 
 from bisect import bisect_right
@@ -20,18 +20,18 @@ from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.stores.manifest import SingleFile, rebuild_command, resolve_store, vocabulary_error
 from tokenscale.settings.data import StoreSettings
 
-#: decoded ids kept by one reader
+#: default size of a reader's cache of decoded ids
 CACHE_BYTES = 512 << 20
 #: shards that one reader keeps open
 OPEN_SHARDS = 128
-#: values of a column in a row group: Arrow's lists have int32 offsets
+#: maximum values of a column in a row group, since Arrow's lists have int32 offsets
 GROUP_VALUES = (1 << 31) - 1
 
 
 class Shard:
     """One Parquet file of list columns, written a row group at a time.
 
-    The schema's metadata is given, so equal rows give equal bytes.
+    The metadata of the schema is fixed by the caller, so that equal rows give equal bytes.
     """
 
     def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
@@ -52,7 +52,7 @@ class Shard:
         )
 
     def add(self, **columns: tuple[np.ndarray, np.ndarray]) -> None:
-        """Some rows: for each column (values, one row after another; lengths int64 [rows])."""
+        """Add rows: for each column (concatenated values, lengths int64 [rows])."""
         rows = len(next(iter(columns.values()))[1])
         first = 0
         while first < rows:
@@ -64,7 +64,7 @@ class Shard:
             first = last
 
     def close(self) -> str:
-        """Finish the file; its name."""
+        """Finish the file and return its name."""
         self._flush()
         self._writer.close()
         return self.path.name
@@ -94,7 +94,7 @@ class Shard:
 
 
 def _to_arrow(values: np.ndarray) -> pa.Array:
-    """The same memory as an Arrow array. (`pa.array` does so, too, and imports pandas to ask if it is a series.)"""
+    """Return an Arrow array that shares the memory. (`pa.array` does so too, but imports pandas.)"""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
@@ -109,13 +109,14 @@ def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, tuple[np.nda
 
 
 def _decode_lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (offsets, values) of a list column."""
     lists = column.combine_chunks()
     lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
     return lists.offsets.to_numpy(), lists.values.to_numpy()
 
 
 def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
-    """The file of a part: `shard-00000.parquet`, or the one file of a store that is one."""
+    """Return the path of a part's file: `shard-00000.parquet`, or the only file of a single-file store."""
     return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
 
 
@@ -126,12 +127,13 @@ def _slice_rows(values: np.ndarray, lengths: np.ndarray, first: int, last: int) 
 
 
 class ListColumns:
-    """List columns of all shards of a store, read by row number through a cache of decoded row groups; the first one
-    holds ids, and a group with an id outside of the manifest's vocabulary is a UserError. The shards are hashed here.
+    """List columns of all shards of a store, read by row number through an LRU cache of decoded row groups.
 
-    The cache holds `cache_bytes` at most (`CACHE_BYTES` by default; one group at least) and drops the group that was
-    read longest ago. With `preload`, a store that fits into it is decoded here, so that the first batches cost what
-    all others cost.
+    The first column contains ids. Shards are verified by hash at opening, and ids when their group is first decoded.
+    Raises UserError for a changed shard or an id outside of the manifest's vocabulary.
+
+    The cache has at most `cache_bytes` (`CACHE_BYTES` by default), but at least one group. With `preload`, a store that
+    fits the cache is decoded at opening, so that the first batches are not slower than later ones.
     """
 
     def __init__(
@@ -169,19 +171,19 @@ class ListColumns:
                 self.row(first)
 
     def lengths(self, column: str) -> np.ndarray:
-        """Length of every row's list, int64 [rows]; decodes each group once, and keeps none of them."""
+        """Return the list length of every row, int64 [rows]. Decodes each group once, without caching it."""
         found = [np.diff(self._decode(number, [column])[column][0]) for number in range(len(self._groups))]
         return np.concatenate(found).astype(np.int64) if found else np.zeros(0, dtype=np.int64)
 
     def groups(self, first: int, last: int) -> Iterator[tuple[dict[str, tuple[np.ndarray, np.ndarray]], int, int]]:
-        """(decoded group, its first and its last row that is wanted) for rows `first` to `last`, not included."""
+        """Yield (decoded group, start, end) for rows [first, last); start and end are rows in the group."""
         for number, start in enumerate(self.first_rows):
             end = self.first_rows[number + 1] if number + 1 < len(self.first_rows) else self.rows
             if start < last and end > first:
                 yield self._decode(number, self.columns), max(0, first - start), min(end, last) - start
 
     def row(self, i: int) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
-        """The decoded group that holds row i, as (offsets, values) for each column, and the row's number in it."""
+        """Return (decoded group with row i, row number in the group). A group is column → (offsets, values)."""
         if not 0 <= i < self.rows:
             raise IndexError(f"row {i} of {self.rows}")
         number = bisect_right(self.first_rows, i) - 1
@@ -199,17 +201,18 @@ class ListColumns:
         return pq.ParquetFile(self._paths[number], metadata=self._metadata[number], pre_buffer=False)
 
     def _decoded_bytes(self) -> int:
-        """What the columns take when decoded, from the files' metadata (values; offsets are small beside them)."""
+        """Estimate the bytes of the decoded columns from the files' metadata, without the offsets, which are small."""
         total = 0
         for file, group in self._groups:
             schema, row_group = self._metadata[file].schema.to_arrow_schema(), self._metadata[file].row_group(group)
             for column in map(row_group.column, range(row_group.num_columns)):
                 name = column.path_in_schema.split(".")[0]
-                if name in self.columns:  # Parquet has no int8: what a value takes is for Arrow to say
+                if name in self.columns:  # width from the Arrow type: Parquet has no int8
                     total += column.num_values * schema.field(name).type.value_type.bit_width // 8
         return total
 
     def _decode(self, number: int, columns: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Decode columns of a row group. Raises UserError for an id outside of the vocabulary."""
         file, group = self._groups[number]
         table = self._open_shard(file).read_row_group(group, columns=columns, use_threads=False)
         found = {name: _decode_lists(table.column(name)) for name in columns}

@@ -1,4 +1,4 @@
-"""Token ids in few bytes, quickly: frequent ids get short codes, zstd does the rest. Bytes in, bytes out, no files.
+"""Compression of token ids: short codes for frequent ids, then zstd. Works on bytes in memory, not on files.
 
 An id is replaced by its rank, 0 for the most frequent id, and the rank by a code of one to three bytes:
 
@@ -7,9 +7,9 @@ An id is replaced by its rank, 0 for the most frequent id, and the rank by a cod
 | 0–127      | 0–127             | the rank itself                                                        |
 | 128–250    | 128–31,492        | q = rank − 128: first byte 128 + q // 255, second byte q % 255         |
 | 251–254    | 31,493–292,612    | q = rank − 31,493: first byte 251 + q // 65,280, second byte q % 255,  |
-|            |                   | third byte q // 255 % 256, kept apart                                  |
+|            |                   | third byte q // 255 % 256, stored apart                                |
 
-No first or second byte is 255: it stands for "no second byte" while codes are put together.
+First and second bytes are never 255, which marks a missing second byte while codes are assembled.
 
 A block, all numbers little-endian:
 
@@ -21,13 +21,13 @@ A block, all numbers little-endian:
 | 12–11+f  | one zstd frame of c + t bytes: first and second bytes in the order of the ids, then third    |
 |          | bytes in the same order                                                                      |
 
-Neither the number of ids nor the ranking is in a block, nor a checksum: these belong to the file around it. Equal ids
-and rankings give equal bytes under the same version of zstd. Blocks are independent of each other; `BLOCK_IDS` ids make
-one of up to 8 MiB of codes, and memory holds one block.
+A block contains neither the number of ids, nor the ranking, nor a checksum: the file around it does. Equal ids and
+rankings give equal bytes under the same version of zstd. Blocks are independent of each other. `BLOCK_IDS` ids make a
+block of up to 8 MiB of codes, and memory holds one block.
 
-Codes of bytes are shorter than ranks of 16 bits, and their repeats are found by zstd's cheapest search once that looks
-for four bytes and remembers enough of them. Arrow can not be told so; the package `zstandard` can (`SETTINGS`). Arrow
-reads either's frames, so whoever only reads needs no other package.
+Byte codes are shorter than 16-bit ranks. zstd's cheapest search finds their repeats if it matches four bytes in a large
+window. Arrow has no options for this, but the package `zstandard` has (`SETTINGS`). Arrow decompresses the frames of
+both, so that reading needs no other package.
 """
 
 import struct
@@ -37,20 +37,19 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-#: ids a block: as many bytes of codes at most as 8 MiB, since few have a third byte
+#: ids per block, which give at most 8 MiB of codes, apart from few third bytes
 BLOCK_IDS = 4 << 20
-#: the rank of an id that does not occur
+#: rank of an id that does not occur
 NO_RANK = 0xFFFFFFFF
 
-ONE_BYTE = 128  # first bytes that are whole codes, and so many ranks
-THREE_BYTES = 251  # from here first bytes that have a second and a third one
-NOTHING = 255  # no byte of a code but a third one
-TWO_END = ONE_BYTE + (THREE_BYTES - ONE_BYTE) * NOTHING  # the first rank of three bytes
-#: how many different ids there can be
+ONE_BYTE = 128  # number of ranks with one byte; first bytes below it are whole codes
+THREE_BYTES = 251  # first bytes from here on have a second and a third byte
+NOTHING = 255  # marks a missing second byte; only a third byte can have this value
+TWO_END = ONE_BYTE + (THREE_BYTES - ONE_BYTE) * NOTHING  # first rank with three bytes
+#: maximum number of different ids
 MAX_RANKS = TWO_END + (NOTHING - THREE_BYTES) * NOTHING * 256
 
-#: settings of zstd by name, for the package `zstandard`: what its levels do not offer is a search for matches of four
-#: bytes, two to three ids
+#: zstd settings of the package `zstandard` by name: they match four bytes (two to three ids), which no level does
 SETTINGS: dict[str, dict[str, int]] = {
     "fast": {"strategy": 1, "hash_log": 17},
     "small": {"strategy": 1, "hash_log": 20},
@@ -59,17 +58,17 @@ SETTINGS: dict[str, dict[str, int]] = {
 _SHARED = {"min_match": 4, "window_log": 23, "target_length": 0}
 
 _HEADER = struct.Struct("<III")
-_CHUNK = 1 << 16  # ids, or bytes, worked on at a time: what they take stays in the cache
+_CHUNK = 1 << 16  # ids or bytes per pass, few enough for the CPU cache
 _EVEN = int.from_bytes(b"\x55" * (_CHUNK // 8 + 1), "little")  # bits 0, 2, 4, …
 _ODD = _EVEN << 1
 
 
 def rank_ids(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids by descending count, and what undoes it: (ids_by_rank uint32 [ids that occur], rank_of_id uint32 [V]).
+    """Rank ids by descending count. Returns (ids_by_rank uint32 [ids that occur], rank_of_id uint32 [V]).
 
-    `counts` is how often each id occurs, [V] of any integer type. Of equally frequent ids the smaller comes first. Ids
-    that do not occur have no place in the first array and `NO_RANK` in the second. Raises ValueError for negative
-    counts and for more than `MAX_RANKS` ids that occur.
+    `counts` are the occurrences of each id, [V] of any integer type. Equally frequent ids are ranked in ascending
+    order. Ids that do not occur are missing in the first array and have `NO_RANK` in the second. Raises ValueError for
+    negative counts and for more than `MAX_RANKS` ids that occur.
 
     >>> ids_by_rank, rank_of_id = rank_ids(np.array([0, 5, 9, 5]))
     >>> ids_by_rank.tolist(), rank_of_id[1:].tolist(), int(rank_of_id[0]) == NO_RANK
@@ -88,7 +87,7 @@ def rank_ids(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_ids(ids: np.ndarray, counts: np.ndarray) -> None:
-    """Add how often each id occurs to `counts`, int64 [V]. `ids`: uint8, uint16 or uint32 [n], all below V."""
+    """Add the occurrences of each id to `counts`, int64 [V]. `ids` are uint8, uint16 or uint32 [n], all below V."""
     _check_ids(ids)
     for first in range(0, len(ids), _CHUNK * 4):
         found = np.bincount(ids[first : first + _CHUNK * 4].astype(np.intp), minlength=len(counts))
@@ -98,11 +97,14 @@ def count_ids(ids: np.ndarray, counts: np.ndarray) -> None:
 
 
 def make_compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
-    """uint8 [any] to a zstd frame: by Arrow at one of zstd's levels, or by `zstandard` with one of `SETTINGS`."""
+    """Return a function that compresses uint8 [n] to a zstd frame.
+
+    An integer level uses Arrow, a name in `SETTINGS` the package `zstandard`.
+    """
     if isinstance(level, int):
         codec = pa.Codec("zstd", level)
         return lambda content: codec.compress(content, asbytes=True)
-    import zstandard  # only here: levels do without it, and so does reading
+    import zstandard  # integer levels and reading work without it
 
     parameters = zstandard.ZstdCompressionParameters(**_SHARED, **SETTINGS[level])
     compressor = zstandard.ZstdCompressor(compression_params=parameters)
@@ -110,8 +112,8 @@ def make_compressor(level: int | str) -> Callable[[np.ndarray], bytes]:
 
 
 def decompress(frame: memoryview, size: int) -> np.ndarray:
-    """The content of a zstd frame, uint8 [size]. Raises ValueError if it is damaged or of another size."""
-    # Arrow does not tell how much it decompressed; zstd checks what the frame says of itself (RFC 8878, 3.1.1.1)
+    """Decompress a zstd frame to uint8 [size]. Raises ValueError for a damaged frame or another size."""
+    # Arrow does not report the decompressed size; zstd checks the size in the frame's header (RFC 8878, 3.1.1.1)
     magic, descriptor = bytes(frame[:4]), frame[4] if len(frame) > 4 else 0
     single, kind = descriptor >> 5 & 1, descriptor >> 6
     width = (single, 2, 4, 8)[kind]
@@ -127,10 +129,9 @@ def decompress(frame: memoryview, size: int) -> np.ndarray:
 
 
 def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
-    """One block of the given ids: uint8, uint16 or uint32 [n], all ranked. `level` is a level of zstd or a name in
-    `SETTINGS`.
+    """Compress ids to a block. `ids` are uint8, uint16 or uint32 [n]; `level` as for `make_compressor`.
 
-    Raises ValueError for ids that have no rank.
+    Raises ValueError for ids without a rank.
 
     >>> ids_by_rank, rank_of_id = rank_ids(np.array([0, 5, 9, 5]))
     >>> block = pack(np.array([3, 2, 2], dtype=np.uint32), rank_of_id, level=4)
@@ -138,7 +139,7 @@ def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
     array([3, 2, 2], dtype=uint32)
     """
     _check_ids(ids)
-    code_of_id = np.take(_code_of_rank(), rank_of_id, mode="clip")  # ids without a rank get the last, and are found
+    code_of_id = np.take(_code_of_rank(), rank_of_id, mode="clip")  # ids without a rank are detected below
     content = np.empty(3 * len(ids), dtype=np.uint8)
     thirds = []
     end = 0
@@ -150,9 +151,9 @@ def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
             raise ValueError(f"id {chunk.max()} in a vocabulary of {len(rank_of_id)}") from None
         both = words.view(np.uint8)
         used = np.flatnonzero(both != NOTHING)
-        np.take(both, used, out=content[end : end + len(used)], mode="clip")  # in range; "raise" would copy
+        np.take(both, used, out=content[end : end + len(used)], mode="clip")  # in range; mode "raise" would copy
         end += len(used)
-        rare = np.flatnonzero((words & 255) >= THREE_BYTES)  # quicker than a slice of first bytes
+        rare = np.flatnonzero((words & 255) >= THREE_BYTES)  # faster than a strided slice of first bytes
         if len(rare):
             ranks = rank_of_id[chunk[rare]]
             if (ranks >= MAX_RANKS).any():
@@ -166,11 +167,11 @@ def pack(ids: np.ndarray, rank_of_id: np.ndarray, level: int | str) -> bytes:
 
 
 def unpack(data: bytes, ids_by_rank: np.ndarray, n: int) -> np.ndarray:
-    """The n ids of a block, uint32 [n].
+    """Decode the n ids of a block, uint32 [n].
 
-    Raises ValueError for whatever `pack` cannot have written: missing or trailing bytes, a frame that is damaged or of
-    another size, codes that are cut or too many, ranks that no id has. Memory is bounded by n, whatever the block says.
-    A damaged block may still hold n good ranks: only a checksum can tell.
+    Raises ValueError for anything that `pack` cannot have written: missing or trailing bytes, a frame that is damaged
+    or of another size, truncated or too many codes, ranks without an id. Memory is bounded by n for any input. A
+    damaged block may still decode to n valid ranks, which only a checksum detects.
     """
     if len(data) < _HEADER.size:
         raise ValueError(f"a block of {len(data)} bytes; its header takes {_HEADER.size}")
@@ -224,7 +225,7 @@ def _check_ids(ids: np.ndarray) -> None:
 
 @cache
 def _code_of_rank() -> np.ndarray:
-    """First byte + 256 × second byte (or `NOTHING`) of each rank's code, little-endian uint16 [MAX_RANKS]."""
+    """Return first byte + 256 × second byte (or `NOTHING`) of each rank's code, little-endian uint16 [MAX_RANKS]."""
     two, three = np.arange(TWO_END - ONE_BYTE), np.arange(MAX_RANKS - TWO_END)
     codes = [
         np.arange(ONE_BYTE) + 256 * NOTHING,
@@ -235,7 +236,7 @@ def _code_of_rank() -> np.ndarray:
 
 
 def _ids_of_codes(ids_by_rank: np.ndarray) -> np.ndarray:
-    """The id of each first byte + 256 × second byte, uint32 [65536]; `NO_RANK` where a code means nothing by itself."""
+    """Return the id of each first byte + 256 × second byte, uint32 [65536]; `NO_RANK` for codes of three bytes."""
     padded = np.full(TWO_END, NO_RANK, dtype=np.uint32)
     padded[: len(ids_by_rank)] = ids_by_rank[:TWO_END]
     ids = np.full((256, 256), NO_RANK, dtype=np.uint32)  # [second, first]
@@ -245,12 +246,12 @@ def _ids_of_codes(ids_by_rank: np.ndarray) -> np.ndarray:
 
 
 def _find_starts(long: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where codes start among at most `_CHUNK` bytes that begin with one, and where the last whole one ends.
+    """Return (starts of the codes in at most `_CHUNK` bytes, end of the last whole code). The bytes begin with a code.
 
-    `long`: which bytes are from 128. A byte behind a long first byte is a second one; so in a run of long bytes every
-    other one is, and so is the short byte behind a run of odd length. Adding a run's first bit to the run carries into
-    the bit behind it: one addition of numbers of as many bits as there are bytes settles all runs (Langdale and Lemire
-    2019, "Parsing gigabytes of JSON per second", tell escaped quotes that way).
+    `long` marks bytes of at least 128. The byte after a long first byte is a second byte. So every other byte of a run
+    of long bytes is a second byte, and so is the short byte after a run of odd length. Adding a run's first bit to the
+    run carries into the bit after it, so one addition of integers with one bit per byte resolves all runs (Langdale
+    and Lemire 2019, "Parsing gigabytes of JSON per second", find escaped quotes this way).
 
     >>> starts, end = _find_starts(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool))
     >>> starts.tolist(), end
@@ -262,6 +263,6 @@ def _find_starts(long: np.ndarray) -> tuple[np.ndarray, int]:
     packed = np.frombuffer(seconds.to_bytes(len(long) // 8 + 2, "little"), dtype=np.uint8)
     second = np.unpackbits(packed, count=len(long) + 1, bitorder="little").view(bool)
     starts = np.flatnonzero(~second[:-1])
-    if second[-1]:  # the last code goes on beyond these bytes
+    if second[-1]:  # the last code continues after these bytes
         return starts[:-1], len(long) - 1
     return starts, len(long)

@@ -65,7 +65,7 @@ class FinishedParts:
 
 
 class StoreWriter:
-    """Common base of every format's writer: writes parts, and builds the manifest."""
+    """Part writer and manifest builder, common to all formats."""
 
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
         self.store, self.documents, self.folder = store, documents, folder

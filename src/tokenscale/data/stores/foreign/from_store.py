@@ -1,4 +1,4 @@
-"""The documents of a store of ours, one after another, for whatever writes them elsewhere."""
+"""Documents of a token store, for the writers of foreign formats."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,19 +8,19 @@ from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, 
 
 
 class StoreDocuments:
-    """A store as `documents.Documents`, with EOS behind each document or without."""
+    """Documents of a store with or without EOS after each; see `documents.Documents`."""
 
     def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
         self._reader, self._manifest, self._eos = reader, manifest, eos
         self.report: Callable[[int, int], None] | None = None
-        made = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
+        source_keys = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
         self.origin = Origin(
             tokenizer=manifest["tokenizer"],
             vocabulary_size=manifest["vocabulary_size"],
             bos_id=manifest["bos_id"],
             eos_id=manifest["eos_id"],
             pad_id=manifest["padding"]["id"],
-            source={name: manifest[name] for name in made if name in manifest},
+            source={name: manifest[name] for name in source_keys if name in manifest},
             engine=f"the store {manifest['ids_digest']['value'][:12]}",
         )
 
@@ -29,21 +29,22 @@ class StoreDocuments:
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
         """See `documents.Documents`."""
-        had = self._manifest["options"]["eos"]
+        has_eos = self._manifest["options"]["eos"]
         for chunk in self._reader.chunks(first, last):
-            if self._eos and not had:
+            if self._eos and not has_eos:
                 chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
-            elif had and not self._eos:
+            elif has_eos and not self._eos:
                 chunk = drop_eos(chunk)
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
 
     def confirm(self) -> None:
-        """The store's own checksums were held against what was read."""
+        """Do nothing, since the store's reader has verified its checksums."""
 
 
 def drop_eos(chunk: Chunk) -> Chunk:
+    """Return the documents without their last token, which is EOS."""
     keep = chunk.ids >= 0
     keep[chunk.lengths.cumsum() - 1] = False
     return Chunk(chunk.ids[keep], chunk.lengths - 1)

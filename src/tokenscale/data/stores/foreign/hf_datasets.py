@@ -1,6 +1,8 @@
-"""A Hugging Face data set as `Dataset.save_to_disk` writes it: a folder of Arrow IPC streams, `state.json` that names
-them, and `dataset_info.json`. Read and written with pyarrow alone; `datasets.load_from_disk` opens what is written here
-and finds the columns' types in the Arrow schema.
+"""Hugging Face data sets as `Dataset.save_to_disk` writes them.
+
+A data set is a folder of Arrow IPC streams, `state.json` with their names, and `dataset_info.json`. It is read and
+written with pyarrow alone. `datasets.load_from_disk` opens the written folders and takes the column types from the
+Arrow schema.
 """
 
 import os
@@ -21,34 +23,37 @@ NAME = "a Hugging Face data set"
 KEEPS_BOS = True
 COLUMNS = ("input_ids", "tokens")
 MARKS = ("state.json", "dataset_info.json", "dataset_dict.json")
-#: of one file, as `save_to_disk` has it
+#: tokens per file, which gives the file size of `save_to_disk`
 SHARD_TOKENS = 500_000_000 // 4
-#: what ends an Arrow IPC stream
+#: end marker of an Arrow IPC stream
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def detect(path: Path) -> bool:
-    """Whether `save_to_disk` made the folder."""
+    """Return whether `save_to_disk` wrote the folder."""
     return path.is_dir() and any((path / name).is_file() for name in MARKS)
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """What `write` makes: the folder."""
+    """Return the paths that `write` creates: the folder."""
     return [path]
 
 
 def record_path(path: Path) -> Path:
-    """Where the record of what we wrote lies."""
+    """Return the path of the record of the conversion."""
     return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
-    """What whoever reads the folder has to know: nothing."""
+    """Return notes for readers of the folder: none."""
     return []
 
 
 class Reader:
-    """See `reframe.Reader`. UserError for another kind of folder, a missing or broken file, a column of no ids."""
+    """Reader of a data set; see `reframe.Reader`.
+
+    Raises UserError for another kind of folder, a missing or broken file, and a column without ids.
+    """
 
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
         if (path / "dataset_dict.json").is_file():
@@ -59,7 +64,7 @@ class Reader:
                 found=", ".join(splits),
                 next="name the folder of one",
             )
-        again = "save it anew with Dataset.save_to_disk"
+        again = "save it again with Dataset.save_to_disk"
         state = read_json(path / "state.json", "state of the data set", again)
         self.doubt, self.note, self.padding_dropped = None, None, 0
         try:
@@ -74,7 +79,7 @@ class Reader:
         self._rows: list[int] = []
         self._schema: pa.Schema
         for file in self.files:
-            with self._opened(file) as stream:
+            with self._open_stream(file) as stream:
                 if self._rows and stream.schema.names != self._schema.names:
                     found, expected = ", ".join(stream.schema.names), ", ".join(self._schema.names)
                     raise UserError(
@@ -111,7 +116,7 @@ class Reader:
         self.dtype = str(kind.value_type)
 
     def __len__(self) -> int:
-        """Documents: rows."""
+        """Return the number of documents, which are rows."""
         return sum(self._rows)
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -119,22 +124,23 @@ class Reader:
         row = 0
         for file, rows in zip(self.files, self._rows, strict=True):
             if first < row + rows and row < last:
-                with self._opened(file) as stream:
+                with self._open_stream(file) as stream:
                     at = row
                     for batch in stream:
                         a, b = max(first - at, 0), min(last - at, batch.num_rows)
                         at += batch.num_rows
                         if a < b:
-                            yield from self._part(batch.slice(a, b - a), file)
+                            yield from self._split_batch(batch.slice(a, b - a), file)
             row += rows
 
-    def _part(self, batch: pa.RecordBatch, file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _split_batch(self, batch: pa.RecordBatch, file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (ids, lengths) of 1,000 rows at a time, without tokens that the attention mask excludes."""
         for start in range(0, batch.num_rows, 1000):
             part = batch.slice(start, 1000)
-            ids, lengths = self._lists(part.column(part.schema.get_field_index(self.column)), file)
+            ids, lengths = self._decode(part.column(part.schema.get_field_index(self.column)), file)
             if "attention_mask" in part.schema.names:
-                mask, others = self._lists(part.column(part.schema.get_field_index("attention_mask")), file)
-                if not np.array_equal(lengths, others):
+                mask, mask_lengths = self._decode(part.column(part.schema.get_field_index("attention_mask")), file)
+                if not np.array_equal(lengths, mask_lengths):
                     raise UserError("the attention mask has other lengths than the ids.", file=file, next=self._again)
                 kept = np.concatenate(([0], np.cumsum(mask != 0)))
                 ends = np.cumsum(lengths)
@@ -142,7 +148,8 @@ class Reader:
                 ids, lengths = ids[mask != 0], kept[ends] - kept[ends - lengths]
             yield ids, lengths
 
-    def _lists(self, column: pa.Array, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    def _decode(self, column: pa.Array, file: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Return (values, lengths) of a list column."""
         if column.null_count or (values := column.flatten()).null_count:
             raise UserError("a document of the data set is null.", file=file, next="filter such rows out")
         if pa.types.is_fixed_size_list(column.type):
@@ -150,39 +157,40 @@ class Reader:
         return values.to_numpy(), np.diff(column.offsets.to_numpy()).astype(np.int64)
 
     @contextmanager
-    def _opened(self, file: Path) -> Iterator[pa.RecordBatchStreamReader]:
+    def _open_stream(self, file: Path) -> Iterator[pa.RecordBatchStreamReader]:
+        """Open the stream of a file. Raises UserError for a missing, truncated or broken file."""
         if not file.is_file():
             raise UserError("a file of the data set is missing.", file=file, next=self._again)
         with open(file, "rb") as end:
             end.seek(-min(len(END), file.stat().st_size), os.SEEK_END)
-            if (found := end.read()) != END:  # a stream cut between two batches reads like a whole one
-                raise self._broken(file, f"{found.hex()} at its end, not {END.hex()}")
+            if (found := end.read()) != END:  # a stream truncated between two batches reads without an error
+                raise self._broken_file_error(file, f"{found.hex()} at its end, not {END.hex()}")
         try:
             with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
                 yield stream
         except (pa.ArrowInvalid, OSError) as error:
-            raise self._broken(file, str(error).splitlines()[0]) from None
+            raise self._broken_file_error(file, str(error).splitlines()[0]) from None
 
-    def _broken(self, file: Path, found: str) -> UserError:
-        what = "a file of the data set is no whole Arrow stream."
+    def _broken_file_error(self, file: Path, found: str) -> UserError:
+        what = "a file of the data set is not a complete Arrow stream."
         return UserError(
             what, file=file, found=found, expected="a stream, from its schema to its end", next=self._again
         )
 
 
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the folder: one column `input_ids`, a document a row. Returns file → SHA-256."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.building")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
+    building = path.with_name(f".{path.name}.{os.getpid()}.building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
     try:
-        shards = _shards(documents, aside, rule, count)
+        shards = _write_shards(documents, building, rule, count)
         documents.confirm()
         names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
         for shard, name in zip(shards, names, strict=True):
-            shard.rename(aside / name)
-        hashes = {name: sha256_file(aside / name) for name in names}
-        write_json(aside / "dataset_info.json", {"citation": "", "description": "", "homepage": "", "license": ""})
+            shard.rename(building / name)
+        hashes = {name: sha256_file(building / name) for name in names}
+        write_json(building / "dataset_info.json", {"citation": "", "description": "", "homepage": "", "license": ""})
         state = {
             "_data_files": [{"filename": name} for name in names],
             "_fingerprint": next(iter(hashes.values()))[:16],
@@ -192,18 +200,19 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
             "_output_all_columns": False,
             "_split": None,
         }
-        write_json(aside / "state.json", state)
+        write_json(building / "state.json", state)
         old = path.with_name(f".{path.name}.{os.getpid()}.old")
         if path.exists():
             path.rename(old)
-        aside.rename(path)
+        building.rename(path)
         shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(building, ignore_errors=True)
     return {path / name: sha256 for name, sha256 in hashes.items()}
 
 
-def _shards(documents: Documents, folder: Path, rule: ExportFraming, count: ExportCounts) -> list[Path]:
+def _write_shards(documents: Documents, folder: Path, rule: ExportFraming, count: ExportCounts) -> list[Path]:
+    """Write the streams and return their paths."""
     schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
     paths: list[Path] = []
     stream, room = None, 0

@@ -1,9 +1,9 @@
-"""Megatron-LM's pair `PREFIX.bin`, `PREFIX.idx` (IndexedDataset, version 1).
+"""Megatron-LM's pair of files `PREFIX.bin` and `PREFIX.idx` (IndexedDataset, version 1).
 
-`.bin`: ids of all sequences, one after another. `.idx`, little-endian: `MMIDIDX\\0\\0`, uint64 version 1, uint8 code of
+`.bin`: concatenated ids of all sequences. `.idx`, little-endian: `MMIDIDX\\0\\0`, uint64 version 1, uint8 code of
 the ids' type, uint64 sequences, uint64 document bounds (documents + 1); int32 length of each sequence; int64 byte at
-which each begins in `.bin`; int64 document bounds, counted in sequences, from 0 on. A document is usually one sequence.
-Layout after megatron/core/datasets/indexed_dataset.py (NVIDIA/Megatron-LM, 00caa53).
+which each begins in `.bin`; int64 document bounds as sequence numbers, from 0. A document is usually one sequence. The
+layout follows megatron/core/datasets/indexed_dataset.py (NVIDIA/Megatron-LM, 00caa53).
 """
 
 import struct
@@ -24,26 +24,26 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 #: code → type of the ids; 6 and 7 are floating point
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-#: Megatron's own border, below which ids are uint16
+#: vocabulary size below which Megatron stores ids as uint16
 SMALL_VOCABULARY = 65_500
 KEEPS_BOS = True
-AGAIN = "copy both files anew, or make them anew with Megatron-LM's preprocess_data.py"
+AGAIN = "copy both files again, or rebuild them with Megatron-LM's preprocess_data.py"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The two files by what they share."""
+    """A pair of files, identified by their common prefix."""
 
     prefix: Path
 
     @property
     def files(self) -> list[Path]:
-        """`.idx` says whether the pair is there, so it is written last."""
+        """Return the paths of `.bin` and `.idx`. The presence of `.idx` marks the pair, so it is written last."""
         return [self.prefix.with_name(self.prefix.name + ending) for ending in (".bin", ".idx")]
 
 
 def parse_pair(path: Path) -> Pair:
-    """By the prefix, or by either file.
+    """Return the pair, given its prefix or either file.
 
     >>> parse_pair(Path("data/owt_text_document.idx")) == parse_pair(Path("data/owt_text_document"))
     True
@@ -52,7 +52,7 @@ def parse_pair(path: Path) -> Pair:
 
 
 def detect(path: Path) -> bool:
-    """Whether an index with this format's mark lies there."""
+    """Return whether the pair has an index with this format's magic bytes."""
     try:
         with open(parse_pair(path).files[1], "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -61,24 +61,27 @@ def detect(path: Path) -> bool:
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """The files that `write` makes."""
+    """Return the paths that `write` creates."""
     return parse_pair(path).files
 
 
 def record_path(path: Path) -> Path:
-    """Where the record of what we wrote lies."""
+    """Return the path of the record of the conversion."""
     return parse_pair(path).prefix.with_name(parse_pair(path).prefix.name + ".tokenscale.json")
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
-    """What whoever reads the pair has to know; `ended`: whether each document ends with an id of its own."""
+    """Return notes for readers of the pair. `ended` says whether an id ends each document."""
     if ended or origin.eos_id is None:
         return []
     return [f"no id ends a document: --document-end {origin.eos_id} puts one, as preprocess_data.py --append-eod does"]
 
 
 class Reader:
-    """See `reframe.Reader`. UserError for an index that does not hold together, or does not fit its `.bin`."""
+    """Reader of a pair; see `reframe.Reader`.
+
+    Raises UserError for an inconsistent index, and for one that does not match its `.bin`.
+    """
 
     def __init__(self, path: Path, **_: object):
         self.files, self.doubt, self.note, self.padding_dropped = parse_pair(path).files, None, None, 0
@@ -90,24 +93,24 @@ class Reader:
         with open(index, "rb") as header:
             head = header.read(HEADER.size)
         if head[: len(MAGIC)] != MAGIC[: len(head)] or len(head) < len(MAGIC):
-            raise self._wrong("is no Megatron index", repr(head[: len(MAGIC)]), f"{MAGIC!r} at its beginning")
+            raise self._error("is no Megatron index", repr(head[: len(MAGIC)]), f"{MAGIC!r} at its beginning")
         if len(head) < HEADER.size:
-            raise self._wrong("ends inside its header", f"{size} bytes", f"at least {HEADER.size} bytes")
+            raise self._error("ends inside its header", f"{size} bytes", f"at least {HEADER.size} bytes")
         _, version, code, sequences, bounds = HEADER.unpack(head)
         if version != 1:
-            raise self._wrong("has another version", f"version {version}", "version 1")
+            raise self._error("has another version", f"version {version}", "version 1")
         if code not in TYPES:
-            raise self._wrong("holds no integers of a known type", f"type code {code}", f"one of {sorted(TYPES)}")
+            raise self._error("holds no integers of a known type", f"type code {code}", f"one of {sorted(TYPES)}")
         whole = HEADER.size + 12 * sequences + 8 * bounds
         if size == whole + sequences and sequences:
-            raise self._wrong(
+            raise self._error(
                 "is of a multimodal data set", f"{sequences} modes at its end", f"{whole} bytes: text only"
             )
         if size != whole:
             requested = f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
-            raise self._wrong("has another size than its header says", f"{size:,} bytes", requested)
+            raise self._error("has another size than its header says", f"{size:,} bytes", requested)
         if bounds < 2:
-            raise self._wrong("holds no document", f"{bounds} document bounds", "at least 2")
+            raise self._error("holds no document", f"{bounds} document bounds", "at least 2")
         self._type = np.dtype(TYPES[code])
         self.dtype = self._type.name
         lengths = np.fromfile(index, "<i4", sequences, offset=HEADER.size).astype(np.int64)
@@ -115,20 +118,20 @@ class Reader:
         documents = np.fromfile(index, "<i8", bounds, offset=HEADER.size + 12 * sequences)
         if lengths.size and lengths.min() < 0:
             at = int(lengths.argmin())
-            raise self._wrong("holds a negative length", f"{lengths[at]} for sequence {at:,}", "0 or more")
+            raise self._error("holds a negative length", f"{lengths[at]} for sequence {at:,}", "0 or more")
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        due = ends[:-1] * self._type.itemsize
-        if not np.array_equal(pointers, due):
-            at = int(np.flatnonzero(pointers != due)[0])
-            found, due_there = (
+        expected = ends[:-1] * self._type.itemsize
+        if not np.array_equal(pointers, expected):
+            at = int(np.flatnonzero(pointers != expected)[0])
+            found, expected_byte = (
                 f"byte {pointers[at]:,} for sequence {at:,}",
-                f"byte {due[at]:,}, where the one before ends",
+                f"byte {expected[at]:,}, where the one before ends",
             )
-            raise self._wrong("points elsewhere than its lengths do", found, due_there)
-        back = bool((np.diff(documents) < 0).any())
-        if documents[0] != 0 or documents[-1] != sequences or back:
-            found = f"{documents[0]} … {documents[-1]}" + (", with steps back" if back else "")
-            raise self._wrong("has document bounds out of order", found, f"0 … {sequences}, never less than before")
+            raise self._error("points elsewhere than its lengths do", found, expected_byte)
+        decreasing = bool((np.diff(documents) < 0).any())
+        if documents[0] != 0 or documents[-1] != sequences or decreasing:
+            found = f"{documents[0]} … {documents[-1]}" + (", not ascending" if decreasing else "")
+            raise self._error("has document bounds out of order", found, f"0 … {sequences}, never less than before")
         if (size := binary.stat().st_size) != ends[-1] * self._type.itemsize:
             raise UserError(
                 "Megatron's .bin has another size than its index says.",
@@ -140,7 +143,7 @@ class Reader:
         self._bounds = ends[documents]
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return len(self._bounds) - 1
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -150,25 +153,25 @@ class Reader:
             ids = np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
             yield ids, np.diff(self._bounds[a : b + 1])
 
-    def _wrong(self, what: str, found: str, expected: str) -> UserError:
+    def _error(self, what: str, found: str, expected: str) -> UserError:
         return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)
 
 
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the pair; one sequence a document. Returns file → SHA-256."""
+    """Write the pair, one sequence per document. Returns file → SHA-256."""
     size = documents.origin.vocabulary_size
     code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
     binary, index = parse_pair(path).files
     lengths = []
     with ExitStack() as stack:  # renamed in the reverse order: the index appears last
-        index_aside, binary_aside = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
-        with HashedFile(binary_aside) as bin_file:
+        temporary_index, temporary_binary = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
+        with HashedFile(temporary_binary) as bin_file:
             for chunk in export_chunks(documents, rule, count):
                 bin_file.write(chunk.ids.astype(dtype))
                 lengths.append(chunk.lengths)
         documents.confirm()
         sizes = np.concatenate(lengths)
-        with HashedFile(index_aside) as idx_file:
+        with HashedFile(temporary_index) as idx_file:
             idx_file.write(HEADER.pack(MAGIC, 1, code, len(sizes), len(sizes) + 1))
             idx_file.write(sizes.astype("<i4"))
             idx_file.write(((np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize).astype("<i8"))

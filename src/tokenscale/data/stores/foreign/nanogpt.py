@@ -1,5 +1,7 @@
-"""nanoGPT's `.bin`: ids of all documents, one after another, uint16 or uint32, without a header. An id of its own ends
-each document (`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGPT, data/openwebtext/prepare.py, 04cc18e).
+"""nanoGPT's `.bin`: concatenated ids of all documents, uint16 or uint32, without a header.
+
+A special id ends each document (`<|endoftext|>`, 50256 in GPT-2's tokenizer; karpathy/nanoGPT,
+data/openwebtext/prepare.py, 04cc18e).
 """
 
 from collections.abc import Iterator
@@ -20,46 +22,48 @@ from tokenscale.data.stores.foreign.reframe import (
 
 NAME = "nanoGPT's .bin"
 KEEPS_BOS = False
-#: first int32 of files of llm.c and modded-nanogpt, which have a header
+#: first int32 of the files of llm.c and modded-nanogpt, which have a header
 HEADERS = (20240520, 20240801)
 
 
 def detect(path: Path) -> bool:
-    """Whether it is a `.bin` that no index belongs to."""
+    """Return whether the path is a `.bin` without an index."""
     return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """The files that `write` makes."""
+    """Return the paths that `write` creates."""
     return [path]
 
 
 def record_path(path: Path) -> Path:
-    """Where the record of what we wrote lies."""
+    """Return the path of the record of the conversion."""
     return path.with_name(path.name + ".tokenscale.json")
 
 
 def choose_dtype(vocabulary_size: int) -> np.dtype:
-    """uint16 where it holds every id (nanoGPT's own), else uint32."""
+    """Return uint16, nanoGPT's type, if all ids fit, else uint32."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
-    """What whoever reads the file has to know."""
+    """Return notes for readers of the file."""
     if choose_dtype(origin.vocabulary_size).itemsize == 2:
         return []
     return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
 
 
 class Reader:
-    """See `reframe.Reader`. One pass over the file finds the documents. UserError for a file that does not end where a
-    document does, or in which no document ends."""
+    """Reader of a `.bin`; see `reframe.Reader`. Finds the documents in one pass over the file.
+
+    Raises UserError for a file whose last document does not end, or in which no document ends.
+    """
 
     def __init__(
         self, path: Path, *, vocabulary_size: int, document_end: int | None, dtype: str | None = None, **_: object
     ):
         if not path.is_file():
-            raise UserError("the source is no file.", file=path, next="name the .bin")
+            raise UserError("the source is not a file.", file=path, next="name the .bin")
         if document_end is None:
             raise UserError(
                 f"{NAME} does not say which id ends a document.",
@@ -73,73 +77,73 @@ class Reader:
         size, width = path.stat().st_size, self._type.itemsize
         if size == 0 or size % width:
             expected = f"a multiple of {width}, for ids of {self.dtype}" + (", and some" if size == 0 else "")
-            raise self._wrong(f"{NAME} is cut short.", f"{size:,} bytes", expected, "copy it anew, or mend --dtype")
+            raise self._error(f"{NAME} is cut short.", f"{size:,} bytes", expected, "copy it again, or correct --dtype")
         head = np.fromfile(path, "<i4", 1) if size >= 4 else np.zeros(1, np.int32)
         if int(head[0]) in HEADERS:
-            raise self._wrong(
+            raise self._error(
                 "the file has a header: it is of llm.c or modded-nanogpt.",
                 f"{int(head[0])} at its beginning",
                 "ids from the first byte on",
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )
-        self._in_front = False
+        self._ends_come_first = False
         self.note: str | None = None
-        self._bounds = self._find(size // width, document_end)
+        self._bounds = self._find_documents(size // width, document_end)
 
-    def _find(self, tokens: int, end_id: int) -> np.ndarray:
-        """Where documents begin, and the end of the file, in tokens."""
+    def _find_documents(self, tokens: int, end_id: int) -> np.ndarray:
+        """Return the starts of documents and the end of the file, in tokens, int64 [documents + 1]."""
         found = []
         for start in range(0, tokens, BLOCK_TOKENS):
             block = self._ids(start, min(tokens, start + BLOCK_TOKENS))
             found.append(np.flatnonzero(block == end_id) + start)
-        places = np.concatenate(found)
-        if not places.size:
-            raise self._wrong(
+        ends = np.concatenate(found)
+        if not ends.size:
+            raise self._error(
                 "no document ends in the file.",
                 f"{tokens:,} ids of {self.dtype}, none of them {end_id}",
                 f"id {end_id} behind each document",
-                f"mend --document-end; {self.doubt}",
+                f"correct --document-end; {self.doubt}",
             )
-        if places[-1] == tokens - 1:
-            return np.concatenate(([0], places + 1))
-        if places[0] == 0:
-            self._in_front, self.note = True, f"id {end_id} stands before each document, not behind it"
-            return np.concatenate((places, [tokens]))
-        raise self._wrong(
+        if ends[-1] == tokens - 1:
+            return np.concatenate(([0], ends + 1))
+        if ends[0] == 0:
+            self._ends_come_first, self.note = True, f"id {end_id} stands before each document, not behind it"
+            return np.concatenate((ends, [tokens]))
+        raise self._error(
             "the file's last document does not end: it is cut short.",
-            f"{tokens - 1 - places[-1]:,} ids behind the last {end_id}",
+            f"{tokens - 1 - ends[-1]:,} ids behind the last {end_id}",
             f"id {end_id} at the end",
-            "copy it anew, or mend --document-end and --dtype",
+            "copy it again, or correct --document-end and --dtype",
         )
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return len(self._bounds) - 1
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`. The id that ends a document is there; one in front of it is moved behind."""
+        """See `reframe.Reader`. Documents include the id that ends them; one before a document is moved to its end."""
         for a, b in group_documents(self._bounds, first, last):
             ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
-            yield np.roll(ids, -1) if self._in_front else ids, lengths
+            yield np.roll(ids, -1) if self._ends_come_first else ids, lengths
 
     def _ids(self, start: int, end: int) -> np.ndarray:
         return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
 
-    def _wrong(self, what: str, found: str, expected: str, next: str) -> UserError:
+    def _error(self, what: str, found: str, expected: str, next: str) -> UserError:
         return UserError(what, file=self.files[0], found=found, expected=expected, next=next)
 
 
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the file. Returns file → SHA-256. UserError where the id that ends documents lies inside one."""
+    """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents occurs inside one."""
     dtype = choose_dtype(documents.origin.vocabulary_size)
-    with atomic(path) as aside:
-        with HashedFile(aside) as file:
+    with atomic(path) as temporary:
+        with HashedFile(temporary) as file:
             for chunk in export_chunks(documents, rule, count):
                 ends = np.flatnonzero(chunk.ids == rule.document_end)
                 if len(ends) != len(chunk.lengths):
                     document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])
                     raise UserError(
-                        "the id that ends documents lies inside one: nobody could tell them apart.",
+                        "the id that ends documents lies inside one: readers would split it there.",
                         document=f"{count.documents - len(chunk.lengths) + document:,} of {len(documents):,}",
                         found=f"id {rule.document_end}",
                         next="--document-end with an id that no document holds",

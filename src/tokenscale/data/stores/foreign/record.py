@@ -1,4 +1,4 @@
-"""What the files of others cannot say, in JSON beside those we write; believed while they have the hashes in it."""
+"""Record of a conversion: JSON next to exported files, with facts that their format lacks and the files' hashes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,20 @@ VERSION = 1
 
 
 def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
-    """Beside files that were written, with their SHA-256."""
+    """Write the record of exported files. `hashes` are file → SHA-256."""
     files = {file.name: sha256 for file, sha256 in hashes.items()}
     write_json(path, {"schema_version": VERSION, **facts, "files": files})
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """The record, where there is one."""
+    """Read the record, or return None if there is none. Raises UserError for a broken record."""
     if not path.is_file():
         return None
     return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
 
 
 def check_record(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
-    """UserError for a file that is not one of the record's; files may have been renamed."""
+    """Raise UserError if a file's hash is not in the record. Files may have been renamed."""
     known = record["files"]
     for name, sha256 in hashes.items():
         if sha256 not in known.values():
@@ -34,5 +34,5 @@ def check_record(record: dict[str, Any], hashes: dict[str, str], path: Path) -> 
                 file=name,
                 expected=f"sha256 {same[0] if same else '(none of this kind)'}",
                 found=f"sha256 {sha256}",
-                next="convert it anew; or remove the record, if the file was changed on purpose",
+                next="convert it again; or remove the record, if the file was changed on purpose",
             )

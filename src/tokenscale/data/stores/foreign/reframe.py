@@ -1,7 +1,7 @@
-"""Documents as others wrote them → documents as we hold them: exactly one BOS before each, and EOS by option.
+"""Conversion of foreign documents to this project's framing: exactly one BOS before each, and optionally EOS.
 
-What others put around a document (BOS once or twice, an id that ends it) is taken off and counted; what lies inside one
-is never touched. A control id inside a document means that it is none, and is refused.
+Ids around a document (one or more BOS, an id that ends it) are removed and counted. The text is never changed. A
+control id inside a document is an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,41 +14,41 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores.documents import Chunk, Documents, Origin, frame_documents
 
-#: tokens that are read at a time; a longer document is read alone
+#: tokens per read; a longer document is read alone
 BLOCK_TOKENS = 1 << 20
 
 Report = Callable[[int, int], None]
 
 
 class Reader(Protocol):
-    """Documents of a foreign format, as they lie there."""
+    """Reader of the documents of a foreign format, unchanged."""
 
     files: list[Path]
-    dtype: str  # of the ids
-    doubt: str | None  # what else a wrong id may come from, with the flag that mends it
-    note: str | None  # what a person should hear about how it was read
-    padding_dropped: int  # tokens left out, so far, because an attention mask says so
+    dtype: str  # type of the ids
+    doubt: str | None  # another possible cause of a wrong id, with the flag that corrects it
+    note: str | None  # note for the user about how the source was read
+    padding_dropped: int  # tokens excluded by an attention mask so far
 
     def __len__(self) -> int: ...
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(ids of any integer type, one document after another; lengths int64), documents `first` to `last`."""
+        """Yield (concatenated ids of any integer type, lengths int64) of documents [first, last)."""
         ...
 
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids that stand around documents, and the vocabulary that all must lie in."""
+    """Ids around documents, and the size of the vocabulary that contains all ids."""
 
     vocabulary_size: int
     bos_id: int
     eos_id: int | None
-    document_end: int | None  # what ends a document in the source
+    document_end: int | None  # id that ends a document in the source
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a source holds, and what was taken off its documents."""
+    """Counts of a source, and of the ids removed around its documents."""
 
     documents: int = 0
     tokens: int = 0
@@ -62,7 +62,7 @@ class Counts:
 
 
 def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """(first, last) of each document's text in `ids`: every BOS in front and every `end_id` behind is left out.
+    """Return (first, last) of each document's text in `ids`, without any BOS before and any `end_id` after it.
 
     >>> [array.tolist() for array in find_texts(np.array([1, 1, 7, 8, 2, 9, 1, 2]), np.array([5, 1, 2]), 1, 2)]
     [[2, 5, 7], [4, 6, 7]]
@@ -79,8 +79,10 @@ def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | 
 
 
 class ReframedDocuments:
-    """A foreign source as `documents.Documents`. `scan` must have been called: it checks everything before a byte is
-    written anywhere."""
+    """Documents of a foreign source; see `documents.Documents`.
+
+    Call `scan` first: it checks the whole source before anything is written.
+    """
 
     def __init__(self, reader: Reader, framing: Framing, eos: bool, report: Report | None = None):
         self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
@@ -91,21 +93,24 @@ class ReframedDocuments:
         return len(self.reader)
 
     def scan(self, report: Report | None = None) -> Counts:
-        """Read all of it once. UserError for an id outside the vocabulary, for BOS or an end inside a
-        document, and for BOS before some only."""
+        """Read the whole source once and return its counts.
+
+        Raises UserError for an id outside of the vocabulary, for BOS or an end id inside a document, and if only some
+        documents begin with BOS.
+        """
         counts, number = Counts(), 0
         for ids, lengths in self.reader.chunks(0, len(self)):
-            counts += self._check(ids, lengths, number)
+            counts += self._check_chunk(ids, lengths, number)
             number += len(lengths)
             if report is not None:
                 report(len(lengths), ids.nbytes)
         if 0 < counts.begin_with_bos < counts.documents - counts.empty_documents:
             raise UserError(
-                "some documents begin with BOS and others do not: is it that id?",
+                "some documents begin with BOS and others do not: the BOS id may be wrong.",
                 source=self.reader.files[0],
                 found=f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id {self.framing.bos_id}",
                 expected="all or none",
-                next="mend --bos-id, or the source",
+                next="correct --bos-id, or the source",
             )
         return counts
 
@@ -123,7 +128,7 @@ class ReframedDocuments:
                 self.report(len(lengths), ids.nbytes)
 
     def confirm(self) -> None:
-        """Raise UserError where a file of the source has changed since it was checked."""
+        """Raise UserError if a file of the source has changed since it was checked."""
         for path, seen in zip(self.reader.files, self._seen, strict=True):
             if self._stamp(path) != seen:
                 raise UserError(
@@ -135,11 +140,12 @@ class ReframedDocuments:
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns
 
-    def _check(self, ids: np.ndarray, lengths: np.ndarray, number: int) -> Counts:
+    def _check_chunk(self, ids: np.ndarray, lengths: np.ndarray, number: int) -> Counts:
+        """Check a chunk whose first document is `number`, and return its counts. Raises UserError as `scan` does."""
         frame = self.framing
         if ids.size and not 0 <= ids.min() <= ids.max() < frame.vocabulary_size:
             place = int(np.flatnonzero((ids < 0) | (ids >= frame.vocabulary_size))[0])
-            raise self._refused(
+            raise self._document_error(
                 "an id of the source lies outside the vocabulary.",
                 *(lengths, number, place),
                 found=f"id {int(ids[place])}",
@@ -155,13 +161,13 @@ class ReframedDocuments:
             place = int(inside[0])
             found = int(ids[place])
             name = "BOS" if found == frame.bos_id else "an id that ends documents"
-            raise self._refused(
+            raise self._document_error(
                 f"{name} lies inside a document.",
                 *(lengths, number, place),
                 found=f"id {found}",
                 expected=f"id {found} around documents only",
                 next="convert what they were cut from, where rows are blocks of joined documents\n"
-                "else mend --bos-id, --eos-id, --document-end",
+                "else correct --bos-id, --eos-id, --document-end",
             )
         starts = np.cumsum(lengths) - lengths
         return Counts(
@@ -173,7 +179,7 @@ class ReframedDocuments:
             empty_documents=int(np.count_nonzero(first == last)),
         )
 
-    def _refused(self, what: str, lengths: np.ndarray, number: int, place: int, **facts: object) -> UserError:
+    def _document_error(self, what: str, lengths: np.ndarray, number: int, place: int, **facts: object) -> UserError:
         document = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
         inside = place - int(lengths[:document].sum())
         where = f"{number + document:,} of {len(self):,}, token {inside:,} of {int(lengths[document]):,} (from 0)"
@@ -185,15 +191,15 @@ class ReframedDocuments:
 
 @dataclass(frozen=True)
 class ExportFraming:
-    """How documents leave for a foreign format."""
+    """Ids around documents in an exported file."""
 
     keep_bos: bool
-    document_end: int | None  # appended to each document that does not end with it already
+    document_end: int | None  # appended to each document that does not end with it
 
 
 @dataclass
 class ExportCounts:
-    """What became of the documents."""
+    """Counts of exported documents, and of dropped and added ids."""
 
     documents: int = 0
     tokens: int = 0
@@ -202,13 +208,13 @@ class ExportCounts:
 
 
 def export_chunks(documents: Documents, rule: ExportFraming, count: ExportCounts) -> Iterator[Chunk]:
-    """All documents as the foreign format shall hold them; `count` is kept up to date."""
+    """Yield all documents with the framing of the foreign format. Updates `count`."""
     for chunk in documents.chunks(0, len(documents)):
         yield export_chunk(chunk, rule, count)
 
 
 def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:
-    """Some of them.
+    """Return a chunk with the framing of the foreign format. Updates `count`.
 
     >>> chunk = Chunk(np.array([1, 7, 8, 2, 1], np.int32), np.array([4, 1]))
     >>> export_chunk(chunk, ExportFraming(keep_bos=False, document_end=2), ExportCounts()).ids.tolist()
@@ -236,7 +242,7 @@ def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chun
 
 
 def group_documents(bounds: np.ndarray, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Documents `first` to `last` in groups of about BLOCK_TOKENS tokens; `bounds` [documents + 1] in tokens.
+    """Yield documents [first, last) as ranges of about BLOCK_TOKENS tokens. `bounds` [documents + 1] are in tokens.
 
     >>> list(group_documents(np.array([0, 5, 9, 9, BLOCK_TOKENS + 12]), 0, 4))
     [(0, 3), (3, 4)]
