@@ -68,7 +68,7 @@ def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
     for length in range(0, len(whole), 8):
         file.write_bytes(whole[:length])
         text = refused(folder, tmp_path / "s", to="token-list", **KNOWN)
-        assert "no whole Arrow stream" in text and file.name in text
+        assert "not a complete Arrow stream" in text and file.name in text
     file.unlink()
     assert "a file of the data set is missing" in refused(folder, tmp_path / "s", to="token-list", **KNOWN)
 

@@ -26,39 +26,43 @@ class Batch:
         return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
 
     def copy(self) -> "Batch":
-        """The same batch in memory of its own."""
+        """Return the batch with copied arrays."""
         ids = None if self.document_ids_bt is None else self.document_ids_bt.copy()
         return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
 
 
 class Batches(Protocol):
-    """The endless sequence of global batches, as one rank sees it."""
+    """A rank's shares of the endless sequence of global batches."""
 
     vocabulary_size: int
 
     def rows_per_epoch(self) -> float:
-        """Rows of one pass over the data; of a stream, its tokens divided by the sequence length. Where documents are
-        tokenized while training, a stream has to tokenize them all to say so."""
+        """Return the rows of one pass over the data. For a stream: its tokens divided by the sequence length.
+
+        A stream of raw text tokenizes all documents to count them.
+        """
         ...
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch. Its arrays may be written anew when the next but one is asked
-        for (`Batch.copy` keeps one longer)."""
+        """Return this rank's share of the next global batch.
+
+        Its arrays may be overwritten by the second next batch. Use `Batch.copy` to keep them longer.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON."""
+        """Return the position of the next batch, as plain JSON."""
         ...
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go to where `state` says. States of any world size fit."""
+        """Continue at a state, which may come from any world size."""
         ...
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state of what all ranks returned at the same step; it serves every rank of every later world size.
+    """Merge the states of all ranks into one, which is valid for every rank of any world size.
 
-    Raises ValueError where the ranks stood at different steps: such a checkpoint was never valid.
+    Raises ValueError for states of different steps, which no valid checkpoint has.
     """
     if len({state["step"] for state in states}) != 1:
         raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
@@ -67,9 +71,9 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Which piece of its row each token belongs to, counted from 0; int32 [n, T], written to `out` where it is given.
+    """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if given.
 
-    Numbers are those of the row, not of the corpus: tokens see each other where row and number are equal.
+    Numbers are unique in a row only: tokens attend to each other if row and number are equal.
 
     >>> document_ids(np.array([[True, False, True], [True, True, True]])).tolist()
     [[0, 0, 1], [0, 1, 2]]
@@ -81,10 +85,10 @@ def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.nda
 
 
 def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:
-    """(cumulative lengths of the pieces of the batch flattened to n * T tokens, int32 [pieces + 1]; the longest piece).
+    """Return (cumulative lengths of the pieces of a flattened batch, int32 [pieces + 1]; length of the longest piece).
 
-    FlashAttention's convention for `flash_attn_varlen_func`: the first is 0, the last n * T, piece i is tokens
-    [cu[i], cu[i + 1]); no piece goes on in the next row.
+    This is the convention of FlashAttention's `flash_attn_varlen_func`: the first value is 0, the last n * T, and piece
+    i has tokens [cu[i], cu[i + 1]). A piece never continues in the next row.
 
     >>> bounds, longest = cu_seqlens(np.array([[True, False, True], [True, False, False]]))
     >>> bounds.tolist(), longest
@@ -92,7 +96,7 @@ def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:
     """
     _check_starts(starts_bt)
     if starts_bt.size > np.iinfo(np.int32).max:
-        raise ValueError(f"{starts_bt.size:,} tokens are more than int32 bounds can say")
+        raise ValueError(f"{starts_bt.size:,} tokens exceed the range of int32")
     bounds = np.append(np.flatnonzero(starts_bt), starts_bt.size).astype(np.int32)
     return bounds, int(np.diff(bounds).max(initial=0))
 

@@ -45,7 +45,7 @@ class BucketedBatches:
         """Return this rank's share of the next global batch, as wide as its longest document over all ranks."""
         step = self._step
         if step // WINDOW != self._window:
-            self._sort(step // WINDOW)
+            self._compute_window(step // WINDOW)
         documents, lengths = self._documents[step % WINDOW], self._lengths[step % WINDOW]
         width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
         tokens = np.full((len(self._slots), width), self._pad_id, dtype=np.int64)
@@ -57,14 +57,15 @@ class BucketedBatches:
         return Batch.from_arrays(tokens[:, :-1], labels, row_digest(step, self._slots, documents[self._slots]))
 
     def state(self) -> dict[str, Any]:
-        """{"step": the next step}."""
+        """Return {"step": the next step}."""
         return {"step": self._step}
 
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a step."""
         self._step = int(state["step"])
 
-    def _sort(self, window: int) -> None:
+    def _compute_window(self, window: int) -> None:
+        """Compute the batches of a window: sort its documents by length, split and shuffle."""
         positions = window * WINDOW * self._global_batch + np.arange(WINDOW * self._global_batch, dtype=np.int64)
         documents = get_samples(positions, len(self._store), self._seed)
         lengths = self._store.lengths_of(documents)

@@ -109,6 +109,7 @@ def prepare_held_out(
 def _mask_batch(
     tokens_bt: np.ndarray, labels_bt: np.ndarray, samples: np.ndarray, run: RunSettings, special: SpecialIds, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Apply `mask_tokens` with the settings of a run."""
     return mask_tokens(
         tokens_bt,
         labels_bt,

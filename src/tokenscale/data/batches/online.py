@@ -30,12 +30,12 @@ class OnlineDocuments:
         self.tokenizer = load_tokenizer(tokenizer_directory, run.engine)
         self.eos = run.eos
         check_eos(self.tokenizer, self.eos, self.text.pairs)
-        wanted = run.model.vocabulary_size
-        if wanted is not None and wanted < self.tokenizer.vocabulary_size:
+        model_size = run.model.vocabulary_size
+        if model_size is not None and model_size < self.tokenizer.vocabulary_size:
             raise UserError(
                 "the model's vocabulary is smaller than the tokenizer's.",
                 run=run.identity,
-                model=f"vocabulary_size {wanted}",
+                model=f"vocabulary_size {model_size}",
                 tokenizer=f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids",
                 next="remove model.vocabulary_size, or raise it",
             )

@@ -31,8 +31,8 @@ class Prefetcher:
     def next(self) -> Batch:
         """Return the next batch.
 
-        An error of the source is raised here in its turn and ends the thread. Another call continues at the source's
-        state, as without this class.
+        An error of the source is raised after the batches before it, and ends the thread. Another call continues at the
+        source's state, as without this class.
         """
         if self._reader is None:
             self._reader = _Reader(self._batches, self._depth)

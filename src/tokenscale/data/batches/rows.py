@@ -12,13 +12,13 @@ from tokenscale.data.order.permutation import get_samples
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.settings.run import RunSettings
 
-#: steps whose order is computed at once, to share NumPy's overhead: few after a seek, which must be quick, then as
-#: many as contain BLOCK_ROWS rows
+#: steps whose order is computed at once, to share NumPy's overhead: BLOCK_STEPS after a seek, which must be fast, then
+#: the steps of BLOCK_ROWS rows
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
 class RowOrder(ABC):
-    """Rows of a source in the global order. Subclasses make batches of them.
+    """Rows of a source in the global order, from which subclasses build batches.
 
     The state is the step alone; seeking only computes a new block of the order.
     """
@@ -43,27 +43,28 @@ class RowOrder(ABC):
         return self.rows
 
     def next(self) -> Batch:
-        """This rank's share of the next global batch."""
+        """Return this rank's share of the next global batch."""
         step = self._step
         i = step - self._first
         if not 0 <= i < len(self._digests):
-            self._order(step)
+            self._prepare_block(step)
             i = 0
         batch = self.batch(i, step, self._digests[i])
         self._step = step + 1
         return batch
 
     def state(self) -> dict[str, Any]:
-        """{"step": the next step}."""
+        """Return {"step": the next step}."""
         return {"step": self._step}
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go to a step."""
+        """Continue at a step."""
         self._step = int(state["step"])
 
-    def _order(self, step: int) -> None:
-        onward = step == self._first + len(self._digests)
-        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if onward and step else BLOCK_STEPS
+    def _prepare_block(self, step: int) -> None:
+        """Compute the order of a block of steps, and prepare their rows."""
+        continues = step == self._first + len(self._digests)
+        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
         steps = np.arange(step, step + count, dtype=np.int64)
         positions = steps[:, None] * self._global_batch + self.slots[None, :]
         indices = get_samples(positions, self.rows, self._seed)

@@ -69,7 +69,7 @@ class StreamBatches:
         return Batch.from_arrays(tokens[:, :-1], make_labels(tokens, starts), digest)
 
     def state(self) -> dict[str, Any]:
-        """{"step": the next step, "slots": {slot: [document, offset]}}."""
+        """Return {"step": the next step, "slots": {slot: [document, offset]}}."""
         slots = zip(self._slots.tolist(), self._streams, strict=True)
         return {"step": self._step, "slots": {str(slot): list(stream.position()) for slot, stream in slots}}
 

@@ -79,6 +79,7 @@ def prepare_held_out(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dic
 
 
 def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
+    """Return (BOS id, EOS id). Raises UserError as `prepare_held_out` does."""
     if not manifest.get("document_parts"):
         raise UserError(
             "labels: target needs pairs, but the documents are not pairs.",

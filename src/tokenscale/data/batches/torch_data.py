@@ -1,8 +1,8 @@
-"""Our stores and batches as plain classes of `torch.utils.data`, for training loops that are not ours.
+"""Stores and batches as classes of `torch.utils.data`, for training loops outside of tokenscale.
 
-Labels are shifted already: label t is what follows token t, −100 where it does not count. They fit
-`cross_entropy(logits.flatten(0, 1), labels.flatten())`; a model that shifts by itself (the `labels` of Hugging Face
-models) must not get them.
+Labels are already shifted: label t is the token after token t, or −100 if ignored. Use them as in
+`cross_entropy(logits.flatten(0, 1), labels.flatten())`. Do not pass them to models that shift labels themselves, such
+as those of Hugging Face.
 """
 
 import os
@@ -28,60 +28,63 @@ from tokenscale.settings.run import RunSettings
 
 
 class StoreDataset(Dataset[dict[str, torch.Tensor]]):
-    """A token store by row number, map-style. `where` is its folder, or the path of its manifest.
+    """Map-style dataset of a token store's rows. `where` is its folder, or the path of its manifest.
 
-    Row i of a `packed` or `padded` store is {"input_ids", "labels"}, int64 [T]; with `bounds`, a packed row also has
-    "document_ids", int32 [T], which piece each token belongs to. Row i of a `token-list` store is {"input_ids"}, int64:
-    the whole document i. Items never share memory with the store. Whichever process reads, forked, spawned or this one,
-    opens files of its own. UserError where the store is missing or changed.
+    Row i of a `packed` or `padded` store is {"input_ids", "labels"}, int64 [T]. With `bounds`, a packed row also has
+    "document_ids", int32 [T], the number of each token's piece. Row i of a `token-list` store is {"input_ids"}, int64:
+    the whole document i. Items never share memory with the store. Each process that reads, forked or spawned, opens its
+    own files. Raises UserError if the store is missing or changed.
     """
 
     def __init__(self, where: str | Path, *, bounds: bool = False):
         self.where, self.bounds = Path(where), bounds
-        stated = read_store_manifest(self.where)
-        known = FORMATS.get(stated["format"])
+        declared = read_store_manifest(self.where)
+        known = FORMATS.get(declared["format"])
         if known is None or not (known.streamed or "sequence_length" in known.options):
             raise UserError(
-                f"the format {stated['format']} is not read row by row.",
+                f"the format {declared['format']} is not read row by row.",
                 store=self.where,
                 next=f"python -m tokenscale unpack --archive {self.where} --output FOLDER/manifest.json",
             )
-        if bounds and stated["format"] != "packed":
+        if bounds and declared["format"] != "packed":
             raise UserError(
                 "only rows of a packed store hold several documents.",
-                store=f"{self.where} has the format {stated['format']}",
+                store=f"{self.where} has the format {declared['format']}",
                 next="leave `bounds` out, or read a packed store",
             )
-        self.manifest = open_store(self.where, StoreSettings(stated["format"], **stated["options"]))
+        self.manifest = open_store(self.where, StoreSettings(declared["format"], **declared["options"]))
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
         self._plan: tuple[np.ndarray | None, Any] = (None, None)
 
     def __len__(self) -> int:
-        """Rows; of a token-list store: documents."""
+        """Return the number of rows, which are documents in a token-list store."""
         return self.manifest["rows"]
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([i])[0]
 
     def __getitems__(self, indices: list[int]) -> Sequence[dict[str, torch.Tensor]]:
-        """Several rows, read at once; what a DataLoader asks for. IndexError for a row that does not exist."""
+        """Return several rows, read at once, as a DataLoader requests them.
+
+        Raises IndexError for a row that does not exist.
+        """
         store = self._store()
         if FORMATS[self.manifest["format"]].streamed:
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
         rows = np.asarray(indices, dtype=np.int64)
-        found = self._planned(store, indices) if isinstance(indices, StepRows) else store.rows(rows)
+        found = self._read_planned(store, indices) if isinstance(indices, StepRows) else store.rows(rows)
         columns = dict(zip(("input_ids", "labels"), found, strict=True))
         if self.bounds:
             columns["document_ids"] = document_ids(store.starts(rows))
         return Rows({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
 
-    def _planned(self, store: Any, step: "StepRows") -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows of a step with a plan that is shared by all steps of its block."""
+    def _read_planned(self, store: Any, step: "StepRows") -> tuple[np.ndarray, np.ndarray]:
+        """Read the rows of a step with a plan shared by all steps of its block."""
         if self.manifest["format"] != "packed":
             return store.rows(step.block[step.number])
         block, plan = self._plan
-        if block is not step.block and not np.array_equal(block, step.block):  # equal: it came from another process
+        if block is not step.block and not np.array_equal(block, step.block):  # equal: copied from a process
             plan = store.plan(step.block)
         self._plan = step.block, plan
         buffers = store.buffers(len(step))
@@ -89,10 +92,11 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         return buffers.tokens_bt, buffers.labels_bt
 
     def __getstate__(self) -> dict[str, Any]:
-        # a mapped file would be pickled as all its bytes
+        # pickling a mapped file would copy all its bytes
         return self.__dict__ | {"_opened": (0, None), "_plan": (None, None)}
 
     def _store(self) -> Any:
+        """Return this process's reader of the store, opened at first use."""
         process, store = self._opened
         if process != os.getpid():
             store = load_reader(self.manifest["format"])(self.where, self.manifest)
@@ -101,7 +105,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 class Rows(Sequence[dict[str, torch.Tensor]]):
-    """Rows that were read together: `columns` are tensors [rows, T], an item is one row of each."""
+    """Rows of one read. `columns` are tensors [rows, T]; an item has one row of each column."""
 
     def __init__(self, columns: dict[str, torch.Tensor]):
         self.columns = columns
@@ -118,25 +122,25 @@ class Rows(Sequence[dict[str, torch.Tensor]]):
 
 
 def collate_rows(rows: Rows) -> dict[str, torch.Tensor]:
-    """Return the rows of a batch as one tensor per column: the `collate_fn` that copies nothing."""
+    """Return the rows of a batch as one tensor per column, without copying; a `collate_fn`."""
     return rows.columns
 
 
 class StepRows(list[int]):
-    """The rows of one step, and those of the steps around it, int64 [steps, rows]: this is row `number` of `block`."""
+    """Rows of one step: row `number` of `block`, int64 [steps, rows], which has the steps around it."""
 
     block: np.ndarray
     number: int
 
 
 class GlobalOrderSampler(Sampler[list[int]]):
-    """Rows in our global order, for `DataLoader(rows, batch_sampler=…, collate_fn=collate_rows)`: one list a step, this
-    rank's share of it.
+    """Endless sampler of rows in the global order, for `DataLoader(rows, batch_sampler=…, collate_fn=collate_rows)`.
 
-    Global batch k holds the same rows at every world size, worker count and restart: they are a function of (seed, k),
-    and an epoch holds every row once. Endless. The state is {"step": k}, the next global batch to be asked for. A
-    DataLoader without workers asks when it hands out; with workers it asks ahead, so there the loop counts its batches
-    itself and says so: `load_state_dict({"step": batches taken})`.
+    Yields one list per step, this rank's share of the global batch. Global batch k has the same rows at every world
+    size, worker count and restart: they are a function of (seed, k), and an epoch has every row once.
+
+    The state is {"step": k}, the next global batch to be sampled. A DataLoader with workers samples ahead of the loop.
+    To resume it, count the batches in the loop and call `load_state_dict({"step": batches taken})`.
     """
 
     def __init__(self, rows: int, global_batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
@@ -164,27 +168,28 @@ class GlobalOrderSampler(Sampler[list[int]]):
                 yield found
 
     def state_dict(self) -> dict[str, int]:
-        """{"step": the next global batch to be asked for}."""
+        """Return {"step": the next global batch to be sampled}."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on with a step."""
+        """Continue at a step."""
         self._step = int(state["step"])
 
 
 class BatchStream(IterableDataset[dict[str, Any]]):
-    """The global batches of a run of any approach, one rank's share of each, for `DataLoader(stream, batch_size=None)`.
+    """A rank's shares of the global batches of a run of any approach, for `DataLoader(stream, batch_size=None)`.
 
     A batch is {"input_ids", "labels": int64 [rows, T], "useful_tokens", "total_tokens", "order_digest": int, "state":
-    where the next batch begins}. Tensors are its own. An iteration begins at step 0, or where `load_state_dict` was
-    told: `batch["state"]` of the last batch that counted, or {"step": k}. It ends `steps` batches on, or never.
+    position of the next batch}. Its tensors are not reused. An iteration begins at step 0, or at the state given to
+    `load_state_dict`: `batch["state"]` of the last trained batch, or {"step": k}. It ends after `steps` batches, or
+    never.
 
-    Worker w of W makes batches w, w + W, … and the DataLoader takes them in turn, so the sequence is the same with any
-    number of workers. The streams of padding-free and token-list cannot be entered at a step without reading up to it:
-    there every worker reads everything and leaves out what is not its own.
+    Worker w of W yields batches w, w + W, … and the DataLoader takes them in turn, so the sequence is the same with any
+    number of workers. The streams of padding-free and token-list cannot seek to a step without reading up to it, so
+    each worker reads all batches and skips those of other workers.
 
-    `directories` are those of `open_batches`: corpus_directory, tokenizer_directory, store_directory; they are opened,
-    and errors come, when an iteration begins.
+    `directories` are those of `open_batches`: corpus_directory, tokenizer_directory, store_directory. They are opened,
+    and errors are raised, when an iteration begins.
     """
 
     def __init__(
@@ -201,7 +206,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self._state: dict[str, Any] = {"step": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Where the next iteration begins."""
+        """Set the state at which the next iteration begins."""
         self._state = state
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -225,7 +230,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
 
 
 def skip_batches(batches: Any, count: int) -> None:
-    """Leave out so many batches: by a new step where that is the whole state, by reading them in streams."""
+    """Skip `count` batches: by seeking if the state is a step alone, else by reading them."""
     state = batches.state()
     if state.keys() == {"step"}:
         batches.seek({"step": state["step"] + count})
