@@ -1,8 +1,9 @@
-"""Bytes that one rank holds in a step: parameters, gradients, optimizer state, activations. Counted from the settings,
-in the kinds that `training.memory.Probe` measures; what libraries and kernels borrow meanwhile is in none of them.
+"""Memory of one rank in a step: parameters, gradients, optimizer state and activations.
 
-The first three are the table of Rajbhandari et al. 2020 (figure 1), for AdamW in one number format; activations are
-counted in the way of Korthikanti et al. 2022 (section 4), for the operations of `models.decoder`.
+Counted from the settings, by the kinds that `training.memory.Probe` measures. Workspaces of libraries and kernels are
+not included. Parameters, gradients and optimizer state follow Rajbhandari et al. 2020 (figure 1), for AdamW in one
+number format. Activations are counted as by Korthikanti et al. 2022 (section 4), for the operations of
+`models.decoder`.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one rank holds; activations are None where they are not predicted."""
+    """Bytes on one rank. `activations` is None if it is not predicted."""
 
     parameters: int
     gradients: int
@@ -32,12 +33,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Of all that is predicted."""
+        """Sum of all predicted kinds."""
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
 
 class Weight(NamedTuple):
-    """One tensor of the model; `layer` is None outside of blocks, `cut` the dimension that a tensor group shares."""
+    """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards dimension `cut`."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,19 +47,19 @@ class Weight(NamedTuple):
 
 
 def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
-    """What a rank holds in a step of a run whose model has its vocabulary (`with_vocabulary`).
+    """Return the memory of a rank in a step. The run's model must have its vocabulary size (`with_vocabulary`).
 
-    Parameters, gradients, and AdamW's two moments with its count of steps (4 bytes a tensor). Activations are what
-    backward needs of one forward pass on full rows, times the passes in flight, and weights that FSDP gathers and
-    keeps. Of a rank with several stages (interleaved) it is the first one's pass, as it is for the probe.
+    The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations are the tensors that
+    one forward pass on full rows saves for backward, times the passes in flight, plus weights that FSDP gathers and
+    keeps. For a rank with several stages (interleaved) it is the pass of the first stage, as in the probe.
 
-    `device` says whose kernels. `cpu`: torch's own, eager, to the byte (tests/distributed/test_memory.py). `cuda`: what
-    they leave out on a GPU is left out, and was not measured so far: RMSNorm's normalised copy; of dropout all but a
-    byte an element; scores and masks of attention, of which fused kernels keep queries, keys, values, output and a
-    log-sum a row. Where `sdpa` has no such kernel (grouped queries in fp32; a mask without flex or varlen) it is more.
+    `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/distributed/test_memory.py). `cuda`,
+    not measured so far: excludes RMSNorm's normalised copy, all but one byte per element of dropout, and the scores and
+    masks of attention, since fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no
+    fused kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
 
     Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose weights
-    are taken to divide evenly here.
+    are assumed to divide evenly.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> held = memory(RunSettings(model=PRESETS["llama-8b-nemo"]), rank=0)
@@ -66,17 +67,18 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     True
     """
     model, layout = run.model.with_positions(run.sequence_length), run.layout
-    place, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
+    coordinate, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
     if model.transformers is not None:
         return _library_memory(model, layout, size)
-    held = [
-        _shard_weight(weight, layout, place) for weight in _local_weights(model, run.sequence_length, layout, place)
+    local = [
+        _shard_weight(weight, layout, coordinate)
+        for weight in _local_weights(model, run.sequence_length, layout, coordinate)
     ]
-    mine = [prod(_shard_shape(weight.shape, layout, place)) for weight in held]
-    whole = sum(prod(weight.shape) for weight in held) if layout.sharding == "zero1" else sum(mine)
+    mine = [prod(_shard_shape(weight.shape, layout, coordinate)) for weight in local]
+    whole = sum(prod(weight.shape) for weight in local) if layout.sharding == "zero1" else sum(mine)
     activations = None
     if not (run.compile or run.float8):
-        activations = _Forward(run, model, place, device).held(held)
+        activations = _Forward(run, model, coordinate, device).total_bytes(local)
     return Memory(
         parameters=size * whole,
         gradients=size * whole,
@@ -86,7 +88,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
-    """Of the rank with the most: ranks differ by their stage, and where rows do not divide the first ones have more.
+    """Return the memory of the rank with the most. Stages differ; of uneven shards the first are larger.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> run = RunSettings(model=PRESETS["gpt2-124m"], layout=LayoutSettings(shard=4, sharding="zero1"))
@@ -99,12 +101,13 @@ def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
     return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)
 
 
-def _is_first_reader(place: MeshCoordinate) -> bool:
-    """Whether it is the first of the ranks that share rows of a batch and rows of weights: none of them holds more."""
-    return place.data == place.shard == place.tensor == 0
+def _is_first_reader(coordinate: MeshCoordinate) -> bool:
+    """Return whether the rank is the first of its data, shard and tensor groups, where no rank has more memory."""
+    return coordinate.data == coordinate.shard == coordinate.tensor == 0
 
 
 def _library_memory(model: ModelSettings, layout: LayoutSettings, size: int) -> Memory:
+    """Return the memory of a `transformers` model. `size` is the bytes per element."""
     count = weights(model).total
     mine = -(-count // layout.shard)
     whole = count if layout.sharding == "zero1" else mine
@@ -112,7 +115,7 @@ def _library_memory(model: ModelSettings, layout: LayoutSettings, size: int) -> 
 
 
 def _list_weights(model: ModelSettings) -> Iterator[Weight]:
-    """All tensors, by the names of the decoder's parameters."""
+    """Yield all tensors, named as the decoder's parameters."""
     wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
 
     def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
@@ -144,18 +147,18 @@ def _assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> l
 
 
 def _local_layers(
-    model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate
+    model: ModelSettings, sequence_length: int, layout: LayoutSettings, coordinate: MeshCoordinate
 ) -> list[range]:
-    """The layers of each of this rank's stages."""
-    return _assign_stages(model, sequence_length, layout.stages)[place.pipeline :: layout.pipeline]
+    """Return the layers of each of this rank's stages."""
+    return _assign_stages(model, sequence_length, layout.stages)[coordinate.pipeline :: layout.pipeline]
 
 
 def _local_weights(
-    model: ModelSettings, sequence_length: int, layout: LayoutSettings, place: MeshCoordinate
+    model: ModelSettings, sequence_length: int, layout: LayoutSettings, coordinate: MeshCoordinate
 ) -> list[Weight]:
-    """The tensors of which this rank holds anything: those of its stages; a tied embedding is on the first and last."""
-    layers = {layer for stage in _local_layers(model, sequence_length, layout, place) for layer in stage}
-    first, last = place.pipeline == 0, place.pipeline == layout.pipeline - 1
+    """Return the tensors of this rank's stages. A tied embedding is on the first and the last stage."""
+    layers = {layer for stage in _local_layers(model, sequence_length, layout, coordinate) for layer in stage}
+    first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
     ends = {"positions"} if first else set()
     if first or (last and model.tied_embeddings):
         ends.add("embedding")
@@ -164,101 +167,109 @@ def _local_weights(
     return [w for w in _list_weights(model) if (w.name in ends if w.layer is None else w.layer in layers)]
 
 
-def _shard_weight(weight: Weight, layout: LayoutSettings, place: MeshCoordinate) -> Weight:
-    """What a rank of a tensor group has of a tensor."""
+def _shard_weight(weight: Weight, layout: LayoutSettings, coordinate: MeshCoordinate) -> Weight:
+    """Return a rank's shard of a tensor under tensor parallelism."""
     if weight.cut is None:
         return weight
     shape = list(weight.shape)
-    shape[weight.cut] = len(shard_rows(shape[weight.cut], place.tensor, layout.tensor))
+    shape[weight.cut] = len(shard_rows(shape[weight.cut], coordinate.tensor, layout.tensor))
     return weight._replace(shape=tuple(shape))
 
 
-def _shard_shape(shape: tuple[int, ...], layout: LayoutSettings, place: MeshCoordinate) -> tuple[int, ...]:
-    """This rank's rows of what ranks share out."""
-    return (len(shard_rows(shape[0], place.shard, layout.shard)), *shape[1:])
+def _shard_shape(shape: tuple[int, ...], layout: LayoutSettings, coordinate: MeshCoordinate) -> tuple[int, ...]:
+    """Return the shape of this rank's FSDP shard of a tensor."""
+    return (len(shard_rows(shape[0], coordinate.shard, layout.shard)), *shape[1:])
 
 
 class _Forward:
-    """What backward needs of one forward pass of a rank's first stage, in bytes: each term one storage that autograd
-    saves, in the order of the model."""
+    """Bytes that one forward pass of a rank's first stage saves for backward.
 
-    def __init__(self, run: RunSettings, model: ModelSettings, place: MeshCoordinate, device: Device):
+    Each term is one storage that autograd saves, in the order of the model.
+    """
+
+    def __init__(self, run: RunSettings, model: ModelSettings, coordinate: MeshCoordinate, device: Device):
         layout = run.layout
-        self.run, self.model, self.layout, self.place, self.fused = run, model, layout, place, device == "cuda"
-        rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
-        self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes one that counts for nothing
+        self.run, self.model, self.layout, self.coordinate = run, model, layout, coordinate
+        self.fused = device == "cuda"
+        rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
+        self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes an ignored one
         self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
         self.wide = self.model.dimension // layout.tensor  # this rank's heads
         self.key_value = model.key_value_heads * model.head_dimension // layout.tensor
         self.inner = model.hidden // layout.tensor
         self.autocast = run.precision in ("bf16", "fp16")
-        self.product = 4 if run.precision == "fp32" else 2  # bytes of an element that a product gives
-        self.stream = 2 if run.precision == "bf16-true" else 4  # of the residual stream, and of weights
-        self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"  # products save only what went in
-        self.again = run.activation_checkpointing
+        self.product = 4 if run.precision == "fp32" else 2  # bytes per element of a product
+        self.stream = 2 if run.precision == "bf16-true" else 4  # bytes per element of residual stream and weights
+        self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"  # products save only their inputs
+        self.checkpointing = run.activation_checkpointing
 
-    def held(self, weights: list[Weight]) -> int:
-        """Of all passes in flight; weights that FSDP has gathered and not given back are held once."""
-        run, layout, place = self.run, self.layout, self.place
-        stages = _local_layers(self.model, run.sequence_length, layout, place)
+    def total_bytes(self, weights: list[Weight]) -> int:
+        """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered, once."""
+        run, layout, coordinate = self.run, self.layout, self.coordinate
+        stages = _local_layers(self.model, run.sequence_length, layout, coordinate)
         passes = 1
         if layout.pipeline > 1:
             steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-            actions = build_schedule(layout.schedule, place.pipeline, layout.pipeline, steps, layout.stages_per_rank)
+            actions = build_schedule(
+                layout.schedule, coordinate.pipeline, layout.pipeline, steps, layout.stages_per_rank
+            )
             passes = max_in_flight(actions)
         layers = stages[0]
-        first, last = place.pipeline == 0, place.pipeline == layout.pipeline - 1 and len(stages) == 1
-        block = {"none": self.block, "block": self.input, "selective": self.kept}[self.again]()
-        saved = len(layers) * block
+        first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1 and len(stages) == 1
+        by_mode = {"none": self.block_bytes, "block": self.input_bytes, "selective": self.selective_bytes}
+        saved = len(layers) * by_mode[self.checkpointing]()
         copies = [w for w in weights if w.layer in layers and len(w.shape) == 2]
-        if self.autocast and not self.deferred and (self.again == "none" or self.fused):
-            saved += 2 * sum(prod(w.shape) for w in copies)  # autocast's of the blocks' matrices
-        if self.model.positions == "rotary" and self.again == "none":
+        if self.autocast and not self.deferred and (self.checkpointing == "none" or self.fused):
+            saved += 2 * sum(prod(w.shape) for w in copies)  # autocast's copies of the blocks' matrices
+        if self.model.positions == "rotary" and self.checkpointing == "none":
             saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
-        saved += (self.embedding() if first else 0) + (self.loss() if last else 0)
-        return passes * saved + self.gathered(weights)
+        saved += (self.embedding_bytes() if first else 0) + (self.loss_bytes() if last else 0)
+        return passes * saved + self.gathered_bytes(weights)
 
-    def gathered(self, weights: list[Weight]) -> int:
-        """Weights that are whole between forward and backward, in equal shares: the last ones are filled up."""
+    def gathered_bytes(self, weights: list[Weight]) -> int:
+        """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards."""
         shards = self.layout.shard
         if shards == 1 or self.layout.sharding == "zero1":
             return 0
         stay = [w for w in weights if w.layer is None or self.layout.sharding == "zero2"]
         return self.stream * sum(-(-w.shape[0] // shards) * shards * prod(w.shape[1:]) for w in stay)
 
-    def embedding(self) -> int:
-        """Ids, and those of positions; of a shared vocabulary also which entries are others'."""
+    def embedding_bytes(self) -> int:
+        """Return the bytes of token and position ids, and of the mask of other ranks' ids in a sharded vocabulary."""
         model, learned = self.model, 0
         if model.positions == "learned":
             learned = 8 * (self.all if self.run.document_mask else self.run.sequence_length)
         ids = 8 * self.all + (self.all if self.layout.tensor > 1 else 0)
-        return ids + learned + self.dropped(self.stream)
+        return ids + learned + self.dropout_bytes(self.stream)
 
-    def input(self) -> int:
-        """A block's: all that is kept of one that is computed again."""
+    def input_bytes(self) -> int:
+        """Return the bytes of a block's input, the only storage of a recomputed block."""
         return self.stream * self.own * self.model.dimension
 
-    def kept(self) -> int:
-        """The products of a block, and attention's result (`train.activation_checkpointing.STORED`)."""
+    def selective_bytes(self) -> int:
+        """Return the bytes of a selectively checkpointed block: input, products and attention's result.
+
+        See `train.activation_checkpointing.STORED`.
+        """
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
-        attention = self.product * self.all * self.wide + 4 * self._rows_of_scores()
-        if self._scores():  # [rows x heads, T, T], and their product with the values, both in fp32
-            attention = 4 * (self._squares() + self.all * self.wide)
-        return self.input() + self.product * self.all * products + attention
+        attention = self.product * self.all * self.wide + 4 * self._score_rows()
+        if self._materialises_scores():  # scores [rows x heads, T, T] and their product with the values, both in fp32
+            attention = 4 * (self._score_elements() + self.all * self.wide)
+        return self.input_bytes() + self.product * self.all * products + attention
 
-    def block(self) -> int:
-        """All of a block."""
-        found = 2 * self.norm() + 2 * self.dropped(self.product)
-        found += self.into_products(3) + self.attention()
+    def block_bytes(self) -> int:
+        """Return the bytes of a block without checkpointing."""
+        found = 2 * self.norm_bytes() + 2 * self.dropout_bytes(self.product)
+        found += self.product_input_bytes(3) + self.attention_bytes()
         inner = self.product * self.all * self.inner
         swiglu = self.model.activation == "swiglu"
-        # gate, its SiLU, up, and what goes down; or up and its GELU
-        return found + self.into_products(2 if swiglu else 1) + inner * (4 if swiglu else 2)
+        # gate, SiLU(gate), up and the input of down; or up and GELU(up)
+        return found + self.product_input_bytes(2 if swiglu else 1) + inner * (4 if swiglu else 2)
 
-    def norm(self) -> int:
-        """What it is given, one or two numbers a position, and RMSNorm's normalised copy where it is not fused."""
+    def norm_bytes(self) -> int:
+        """Return the bytes of a norm: input, one or two numbers per position, and unfused RMSNorm's normalised copy."""
         elements = self.own * self.model.dimension
         if self.model.norm == "layer":
             number = 4 if self.fused else self.stream
@@ -266,8 +277,8 @@ class _Forward:
         found = 4 * elements * (1 if self.fused else 2) + 4 * self.own
         return found + (4 * self.model.dimension if self.stream == 2 else 0)  # its weight in fp32
 
-    def into_products(self, count: int) -> int:
-        """What `count` products are made of. Autocast rounds it for each anew, but where ranks gather it: before."""
+    def product_input_bytes(self, count: int) -> int:
+        """Return the bytes of the input of `count` products. Autocast casts it for each; before a gather, once."""
         elements = self.all * self.model.dimension
         if not self.autocast:
             return self.product * elements
@@ -275,40 +286,42 @@ class _Forward:
             return 2 * elements
         return 4 * elements if self.deferred else 2 * count * elements
 
-    def attention(self) -> int:
-        """Queries, keys, values and their result, in heads and laid out for the output product; with scores, where
-        they are made: their softmax, what is dropped, and what is left."""
+    def attention_bytes(self) -> int:
+        """Return the bytes of attention: queries, keys, values, and the result by heads and for the output product.
+
+        If scores are materialised, also their softmax, the dropout mask and the remaining scores.
+        """
         model, result = self.model, self.product * self.all * self.wide
-        if self._scores():
-            return 4 * (3 * self.all * self.wide + 3 * self._squares()) + result
-        found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self._rows_of_scores()
+        if self._materialises_scores():
+            return 4 * (3 * self.all * self.wide + 3 * self._score_elements()) + result
+        found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self._score_rows()
         if model.positions == "rotary" and model.heads > self.layout.tensor:
-            found += result  # turned queries lie head by head, and so does what attention gives: copied for the product
+            found += result  # rotated queries are laid out by head, and so is the result: copied for the product
         if self.run.document_mask and not self.fused:
             found += self.product * self.all * self.run.sequence_length
         return found
 
-    def loss(self) -> int:
-        """Last norm, and log-probabilities with labels; or the gradients that a loss in chunks has already."""
+    def loss_bytes(self) -> int:
+        """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked loss's gradients."""
         model, elements = self.model, self.all * self.model.dimension
-        vocabulary = len(shard_rows(model.vocabulary_size, self.place.tensor, self.layout.tensor))
+        vocabulary = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
         if self.run.loss_chunk or self.layout.tensor > 1:
-            return self.norm() + self.stream * (elements + vocabulary * model.dimension)
+            return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0
-        return self.norm() + self.product * elements + copy + self.all * (4 * vocabulary + 8) + 4
+        return self.norm_bytes() + self.product * elements + copy + self.all * (4 * vocabulary + 8) + 4
 
-    def dropped(self, size: int) -> int:
-        """What dropout multiplied with, or on a GPU which elements stayed."""
+    def dropout_bytes(self, size: int) -> int:
+        """Return the bytes of dropout's factors, or of its mask on a GPU. `size` is the bytes per factor."""
         if not self.model.dropout:
             return 0
         return self.own * self.model.dimension * (1 if self.fused else size)
 
-    def _scores(self) -> bool:
-        """Whether attention has them in full: on a CPU with dropout."""
+    def _materialises_scores(self) -> bool:
+        """Return whether attention materialises its scores: on a CPU with dropout."""
         return bool(self.model.dropout) and not self.fused
 
-    def _rows_of_scores(self) -> int:
+    def _score_rows(self) -> int:
         return self.all * self.model.heads // self.layout.tensor
 
-    def _squares(self) -> int:
-        return self._rows_of_scores() * self.run.sequence_length
+    def _score_elements(self) -> int:
+        return self._score_rows() * self.run.sequence_length
