@@ -104,7 +104,7 @@ def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, mo
     asked = ("gigatoken", "tiktoken", "tokenizers")
     pytest.importorskip("gigatoken")
     found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="gigatoken")
-    assert found == ["tokenizers"] and left_out["gigatoken"] == "it is the engine that auto takes here"
+    assert found == ["tokenizers"] and left_out["gigatoken"] == "auto already uses this engine"
     assert "tiktoken" in left_out["tiktoken"]  # no engine of this kind of tokenizer
     monkeypatch.setattr("tokenscale.data.tokenizers.backends.EngineTokenizer.difference", lambda *a: {"text": "'x'"})
     found, left_out = data.machine.list_engines(asked, lab.tokenizer, auto="none")

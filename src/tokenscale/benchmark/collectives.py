@@ -31,9 +31,9 @@ from tokenscale.train.parallel.world import World, join
 
 #: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))
-#: bytes moved by the calls of one measurement, and bounds of their number
+#: bytes per measurement, and bounds of its number of calls
 MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
-BYTES = 4  # of a number in the buffer (fp32)
+BYTES = 4  # per number in the buffer (fp32)
 
 
 def measure(
@@ -106,7 +106,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)
     least = BYTES * settings["world_size"]
-    sizes = [size // least * least for size in settings["sizes"]]  # as they are exchanged
+    sizes = [size // least * least for size in settings["sizes"]]  # rounded down to a multiple, as measured
     if len(sizes) < 2 or sizes[0] < least or len(set(sizes)) < len(sizes):
         raise UserError(
             "--sizes needs at least two sizes, each with at least one number per rank.",
@@ -122,7 +122,7 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
     cells = [(name, size) for name in settings["collectives"] for size in settings["sizes"]]
     calls = {cell: _Call(*cell, world) for cell in cells}
     for call in calls.values():
-        call.seconds()  # connections, buffers, algorithms
+        call.seconds()  # warm up connections, buffers and algorithms
     records = []
     for number in range(settings["rounds"]):
         begin = number * len(cells) // settings["rounds"]
@@ -154,19 +154,20 @@ class _Call:
 
     def seconds(self) -> float:
         """Return the seconds per call on the slowest rank."""
-        self._ready()
+        self._synchronize()
         self._world.barrier()
-        self._ready()
+        self._synchronize()
         start = time.perf_counter()
         for _ in range(self.calls):
             self._call()
-        self._ready()
+        self._synchronize()
         slowest = torch.tensor((time.perf_counter() - start) / self.calls, dtype=torch.float64)
         slowest = slowest.to(self._world.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return slowest.item()
 
-    def _ready(self) -> None:
+    def _synchronize(self) -> None:
+        """Wait until the device has finished."""
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
 

@@ -48,7 +48,7 @@ PACKED = ("packed, first touch", "packed, int32")
 
 @dataclass(frozen=True)
 class Arm:
-    """Way from files to batches.
+    """Reader from files to batches.
 
     `what` is an approach, another reader of packed rows, an arm of the studies, a peer, or the limit. `engine` is None
     for arms that read a store, and for the engine of `auto`.
@@ -57,7 +57,7 @@ class Arm:
     what: str
     engine: Engine | None = None
     cold: bool = False
-    workers: int | None = None  # of torch's DataLoader; None: none is between
+    workers: int | None = None  # of torch's DataLoader; None: without a DataLoader
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ def measure(
     with machine.pin_to_cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
         gc.collect()
-        gc.freeze()  # what is here by now is no arm's garbage: it is not searched again before each of them
+        gc.freeze()  # exclude existing objects from the collections before each arm
         try:
             rounds = [bench.round(arms, number) for number in range(settings.rounds)]
         finally:
@@ -184,8 +184,10 @@ class _Bench:
         return {"corpus_directory": self.corpus, "tokenizer_directory": self.tokenizer, "store_directory": store}
 
     def files(self) -> dict[str, list[Path]]:
-        """What arms read, by what they are: the text of online ones, all of a store of the others. (The tokenizer's
-        file is read by the same code in all of them, and stays.)"""
+        """Return arm → files it reads: the text for online arms, all files of a store for the others.
+
+        The tokenizer's file is left out: all arms read it with the same code, so it may stay in the page cache.
+        """
         text = [self.corpus / file["name"] for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]]
         text += sorted((self.corpus / "records").glob("*"))
         study = self._study_folders()
@@ -203,7 +205,7 @@ class _Bench:
             many = arm.what in FAST and not arm.cold and arm.workers is None
             count = self.settings.batches * (TIMES_AS_MANY if many else 1)
             kept_share = machine.drop_page_cache(self.files()[arm.what]) if arm.cold else None
-            record, kept = self._arm(arm, count)
+            record, kept = self._measure_arm(arm, count)
             record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
             del kept
             place = {"arm": arm.name, "round": number, "batches": count, "cache": "cold" if arm.cold else "warm"}
@@ -213,8 +215,10 @@ class _Bench:
         return records
 
     def check_pairs(self) -> list[dict[str, Any]]:
-        """Compare the first batches of each pair, with every engine; what a round reads is read here once, which warms
-        the page cache."""
+        """Compare the first batches of each pair, with every engine. Raises UserError if they differ.
+
+        Also warms the page cache, since it reads everything that a round reads.
+        """
         checked, count = [], self.settings.batches
         for online, offline in PAIRS:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
@@ -240,27 +244,27 @@ class _Bench:
         store = PackedStore(self._packed, self._manifest)
         return store.stored(np.arange(len(store)))
 
-    def _arm(self, arm: Arm, count: int) -> tuple[dict[str, Any], Any]:
-        """(Record, what holds the arm's memory)."""
+    def _measure_arm(self, arm: Arm, count: int) -> tuple[dict[str, Any], Any]:
+        """Measure one arm. Returns (record, object that keeps the arm's memory alive)."""
         if arm.what == LIMIT:
-            return self._copies(count)
+            return self._measure_copies(count)
         if self.peers is not None and arm.what in self.peers.names:
-            return self._peer(arm.what, arm.workers, count), None
+            return self._measure_peer(arm.what, arm.workers, count), None
         if arm.workers is not None:
-            return self._through_loader(arm, count), None
+            return self._measure_with_loader(arm, count), None
         start = time.perf_counter()
         if arm.what in studies.ARMS:
-            theirs = self._study(arm.what)
+            theirs = self._open_study(arm.what)
             return _time_batches(theirs.next, lambda batch: batch[2:], count, start), theirs
-        batches = self._packed_arm(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
+        batches = self._open_packed(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
         return _time_batches(
             batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start
         ), batches
 
-    def _peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
-        """A peer over full rows, all of whose tokens count; through a DataLoader, where workers are given."""
+    def _measure_peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
+        """Measure a peer on full rows, whose tokens are all useful; through a DataLoader if `workers` is given."""
         settings = self.settings
-        batches = count if workers is None else count + 1  # the first batch of a loader is a part of its opening
+        batches = count if workers is None else count + 1  # a loader's first batch belongs to its opening
         places = np.arange(batches * settings.rows)
         order = get_samples(places, self._manifest["rows"], self.runs["packed"].effective_seed)
         with machine.pin_to_cores(set() if workers is None else self.cores):
@@ -270,7 +274,8 @@ class _Bench:
             "memory_bytes": found["memory_bytes"]
         }
 
-    def _study(self, arm: str) -> studies.StudyBatches:
+    def _open_study(self, arm: str) -> studies.StudyBatches:
+        """Open the batches of a study's data loader."""
         settings = self.settings
         folders = self._study_folders()
         return studies.open_arm(arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders)
@@ -279,13 +284,14 @@ class _Bench:
         storage: dict[str, Any] = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
         return {form: self.stores / StoreSettings(form, **storage).directory for form in ("padded", "token-list")}
 
-    def _through_loader(self, arm: Arm, count: int) -> dict[str, Any]:
+    def _measure_with_loader(self, arm: Arm, count: int) -> dict[str, Any]:
+        """Measure an arm through torch's DataLoader."""
         from tokenscale.benchmark import workers
         from tokenscale.data.batches.torch_data import BatchStream
 
         def make() -> dict[str, Any]:
             if arm.what in studies.ARMS:
-                return {"dataset": workers.InterleavedRounds(lambda: self._study(arm.what)), "batch_size": None}
+                return {"dataset": workers.InterleavedRounds(lambda: self._open_study(arm.what)), "batch_size": None}
             run = self.runs[arm.what]
             run = replace(run, engine=arm.engine) if arm.engine else run
             return {"dataset": BatchStream(run, **self.folders(run)), "batch_size": None}
@@ -294,15 +300,16 @@ class _Bench:
             (record,) = workers.measure(make, count, workers=(arm.workers,))
         return record
 
-    def _packed_arm(self, arm: Arm) -> PackedBatches:
+    def _open_packed(self, arm: Arm) -> PackedBatches:
+        """Open a reader of the packed store; only cold and first-touch arms verify rows."""
         run = self.runs["packed"]
         verify = arm.cold or arm.what == "packed, first touch"
         store = PackedStore(self._packed, self._manifest, verify=verify)
         out = np.int32 if arm.what == "packed, int32" else np.int64
         return PackedBatches(store, run, rank=0, world_size=1, out=out)
 
-    def _copies(self, count: int) -> tuple[dict[str, Any], Any]:
-        """Copying inputs and labels of one batch, int64, into memory that is there already."""
+    def _measure_copies(self, count: int) -> tuple[dict[str, Any], Any]:
+        """Measure the limit: copy inputs and labels of a batch, int64, into existing memory."""
         import torch
 
         torch.set_num_threads(1)
@@ -397,7 +404,7 @@ def format_table(result: dict[str, Any]) -> str:
             f"{arm:<{width}} {opening:>7.3f} {held / 1e6:>8.1f} {np.median(us):>11,.1f} {us.min():>9,.1f} – "
             f"{us.max():>9,.1f} {useful:>7.1%} {found.ratio(arm, LIMIT)[0]:>9,.2f}"
         )
-    lines += ["", "ratios in the same round, median (least – most):"]
+    lines += ["", "ratios in the same round, median (minimum – maximum):"]
     for name, (mid, low, high) in sorted(compute_ratios(found).items(), key=lambda item: item[1]):
         lines.append(f"  {name:<{width + 9}} {mid:>9,.2f}  ({low:,.2f} – {high:,.2f})")
     if {"packed", "packed, first touch"} <= found.records.keys():
@@ -426,7 +433,7 @@ def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draw every round of every arm as a dot on a logarithmic axis, and the limit as a line."""
-    # found by name: the appearance of a figure is no part of the code of the rule that measures
+    # imported by name, so that the style of figures is not part of the measuring rule's code
     drawing = importlib.import_module("tokenscale.report.style")
 
     found = Table(result)

@@ -43,7 +43,7 @@ WARM_UP, STEPS = 5, 30
 
 @dataclass(frozen=True)
 class Case:
-    """Benchmark case: a model, the batch size and the optimizations. `peer`: the plain loop of transformers."""
+    """Benchmark case: a model, the batch size and the optimizations. `peer` selects the plain loop of transformers."""
 
     name: str
     model: str
@@ -61,7 +61,7 @@ class Case:
 def build_ladder(
     name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None
 ) -> list[Case]:
-    """Return cases of increasing optimization (eager to larger batches), and the peer at the first and last batch."""
+    """Return cases of increasing optimization (eager to larger batches), and the peer at the extreme batch sizes."""
     eager = Case(f"{name}-eager-b{first}", model, length, first)
     compiled = replace(eager, name=f"{name}-compiled-b{first}", compile=True)
     fused = replace(compiled, name=f"{name}-fused-b{first}", fused=True)
@@ -72,7 +72,7 @@ def build_ladder(
     return [eager, compiled, fused, chunked, *grown, whole, *peers]
 
 
-#: targets: half of the peak and more for the 8B shape, and what hand-written CUDA reaches for GPT-2
+#: targets: at least half of the peak for the 8B shape, and the throughput of hand-written CUDA for GPT-2
 CASES = [
     *build_ladder("8b", "llama-8b-nemo", 2048, 1, (2, 4), 11_000),
     *build_ladder("1.4b", "llama-1.4b-nemo", 2048, 8, (16,), None),
@@ -108,7 +108,7 @@ def measure(
         if path.is_file() and not again:
             continue
         if time.monotonic() - began + LIMIT_S > budget_s:
-            print(f"{case.name}: left for another call, {budget_s:.0f} s are nearly over", flush=True)
+            print(f"{case.name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
             break
         argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", case.name, "--output", str(folder)]
         try:
@@ -275,6 +275,7 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
 
 
 def _make_batches(case: Case, shape: ModelSettings) -> list[Batch]:
+    """Return four batches of random tokens."""
     random = np.random.default_rng(0)
     size = (case.rows, case.sequence_length + 1)
     rows = [random.integers(0, shape.vocabulary_size, size) for _ in range(4)]
@@ -291,7 +292,7 @@ def format_case(record: dict[str, Any]) -> str:
     if "failed" in record:
         return f"{head} failed: {record['failed']}"
     low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
-    mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: its peak is not known"
+    mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
     memory = f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
     target = f"  target {case['target']:,.0f}" if case["target"] else ""
     return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {mfu}  {memory}{target}"

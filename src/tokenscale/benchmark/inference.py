@@ -42,7 +42,7 @@ Cell = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Writer:
-    """A run's model, the run's id, its tokenizer, and ids to make prompts of."""
+    """Model of a run with the run's id, its tokenizer, and ids from which prompts are built."""
 
     opened: CheckpointModel
     run_id: str
@@ -51,22 +51,22 @@ class Writer:
 
     @property
     def offers_cache(self) -> bool:
-        """Whether its model can keep keys and values; those of `transformers` are asked for none."""
+        """Whether the model has a key-value cache. The cache of `transformers` models is not used."""
         return hasattr(self.opened.model, "cache")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and so of the cache."""
+        """Type of the weights and of the cache."""
         return self.opened.model.head.weight.dtype
 
     def prompts(self, cell: Cell) -> list[list[int]]:
-        """As many prompts as the cell wants, as long as it wants them; each begins elsewhere in the text."""
+        """Return the prompts of a cell, [batch][prompt length]. Each begins elsewhere in the text."""
         batch, length, _ = cell
         starts = [n * len(self.ids) // batch for n in range(batch)]
         return [[self.engine.bos_id, *(self.ids[(s + i) % len(self.ids)] for i in range(length - 1))] for s in starts]
 
     def write(self, cell: Cell, cached: bool, on_token=None) -> list[list[int]]:
-        """The new tokens of each row: exactly so many."""
+        """Generate and return the new tokens of each row, [batch][new tokens]."""
         return generate_rows(
             self.opened.model,
             self.prompts(cell),
@@ -81,7 +81,7 @@ class Writer:
         )
 
     def cache_bytes(self, cell: Cell) -> int:
-        """What the tensors of its cache take, asked of the model itself: made without memory."""
+        """Return the bytes of the model's cache tensors, created on the meta device."""
         batch, prompt, new = cell
         decoder: Any = self.opened.model  # a writer that offers a cache
         cache = decoder.cache(batch, prompt + new, self.dtype, torch.device("meta"))
@@ -91,12 +91,12 @@ class Writer:
 def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path) -> dict[str, Any]:
     """Run the benchmark on the final weights in these runs' folders and write its one JSON file; returns what it wrote.
 
-    Raises UserError for weights that are not there, masked models, and prompts or texts that are longer than a row.
+    Raises UserError for missing weights, masked models, and prompts or texts that are longer than a row.
     """
     writers = [_open_writer(folder, settings) for folder in runs]
     device = writers[0].opened.device
     with _single_thread(device) as threads:
-        answers = [answer for writer in writers for answer in _answer_prompts(writer, settings)]
+        answers = [answer for writer in writers for answer in _generate_texts(writer, settings)]
         records = list(_time_cells(writers, settings))
     described = hardware.describe_machine() | {"threads": threads}
     described["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -105,7 +105,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "benchmark": "inference",
         "settings": to_dict(settings),
         "models": [_describe_model(writer) for writer in writers],
-        "left_out": {w.run_id: "models of transformers are asked for no cache" for w in writers if not w.offers_cache},
+        "left_out": {w.run_id: "the cache of transformers is not measured" for w in writers if not w.offers_cache},
         "code_sha256": _hash_code(),
         "git": read_git_state()[0],
         "hardware": described,
@@ -119,6 +119,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
 
 
 def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
+    """Load a run's final weights and tokenizer. Raises UserError as `measure` does."""
     weights, again = folder / "checkpoints" / "final", f"snakemake -f {folder}/done.json   trains it again"
     if not (weights / RECORD).is_file():
         raise UserError("the run's weights are missing.", checkpoint=weights, next=again)
@@ -142,7 +143,7 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
 
 @contextmanager
 def _single_thread(device: torch.device) -> Iterator[int]:
-    """One thread on a CPU: a token at a time gives several nothing to share, and their waiting would be timed."""
+    """Use one thread on a CPU: decoding one token gives threads no work to share, and their waiting would be timed."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -152,8 +153,8 @@ def _single_thread(device: torch.device) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _answer_prompts(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
-    """Each prompt, answered in each way; without the cache, too, to be compared."""
+def _generate_texts(writer: Writer, settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
+    """Yield a record per prompt and sampling setting, compared with generation without the cache."""
     for way in settings.sampling:
         for number, prompt in enumerate(settings.prompts):
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
@@ -174,17 +175,18 @@ def _answer_prompts(writer: Writer, settings: InferenceBenchmarkSettings) -> Ite
 
 
 def _time_cells(writers: list[Writer], settings: InferenceBenchmarkSettings) -> Iterator[dict[str, Any]]:
-    """A record a model, cell, cache or none, and round."""
-    able = [writer for writer in writers if writer.offers_cache]
-    turns = [(writer, cell, cached) for writer in able for cell in settings.cells for cached in (True, False)]
-    expected = {(w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in turns if cached}
+    """Yield a record per model, cell, cache setting and round."""
+    writers = [writer for writer in writers if writer.offers_cache]
+    measurements = [(writer, cell, cached) for writer in writers for cell in settings.cells for cached in (True, False)]
+    expected = {(w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached}
     for number in range(settings.rounds):
-        for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
-            writer, cell, cached = turns[i]
+        for i in permute(np.arange(len(measurements)), len(measurements), seed=0, epoch=number).tolist():
+            writer, cell, cached = measurements[i]
             yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
 
 
 def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:
+    """Generate once and return the record, compared with the expected tokens."""
     device = writer.opened.device
     before = _allocated_bytes(device)
     times = [time.perf_counter()]
@@ -203,8 +205,9 @@ def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int
 
 
 def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
-    """Seconds by positions: until the first new token, then of `STRETCH` positions each. `times` are those of the call,
-    and when each token was known.
+    """Return seconds by ranges of positions: until the first new token, then `STRETCH` positions each.
+
+    `times` are the time of the call and the time of each new token.
 
     >>> [(p["position"], p["tokens"], p["seconds"]) for p in group_by_position([0.0, 3.0, 4.0, 5.0, 7.0], prompt=30)]
     [(0, 30, 3.0), (31, 1, 1.0), (32, 2, 3.0)]
@@ -220,7 +223,7 @@ def group_by_position(times: list[float], prompt: int) -> list[dict[str, Any]]:
 
 
 def compare_rows(found: list[list[int]], expected: list[list[int]], prompt: int) -> dict[str, int | None]:
-    """How many rows are what was expected, and the position of the first token that is not.
+    """Return the number of rows equal to the expected ones, and the position of the first different token.
 
     >>> compare_rows([[1, 2], [3, 4]], [[1, 2], [3, 5]], prompt=10)
     {'rows_equal': 1, 'first_difference': 11}
@@ -234,7 +237,7 @@ def compare_rows(found: list[list[int]], expected: list[list[int]], prompt: int)
 
 
 def _allocated_bytes(device: torch.device) -> int:
-    """Bytes that are allocated now; the device has done all that it was asked."""
+    """Synchronise the device and return its allocated bytes; 0 on a CPU. Resets the peak."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -243,6 +246,7 @@ def _allocated_bytes(device: torch.device) -> int:
 
 
 def _describe_model(writer: Writer) -> dict[str, Any]:
+    """Return the record of a model: shape, type and checkpoint."""
     opened, shape = writer.opened, writer.opened.model.settings
     weight: Tensor = opened.model.head.weight
     return {
@@ -261,13 +265,13 @@ def _describe_model(writer: Writer) -> dict[str, Any]:
 
 
 def _hash_code() -> str:
-    """Digest of the source files that were measured."""
+    """Return the digest of the measured source files."""
     paths = map(Path, import_closure("tokenscale.cli.benchmark", __name__))
     return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """A line a model and cell, medians over rounds, with the cache beside without; then the answers."""
+    """Format a line per model and cell (medians over rounds, with and without the cache), then the generated texts."""
     names = {model["of_run"]: model["model"] for model in result["models"]}
     cells: dict[tuple, dict[bool, list[dict[str, Any]]]] = {}
     for record in result["records"]:

@@ -17,7 +17,7 @@ from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.benchmark import Engine
 
-#: of a file's pages, so many may stay in the page cache where a reader is called cold: what is read while it opens
+#: largest share of pages in the page cache for a reader to be called cold: those read at opening
 WARM_SHARE = 0.01
 
 
@@ -45,7 +45,7 @@ def drop_page_cache(paths: Iterable[Path]) -> float | None:
 def explain_warm_cache(kept: float | None) -> str | None:
     """Return why a reader is not cold, or None if it is. `kept` is the result of `drop_page_cache`."""
     if kept is None:
-        return "the system does not tell whether it drops files from its page cache"
+        return "the system does not report whether it drops files from its page cache"
     return f"{kept:.0%} of its files stay in the page cache" if kept > WARM_SHARE else None
 
 
@@ -55,7 +55,7 @@ def _count_resident_pages(path: Path) -> tuple[int, int] | None:
     if size == 0:
         return 0, 0
     with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # maps, and reads nothing
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # maps without reading
     pages = -(-size // mmap.PAGESIZE)
     marks = (ctypes.c_ubyte * pages)()
     address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
@@ -139,12 +139,13 @@ def list_engines(requested: Iterable[Engine], tokenizer: Path, auto: str) -> tup
 
 
 def _explain_unusable(engine: str, folder: Path, auto: str) -> str | None:
+    """Return why an engine cannot be measured, or None."""
     if read_tokenizer_manifest(folder)["kind"] == "numbers":
-        return "numbers are read by no engine"
+        return "no engine reads the tokenizer kind numbers"
     if engine == auto:
-        return "it is the engine that auto takes here"
+        return "auto already uses this engine"
     try:
-        tokenizer: Any = load_tokenizer(folder, engine)  # of several backends: `numbers` is refused above
+        tokenizer: Any = load_tokenizer(folder, engine)  # not of the kind numbers, which is excluded above
     except UserError as error:
         return error.facts.get("reason") or error.what
     differs = tokenizer.difference(backends.make_fuzz_texts())

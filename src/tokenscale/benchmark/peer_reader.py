@@ -1,11 +1,12 @@
-"""One peer's reader over rows of token ids: run by `peers.py` in whatever Python has the peer. Standard library, NumPy,
-torch and the peer; nothing of ours, and no argument parser.
+"""Measure one peer's reader over rows of token ids. `peers.py` runs this script in the Python environment of the peer.
+
+Imports only the standard library, NumPy, torch and the peer.
 
     python peer_reader.py PEER ROWS.npy ORDER.npy FOLDER OUTPUT.json [WORKERS]
 
-ROWS is int32 [rows, T + 1]; ORDER int64 [batches, rows a batch]; the peer's own files are made in FOLDER when they are
-not there. Each batch ends as inputs and labels, int64 torch tensors [n, T]. With WORKERS, batches come through torch's
-DataLoader with so many worker processes, and the first batch is a part of opening.
+ROWS is int32 [rows, T + 1], ORDER int64 [batches, rows per batch]. The peer's files are written to FOLDER if they are
+missing. Each batch is returned as inputs and labels, int64 torch tensors [n, T]. With WORKERS, batches are read
+through torch's DataLoader with that many processes, and the first batch belongs to the opening.
 """
 
 import json
@@ -21,22 +22,22 @@ import torch
 
 
 def datasets(rows, folder):
-    """Hugging Face datasets, Arrow on disk, torch format."""
+    """Return (function that opens the reader, version): Hugging Face datasets, Arrow on disk, torch format."""
     import datasets
 
     datasets.disable_progress_bars()
     if not os.path.isdir(folder):
         datasets.Dataset.from_dict({"input_ids": rows}).save_to_disk(folder)
 
-    def opened():
+    def open_reader():
         data = datasets.load_from_disk(folder).with_format("torch")
         return lambda indices: data[indices.tolist()]["input_ids"]
 
-    return opened, version("datasets")
+    return open_reader, version("datasets")
 
 
 def mds(rows, folder):
-    """mosaicml-streaming, local MDS shards."""
+    """Return (function that opens the reader, version): mosaicml-streaming, local MDS shards."""
     from streaming import MDSWriter, StreamingDataset
 
     if not os.path.isdir(folder):
@@ -44,7 +45,7 @@ def mds(rows, folder):
             for row in rows:
                 writer.write({"tokens": row})
 
-    def opened():
+    def open_reader():
         data = StreamingDataset(local=folder, shuffle=False, batch_size=1)
 
         def row(i):
@@ -52,11 +53,14 @@ def mds(rows, folder):
 
         return lambda indices: torch.stack([row(i) for i in indices.tolist()])
 
-    return opened, version("mosaicml-streaming")
+    return open_reader, version("mosaicml-streaming")
 
 
 def litdata(rows, folder):
-    """litdata's TokensLoader. Its fast path is order of chunks; here it is asked for the same rows as all others."""
+    """Return (function that opens the reader, version): litdata's TokensLoader.
+
+    Its fast path reads chunks in order; here it reads the same rows as all other peers.
+    """
     from litdata import StreamingDataset
     from litdata.streaming import Cache, TokensLoader
 
@@ -68,21 +72,24 @@ def litdata(rows, folder):
         cache.done()
         cache.merge()
 
-    def opened():
+    def open_reader():
         data = StreamingDataset(folder, item_loader=TokensLoader(block_size=width), shuffle=False)
         return lambda indices: torch.stack([data[i].long() for i in indices.tolist()])
 
-    return opened, version("litdata")
+    return open_reader, version("litdata")
 
 
 def nanogpt(rows, folder):
-    """The access pattern of nanoGPT, re-created: a new mapping each batch, two widened copies a row."""
+    """Return (function that opens the reader, version): the access pattern of nanoGPT, reproduced.
+
+    It maps the file again for each batch and makes two widened copies of each row.
+    """
     path = folder + ".bin"
     if not os.path.isfile(path):
         rows.astype(np.uint32).tofile(path)
     width = rows.shape[1]
 
-    def opened():
+    def open_reader():
         def batch(indices):
             data = np.memmap(path, dtype=np.uint32, mode="r")
             starts = (indices * width).tolist()
@@ -92,14 +99,17 @@ def nanogpt(rows, folder):
 
         return batch
 
-    return opened, "pattern of its train.py"
+    return open_reader, "pattern of its train.py"
 
 
 PEERS = {"datasets": datasets, "mosaicml-streaming": mds, "litdata": litdata, "nanogpt": nanogpt}
 
 
 class Batches(torch.utils.data.Dataset):
-    """Batch k of the order. The peer is opened before workers are started, as its users do: streaming refuses more."""
+    """Dataset whose item k is batch k of the order.
+
+    The peer is opened before the workers start, as its users do; streaming rejects opening it in each worker.
+    """
 
     def __init__(self, batch, order):
         self.batch, self.order = batch, order
@@ -112,13 +122,14 @@ class Batches(torch.utils.data.Dataset):
 
 
 def parts(found):
+    """Return (inputs, labels) of a batch."""
     return found if isinstance(found, tuple) else (found[:, :-1], found[:, 1:])
 
 
 def main(peer, rows_file, order_file, folder, output, workers=None):
     torch.set_num_threads(1)
     rows, order = np.load(rows_file, mmap_mode="r"), np.load(order_file)
-    make, stated = PEERS[peer](np.asarray(rows), folder)
+    make, peer_version = PEERS[peer](np.asarray(rows), folder)
     before = _anonymous_bytes()
     start = time.perf_counter()
     batch = make()
@@ -139,12 +150,12 @@ def main(peer, rows_file, order_file, folder, output, workers=None):
     held = max(0, _anonymous_bytes() - before)
     with open(output, "w") as file:
         json.dump(
-            {"version": stated, "open_s": open_s, "batch_s": batch_s, "crc32": digest, "memory_bytes": held}, file
+            {"version": peer_version, "open_s": open_s, "batch_s": batch_s, "crc32": digest, "memory_bytes": held}, file
         )
     sys.stdout.flush()
     for worker in multiprocessing.active_children():
-        worker.kill()  # by itself each finds out after five seconds that it is alone
-    os._exit(0)  # some leave threads and shared memory that wait for each other
+        worker.kill()  # on its own, each would notice only after five seconds
+    os._exit(0)  # some peers leave threads and shared memory that deadlock at exit
 
 
 def _anonymous_bytes():

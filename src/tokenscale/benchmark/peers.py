@@ -12,7 +12,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import peer_reader
 
-#: peer → the module that says whether it is installed
+#: peer → module whose import shows that it is installed
 MODULES = {
     "datasets": "datasets",
     "mosaicml-streaming": "streaming",
@@ -24,7 +24,7 @@ LIMIT_S = 600
 
 
 class Peers:
-    """The peers that the Python `interpreter` has, over `rows` [rows, T + 1]; files go below `folder`."""
+    """Peers installed for the Python `interpreter`, reading `rows` [rows, T + 1]. Files are written below `folder`."""
 
     def __init__(self, rows: np.ndarray, folder: Path, interpreter: str = sys.executable):
         self._folder, self._interpreter = folder, interpreter
@@ -32,13 +32,15 @@ class Peers:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(self._rows, rows.astype(np.int32))
         self.versions: dict[str, str] = {}
-        self.left_out = self._missing()
+        self.left_out = self._find_missing()
         self.names = [peer for peer in MODULES if peer not in self.left_out]
 
     def measure(self, peer: str, order: np.ndarray, workers: int | None = None) -> dict[str, Any]:
-        """Open the peer anew and read `order` [batches, n]: `open_s`, `batch_s` and `memory_bytes`. With `workers`,
-        through a DataLoader with so many, whose first batch is a part of opening. RuntimeError where what it gives is
-        not the rows."""
+        """Open the peer and read `order` [batches, n]. Returns `open_s`, `batch_s` and `memory_bytes`.
+
+        With `workers`, batches are read through a DataLoader, whose first batch belongs to the opening. Raises
+        RuntimeError if the peer fails or returns other tokens than the rows.
+        """
         name, _, in_order = peer.partition(", ")
         if in_order:
             order = np.arange(order.size).reshape(order.shape) % len(np.load(self._rows, mmap_mode="r"))
@@ -54,12 +56,12 @@ class Peers:
             )
         found = json.loads(paths[2].read_text())
         if found["crc32"] != _digest(np.load(self._rows, mmap_mode="r"), order):
-            raise RuntimeError(f"{peer} gives other tokens than were written: nothing it says counts")
+            raise RuntimeError(f"{peer} returns other tokens than were written; its times are not used")
         self.versions[name] = found["version"]
         return {name: found[name] for name in ("open_s", "batch_s", "memory_bytes")}
 
-    def _missing(self) -> dict[str, str]:
-        """Why peers cannot be imported there, by peer."""
+    def _find_missing(self) -> dict[str, str]:
+        """Return peer → reason why it cannot be imported."""
         try:
             command = [self._interpreter, "-c", _IMPORTS, *dict.fromkeys(MODULES.values())]
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
@@ -75,7 +77,7 @@ class Peers:
         return {peer: reasons[module] for peer, module in MODULES.items() if reasons[module]}
 
 
-#: imports each module that is named, and prints why not, as one line of JSON
+#: script that imports the named modules, and prints errors as one line of JSON
 _IMPORTS = """
 import importlib, json, sys
 found = {}
@@ -92,6 +94,7 @@ print(json.dumps(found))
 
 
 def _digest(rows: np.ndarray, order: np.ndarray) -> int:
+    """Return the CRC-32 of inputs and labels of all batches, as `peer_reader` computes it."""
     digest = 0
     for indices in order:
         wide = rows[indices].astype(np.int64)

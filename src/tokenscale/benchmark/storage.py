@@ -46,7 +46,7 @@ class TokenizedText:
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
         text = RawText(corpus)
         made = load_tokenizer(tokenizer)
-        self.eos = text.pairs  # pairs end with EOS, and nothing else does
+        self.eos = text.pairs  # only pairs end with EOS
         self.origin: Origin = TextDocuments(corpus, made, "train", self.eos).origin
         self.engine = made.engine
         columns = text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text)))
@@ -59,11 +59,11 @@ class TokenizedText:
         return len(self.whole.lengths)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Documents `first` to `last`, the last one not included, at once."""
+        """Yield documents [first, last) as one chunk."""
         yield self.whole.part(first, last)
 
     def confirm(self) -> None:
-        """They were tokenized by an engine that is exact."""
+        """Do nothing, since the engine is exact."""
 
 
 def measure(
@@ -77,18 +77,18 @@ def measure(
     held = TokenizedText(corpus, tokenizer, settings.documents)
     found, left_out = machine.list_engines(settings.engines, tokenizer, held.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
-    turns = [*settings.stores, *dict.fromkeys([held.engine, *found])]
+    measurements = [*settings.stores, *dict.fromkeys([held.engine, *found])]
     cores = machine.available_cores()
     records = []
     try:
         with machine.pin_to_cores({min(cores)} if cores else set()):
             for number in range(settings.rounds):
-                for i in permute(np.arange(len(turns)), len(turns), seed=0, epoch=number).tolist():
-                    turn = turns[i]
-                    if isinstance(turn, StoreSettings):
-                        record = _measure_store(dataclasses.replace(turn, eos=held.eos), held, folder, settings)
+                for i in permute(np.arange(len(measurements)), len(measurements), seed=0, epoch=number).tolist():
+                    measurement = measurements[i]
+                    if isinstance(measurement, StoreSettings):
+                        record = _measure_store(dataclasses.replace(measurement, eos=held.eos), held, folder, settings)
                     else:
-                        record = _measure_online(turn, held, tokenizer, settings.rows)
+                        record = _measure_online(measurement, held, tokenizer, settings.rows)
                     records.append({"round": number, **record})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,8 +163,10 @@ def _measure_store(
 def _time_read(
     store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int, **cache: int
 ) -> float:
-    """Seconds to open a store's reader and read these rows, some at a time; an archive's documents, in order. The
-    manifest's hashes are not among it: they are checked once a run, whatever is read then."""
+    """Return the seconds to open a store's reader and read `order`, `rows` rows at a time.
+
+    An archive's documents are read in order. Checking the manifest's hashes is not included, since a run does it once.
+    """
     start = time.perf_counter()
     reader = load_reader(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
     if store.format == "archive":
@@ -210,8 +212,10 @@ def _difference_error(store: StoreSettings, what: str) -> UserError:
 
 
 def _measure_online(engine: str, held: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:
-    """The text, tokenized by one engine: `sequential_s` some documents at a time, `bulk_s` all at once. Each by one
-    that is ready and has seen no text yet, as engines remember words."""
+    """Measure tokenizing the text with one engine: `sequential_s` for `rows` documents at a time, `bulk_s` for all.
+
+    Each measurement has a new, warmed-up tokenizer that has not seen the text, since engines cache words.
+    """
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
     for first in range(0, len(held), rows):
@@ -228,7 +232,7 @@ def _measure_online(engine: str, held: TokenizedText, tokenizer: Path, rows: int
 
 
 def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
-    """A tokenizer that has imported and started what it takes to encode few texts, and many."""
+    """Load a tokenizer and warm it up on single texts and on many texts."""
     made = load_tokenizer(folder, engine if engine in machine.NAMES else "auto")
     for texts in (["1"], pa.array(["1"] * BULK_DOCUMENTS)):
         made.encode(texts)
@@ -236,14 +240,14 @@ def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """A line a store, the smallest first, then the engines on the fly: medians over rounds."""
+    """Format a line per store, the smallest first, then the engines on the fly; medians over rounds."""
     by_store: dict[str, list[dict[str, Any]]] = {}
     for record in result["records"]:
         by_store.setdefault(record["store"], []).append(record)
     width = max(map(len, by_store))
     lines = [
         f"{result['settings']['rounds']} rounds, {result['documents']:,} documents, one core, engine "
-        f"{result['engine']}; us are of a useful token, ms of a row",
+        f"{result['engine']}; us per useful token, ms per row",
         f"{'store':<{width}} {'bytes/token':>11} {'x entropy':>9} {'write us':>9} {'read us':>9} {'shuffled':>9} "
         f"{'cold':>9} {'ms a row':>9}",
     ]

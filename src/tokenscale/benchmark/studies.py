@@ -61,14 +61,14 @@ def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer:
     ids, masks = table["input_ids"], table["attention_mask"]
 
     def padded(i: int) -> list[int]:
-        masks[i].as_py()  # read, and used by nobody
+        masks[i].as_py()  # decoded but not used, as in the study
         return ids[i].as_py()
 
     return StudyBatches(_iterate_rows(padded, len(ids), pad), rows)
 
 
 def _stream_rows(document: Callable[[int], list[int]], count: int, bos: int, length: int) -> Iterator[tuple[Any, Any]]:
-    """A buffer that documents are put into, a BOS before each beside the tokenizer's own, and rows are cut from."""
+    """Yield rows cut from a buffer of documents, with a BOS before each in addition to the tokenizer's."""
     import torch
 
     buffer: list[int] = []
@@ -86,6 +86,7 @@ def _stream_rows(document: Callable[[int], list[int]], count: int, bos: int, len
 
 
 def _iterate_rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iterator[tuple[Any, Any]]:
+    """Yield (tokens, labels) of rows in order, endlessly; labels that equal `pad` are ignored."""
     import torch
 
     i = 0
@@ -98,7 +99,7 @@ def _iterate_rows(row: Callable[[int], list[int]], count: int, pad: int) -> Iter
 
 
 def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callable[[str], list[int]], int, int]:
-    """`transformers`' tokenizer that adds a BOS, as Mistral-Nemo's does; (text → ids, BOS, pad)."""
+    """Load a `transformers` tokenizer that adds a BOS, like Mistral-Nemo's. Returns (text → ids, BOS id, pad id)."""
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 

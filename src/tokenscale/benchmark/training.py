@@ -30,7 +30,7 @@ from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.parallel.world import World
 
 OURS, LOOP, TRAINER = "tokenscale", "transformers, plain loop", "transformers, Trainer"
-#: bookkeeping may take this share of a step of 100 ms
+#: target for bookkeeping per step, in microseconds: 0.1 % of a step of 100 ms
 TARGET_US = 100.0
 RATE = 1e-4
 
@@ -172,7 +172,7 @@ class _TokenscaleArm:
             schedule=ScheduleSettings(shape="constant", warmup_steps=0),
             optimizer=OptimizerSettings(learning_rate=RATE, weight_decay=0.01),
             validation=ValidationSettings(rows=0),
-            garbage_every=0,  # this process is the others', too
+            garbage_every=0,  # no manual garbage collection, which would affect the other arms in this process
         )
         self._own: list[float] = []
         with contextlib.redirect_stdout(io.StringIO()):
@@ -182,7 +182,7 @@ class _TokenscaleArm:
         self._path = self.training.writer.directory / "steps.jsonl"
 
     def first_loss(self) -> float:
-        """Nats a label, before any training."""
+        """See `Arm`."""
         batch = self.training.batches.next()
         self.training.batches.seek({"step": 0})
         with torch.no_grad():
@@ -205,7 +205,7 @@ class _TokenscaleArm:
         return len(self._path.read_text(encoding="utf-8").splitlines())
 
     def own(self) -> list[float]:
-        """Seconds of bookkeeping of each timed step."""
+        """Return the seconds of bookkeeping of each timed step."""
         return self._own
 
 
@@ -249,7 +249,7 @@ class _PlainLoopArm:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             self._optimizer.step()
             self._optimizer.zero_grad()
-            loss.item()  # as one logs it
+            loss.item()  # as a loop that logs the loss does
             times.append(time.monotonic())
         return [b - a for a, b in zip(times[1:-1], times[2:], strict=True)]
 

@@ -26,16 +26,16 @@ def measure(
     workers: Sequence[int] = WORKERS,
     start_method: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Time so many batches through a DataLoader, once with each number of workers; one record each.
+    """Time `batches` batches of a DataLoader for each number of workers. Returns one record per number.
 
-    `make` gives the loader's arguments anew, such as {"dataset": BatchStream(…), "batch_size": None} or {"dataset":
-    StoreDataset(…), "batch_sampler": GlobalOrderSampler(…)}, and must give the same batches each time. Nothing works
-    between two batches but this loop, so `batch_s` is what the loader can give, not what a training would wait.
+    `make` returns new arguments of the loader, such as {"dataset": BatchStream(…), "batch_size": None} or {"dataset":
+    StoreDataset(…), "batch_sampler": GlobalOrderSampler(…)}, and must give the same batches each time. The loop does
+    nothing between batches, so `batch_s` measures the loader's throughput, not the wait of a training.
 
-    `open_s` holds `make`, the start of the workers and the first batch, which is not among the timed ones. Workers go
-    on reading while the first batch comes, so that few batches look too fast: ask for many more than two a worker.
-    `start_method` is that of multiprocessing (None: the system's). The first pass is not timed: it warms the page
-    cache and counts tokens, and the last batch of each timed pass must equal its last; UserError where it does not.
+    `open_s` contains `make`, the start of the workers and the first batch, which is not timed. Workers read ahead
+    meanwhile, so few batches look too fast: use many more than two per worker. `start_method` is that of
+    multiprocessing (None: the system's default). An untimed first pass warms the page cache and counts tokens. Raises
+    UserError if the last batch of a timed pass differs from its last batch.
     """
     counts = []
     for expected in _take_batches(make, batches + 1, {}):
@@ -63,7 +63,7 @@ def measure(
 def _take_batches(make: Callable[[], Arguments], count: int, options: Arguments) -> Iterator[dict[str, torch.Tensor]]:
     """Yield `count` batches; the workers end with the generator."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores, on purpose
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are intended
         batches = iter(DataLoader(**make(), **options))
     for _ in range(count):
         yield next(batches)
@@ -75,10 +75,10 @@ def _limit_threads(worker: int) -> None:
 
 
 class InterleavedRounds(IterableDataset[dict[str, torch.Tensor]]):
-    """Any reader through a DataLoader (`batch_size` None), its sequence kept: worker w of W gives batches w, w + W, …
+    """Dataset of any reader for a DataLoader with `batch_size` None. Worker w of W yields batches w, w + W, …
 
-    `opened()` is a reader whose `next()` gives (tokens, labels, …), int64 tensors [rows, T] that it does not use again.
-    It knows no steps, so each worker reads what it leaves out.
+    `opened()` returns a reader whose `next()` returns (tokens, labels, …), int64 tensors [rows, T] that it does not
+    reuse. Readers cannot seek, so each worker also reads the batches that it skips.
     """
 
     def __init__(self, opened: Callable[[], Any]):
