@@ -15,6 +15,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -273,8 +274,8 @@ def test_a_changed_file_is_found_and_its_command_named(here):
     path.write_bytes(data)
     manifest, store = path.with_name(f"{path.stem}.manifest.json"), StoreSettings("padded", "train", T, codec="snappy")
     with pytest.raises(UserError, match="has changed") as error:
-        open_store(manifest, store)
+        PaddedStore(manifest, open_store(manifest, store))
     command = error.value.facts["next"]
     assert command.startswith("python -m tokenscale pretokenize --input-path train_data.parquet --output-dir out")
     assert main(command.split()[3:]) == 0
-    open_store(manifest, store)
+    PaddedStore(manifest, open_store(manifest, store))
