@@ -36,7 +36,7 @@ def test_a_system_that_cannot_be_asked_is_not_cold(tmp_path, monkeypatch):
     path.write_bytes(b"x")
     monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
     assert machine.drop_page_cache([path]) is None
-    assert "does not tell" in machine.explain_warm_cache(None)
+    assert "does not report" in machine.explain_warm_cache(None)
 
 
 def test_a_hundredth_of_the_pages_may_stay():
