@@ -195,9 +195,9 @@ def _wait(batches: Batches) -> dict[str, Any]:
     waited, start = 0.0, time.perf_counter()
     for _ in range(STEPS):
         time.sleep(STEP_S)
-        asked = time.perf_counter()
+        before = time.perf_counter()
         ahead.next()
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - before
     seconds = time.perf_counter() - start
     ahead.close()
     return {"steps": STEPS, "wait_s": waited, "seconds": seconds}
