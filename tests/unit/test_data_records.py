@@ -68,6 +68,22 @@ def test_a_record_in_another_ones_place_is_found(tmp_path):
         open_files(tmp_path, [entry], np.dtype("<u2")).read(0)
 
 
+@pytest.mark.parametrize("table_bytes", [0, 1 << 20])
+def test_lengths_of_a_changed_table_are_refused(tmp_path, monkeypatch, table_bytes):
+    """Lengths place a resumed stream without reading its documents, so the table has a checksum of its own."""
+    monkeypatch.setattr(records, "TABLE_BYTES", table_bytes)
+    entry = write_records(tmp_path / "a.bin", [(np.arange(8, dtype="<u2"), np.array([4, 4]))], np.dtype("<u2"))
+    good = (tmp_path / "a.bin").read_bytes()
+    for at in range(16, len(good)):
+        content = bytearray(good)
+        content[at] ^= 1
+        (tmp_path / "a.bin").write_bytes(content)
+        with pytest.raises(UserError, match="a file of the token store has changed"):
+            open_files(tmp_path, [entry], np.dtype("<u2")).lengths()
+    (tmp_path / "a.bin").write_bytes(good)
+    assert open_files(tmp_path, [entry], np.dtype("<u2")).lengths().tolist() == [4, 4]
+
+
 def test_one_record_costs_one_record(tmp_path):
     """Bytes that the process asks the system for, per record of 200 bytes in a file of 2 MB."""
     count = 10_000

@@ -5,8 +5,8 @@ A records file holds the same documents uncompressed, one after another, and beh
 two reads. It is derived from a Parquet shard, by reading that shard back.
 
 File: the values of all records (little-endian), zeros up to a multiple of 8 bytes, then uint64 [records + 1, 2]: the
-first value of each record and the XXH3-64 of its bytes, seeded with the record's number in the file; the last row holds
-the number of values and 0.
+first value of each record and the XXH3-64 of its bytes, seeded with the record's number in the file. The last row holds
+the number of values and the XXH3-64 of the table, computed with 0 in its place.
 """
 
 import os
@@ -72,8 +72,9 @@ def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dt
             first, number = first + int(lengths.sum()), number + len(lengths)
         file.write(b"\0" * (-file.tell() % 8))
         table.append(np.array([[first, 0]], dtype="<u8"))
-        for rows in table:
-            file.write(memoryview(rows).cast("B"))
+        whole = np.concatenate(table)
+        whole[-1, 1] = xxh3_64_intdigest(whole)
+        file.write(memoryview(whole).cast("B"))
         size = file.tell()
     return {"name": path.name, "records": number, "bytes": size}
 
@@ -157,7 +158,7 @@ class Records:
                 yield error
 
     def lengths(self) -> np.ndarray:
-        """Return the lengths of all records in values, int64 [records]."""
+        """Return the lengths of all records in values, int64 [records]. Raises UserError for a changed table."""
         found = [np.zeros(0, dtype=np.int64)]
         for number in range(len(self._files)):
             table = self._read_table(number)
@@ -168,7 +169,16 @@ class Records:
     def _read_table(self, number: int) -> np.ndarray:
         file = self._files[number]
         position = file.bytes - (file.records + 1) * _ROW
-        return np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
+        table = np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
+        checksum, table[-1, 1] = int(table[-1, 1]), 0
+        if (found := xxh3_64_intdigest(table)) != checksum:
+            raise self._error(
+                file,
+                table=f"from byte {position:,} on",
+                expected=f"XXH3 {checksum:016x}",
+                found=f"XXH3 {found:016x}",
+            )
+        return table
 
     def _find(self, i: int) -> tuple[int, int, int]:
         if not 0 <= i < self._first[-1]:
