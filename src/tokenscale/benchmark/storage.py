@@ -74,10 +74,10 @@ def measure(
     Stores are written below `folder` (by default next to the output) and removed. Raises UserError for a store that
     does not return the written ids.
     """
-    held = TokenizedText(corpus, tokenizer, settings.documents)
-    found, left_out = machine.list_engines(settings.engines, tokenizer, held.engine)
+    tokenized = TokenizedText(corpus, tokenizer, settings.documents)
+    found, left_out = machine.list_engines(settings.engines, tokenizer, tokenized.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
-    measurements = [*settings.stores, *dict.fromkeys([held.engine, *found])]
+    measurements = [*settings.stores, *dict.fromkeys([tokenized.engine, *found])]
     cores = machine.available_cores()
     records = []
     try:
@@ -86,9 +86,11 @@ def measure(
                 for i in permute(np.arange(len(measurements)), len(measurements), seed=0, epoch=number).tolist():
                     measurement = measurements[i]
                     if isinstance(measurement, StoreSettings):
-                        record = _measure_store(dataclasses.replace(measurement, eos=held.eos), held, folder, settings)
+                        record = _measure_store(
+                            dataclasses.replace(measurement, eos=tokenized.eos), tokenized, folder, settings
+                        )
                     else:
-                        record = _measure_online(measurement, held, tokenizer, settings.rows)
+                        record = _measure_online(measurement, tokenized, tokenizer, settings.rows)
                     records.append({"round": number, **record})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,12 +100,12 @@ def measure(
         "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()},
         "corpus": RawText(corpus, verify=False).manifest["name"],
         "corpus_manifest_sha256": sha256_file(corpus / "manifest.json"),
-        "tokenizer": held.origin.tokenizer["name"],
-        "tokenizer_file_sha256": held.origin.tokenizer["file_sha256"],
-        "engine": held.engine,
-        "documents": len(held),
-        "text_bytes": held.text_bytes,
-        "vocabulary_size": held.origin.vocabulary_size,
+        "tokenizer": tokenized.origin.tokenizer["name"],
+        "tokenizer_file_sha256": tokenized.origin.tokenizer["file_sha256"],
+        "engine": tokenized.engine,
+        "documents": len(tokenized),
+        "text_bytes": tokenized.text_bytes,
+        "vocabulary_size": tokenized.origin.vocabulary_size,
         "left_out": {f"text, {engine}": why for engine, why in left_out.items()},
         "hardware": {**hardware.describe_machine(), "core_used": min(cores) if cores else None},
         "versions": find_versions(),
@@ -115,15 +117,15 @@ def measure(
 
 
 def _measure_store(
-    store: StoreSettings, held: TokenizedText, folder: Path, settings: StorageBenchmarkSettings
+    store: StoreSettings, tokenized: TokenizedText, folder: Path, settings: StorageBenchmarkSettings
 ) -> dict[str, Any]:
     """Measure one store: write, compare, read in order and shuffled, warm and cold, and by single rows."""
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
-    manifest = load_format(store.format).write(store, held, where)
+    manifest = load_format(store.format).write(store, tokenized, where)
     write_s = time.perf_counter() - start
-    check_store(store, where, held)
+    check_store(store, where, tokenized)
     manifest = open_store(where, store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
     shuffled = permute(order, len(order), seed=0)
@@ -182,13 +184,13 @@ def _time_read(
     return time.perf_counter() - start
 
 
-def check_store(store: StoreSettings, where: Path, held: TokenizedText) -> None:
+def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> None:
     """Compare a store's content with the written ids. Raises UserError for a difference."""
     manifest = open_store(where, store)
     reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
-        width, pad_id = store.sequence_length + 1, held.origin.pad_id
-        for i, document in enumerate(held.whole.documents()):
+        width, pad_id = store.sequence_length + 1, tokenized.origin.pad_id
+        for i, document in enumerate(tokenized.whole.documents()):
             row, length = pad_document(document, width, pad_id)
             tokens, labels = reader.rows(np.array([i]))
             right = np.array_equal(tokens[0], row[:-1]) and np.array_equal(labels[0, : length - 1], row[1:length])
@@ -198,7 +200,7 @@ def check_store(store: StoreSettings, where: Path, held: TokenizedText) -> None:
     found = list(reader.chunks(0, manifest["documents"]))
     for name in ("ids", "lengths"):
         values = np.concatenate([getattr(chunk, name) for chunk in found])
-        if not np.array_equal(values, getattr(held.whole, name)):
+        if not np.array_equal(values, getattr(tokenized.whole, name)):
             raise _difference_error(store, f"the documents' {name}")
 
 
@@ -211,23 +213,23 @@ def _difference_error(store: StoreSettings, what: str) -> UserError:
     )
 
 
-def _measure_online(engine: str, held: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:
+def _measure_online(engine: str, tokenized: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:
     """Measure tokenizing the text with one engine: `sequential_s` for `rows` documents at a time, `bulk_s` for all.
 
     Each measurement has a new, warmed-up tokenizer that has not seen the text, since engines cache words.
     """
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
-    for first in range(0, len(held), rows):
-        encode_chunk(made, held.texts.slice(first, rows).to_pylist(), held.eos, held.pairs)
+    for first in range(0, len(tokenized), rows):
+        encode_chunk(made, tokenized.texts.slice(first, rows).to_pylist(), tokenized.eos, tokenized.pairs)
     sequential_s = time.perf_counter() - start
     made = _load_warm_tokenizer(tokenizer, engine)
     start = time.perf_counter()
-    whole = encode_chunk(made, held.texts, held.eos, held.pairs)
+    whole = encode_chunk(made, tokenized.texts, tokenized.eos, tokenized.pairs)
     bulk_s = time.perf_counter() - start
     useful = len(whole.ids) - len(whole.lengths)
-    facts = {"store": f"text, {engine}", "format": "text", "engine": engine, "auto": engine == held.engine}
-    counts = {"rows": len(held), "ids": len(whole.ids), "useful_tokens": useful}
+    facts = {"store": f"text, {engine}", "format": "text", "engine": engine, "auto": engine == tokenized.engine}
+    counts = {"rows": len(tokenized), "ids": len(whole.ids), "useful_tokens": useful}
     return {**facts, **counts, "sequential_s": sequential_s, "bulk_s": bulk_s}
 
 
