@@ -213,6 +213,15 @@ def check_file_name(name: Any) -> str:
     return name
 
 
+def check_relative_path(name: Any) -> str:
+    """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises ValueError otherwise."""
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is not a path")
+    for component in name.split("/"):
+        check_file_name(component)
+    return name
+
+
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
     """Read a JSON file. Raises UserError for a missing or broken file."""
     try:

@@ -1,10 +1,12 @@
-"""Build raw Parquet with train and validation splits from raw text, or write the records files of a built corpus."""
+"""Build raw Parquet with train and validation splits from raw text, whole or in parts; or write its records files."""
 
 import argparse
 from pathlib import Path
 
+from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.parts import build_part, merge_parts
 from tokenscale.data.corpus.raw_text import write_text_records
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import CorpusSettings
@@ -21,28 +23,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the training documents again, so that one is read at the same cost in a corpus of any size",
     )
     parser.add_argument(
+        "--part", type=int, metavar="N", help="build part N (from 0) of a corpus with several `parts` in its settings"
+    )
+    parser.add_argument("--content", default="", help="with --part: fingerprint of its source files, to record")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes that merge parts, or write records files"
+    )
+    parser.add_argument(
         "--downloads", nargs="?", type=Path, metavar="FILE", help="kinds url, hub: results/downloads/NAME/manifest.json"
     )
     parser.add_argument(
-        "--output", required=True, type=Path, metavar="FILE", help="results/corpus/NAME/[records/]manifest.json"
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="results/corpus/NAME/[parts/NNNNN/ | records/]manifest.json",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Build the corpus, or write its records files, and report the size."""
+    """Build the corpus or one part, merge its parts, or write its records files, and report the size."""
+    if arguments.processes < 1:
+        raise UserError("--processes must be at least 1.", found=arguments.processes, next="--processes 8, for example")
     if arguments.records:
         directory = arguments.output.parent.parent
         with hold_run_folder(directory, "the corpus records", wait=True):
-            files = write_text_records(directory)["files"]
+            files = write_text_records(directory, arguments.processes)["files"]
         documents, size = sum(file["records"] for file in files), sum(file["bytes"] for file in files)
         print(f"records of {directory}: {documents:,} documents, {size / 2**20:,.1f} MiB")
         return
     settings = from_json(CorpusSettings, arguments.settings)
-    progress = Progress(f"corpus {settings.name}")
+    part = arguments.part
+    if part is not None and not 0 <= part < settings.parts:
+        raise UserError(
+            "the corpus has no such part.",
+            flag="--part",
+            found=part,
+            expected=f"0 to {settings.parts - 1}",
+            next="name one of its parts, or change `parts` in its settings",
+        )
+    name = f"corpus {settings.name}" + (f", part {part}" if part is not None else "")
+    progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the corpus {settings.name}", wait=True):
-        splits = build(settings, directory, progress, downloads)["splits"]
+    with hold_run_folder(directory, f"the {name}", wait=True):
+        if part is not None:
+            manifest = build_part(settings, part, directory, progress, downloads, arguments.content)
+        elif settings.parts > 1:
+            manifest = merge_parts(settings, directory, arguments.processes)
+            for split in manifest["splits"].values():
+                progress(split["rows"], split["utf8_bytes"])
+        else:
+            manifest = build(settings, directory, progress, downloads)
     progress.close()
-    rows = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())
+    rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
     print(f"{progress.line()}; {rows}")

@@ -130,7 +130,7 @@ class Config:
             name: self._build_named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
         }
         for name, corpus in self.corpora.items():
-            validate.check_problems(corpus.source.problems(), file=self.file_of, key=f"corpora.{name}.source")
+            validate.check_problems(corpus.problems(), file=self.file_of, key=f"corpora.{name}")
         self.root = Path(root)
         self.machine = machine.load_machine(self.settings.machine, root)
         self.tokenizers = {

@@ -234,6 +234,23 @@ class CorpusSettings:
         lt=1,
     )
     row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, strict=True)
+    parts: int = option(
+        1,
+        "files, url, hub: number of groups of source files, each built by a job of its own; the stores of the formats "
+        "token-list, padded and packed are then also written in so many parts",
+        ge=1,
+        le=100_000,
+        strict=True,
+    )
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Options that do not fit together, as (field, what is wrong)."""
+        found = [(f"source.{field}", text) for field, text in self.source.problems()]
+        if self.parts > 1 and not SOURCES[self.source.kind].splittable:
+            found.append(("parts", f"kind {self.source.kind} is built in one part"))
+        if self.parts > 1 and self.source.maximum_documents is not None:
+            found.append(("parts", "source.maximum_documents needs one part"))
+        return found
 
     @property
     def download(self) -> "CorpusSettings":

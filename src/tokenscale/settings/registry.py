@@ -13,7 +13,7 @@ class SourceSpec(NamedTuple):
     `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `pairs`: every document is
     a text and its translation. `validation`: it has validation documents of its own, which the module's
     `validation_documents` reads. `download` is the module that fetches its files, apart, so that a corpus does not
-    depend on how they came.
+    depend on how they came. `splittable`: it reads files, and its functions take a part of them.
     """
 
     module: str
@@ -23,6 +23,7 @@ class SourceSpec(NamedTuple):
     pairs: bool = False
     validation: bool = False
     download: str | None = None
+    splittable: bool = False
 
 
 class TokenizerSpec(NamedTuple):
@@ -95,13 +96,16 @@ SOURCES = {
         "docstrings of installed packages, one per document",
         options=("packages",),
     ),
-    "files": SourceSpec("tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text files", ("files",), _READ),
+    "files": SourceSpec(
+        "tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True
+    ),
     "url": SourceSpec(
         "tokenscale.data.corpus.fetched",
         "such files from the web",
         ("files",),
         _FETCHED,
         download="tokenscale.data.corpus.url",
+        splittable=True,
     ),
     "hub": SourceSpec(
         "tokenscale.data.corpus.fetched",
@@ -109,6 +113,7 @@ SOURCES = {
         ("repository", "revision", "files"),
         _FETCHED,
         download="tokenscale.data.corpus.hub",
+        splittable=True,
     ),
     "dummy": SourceSpec(
         "tokenscale.data.corpus.dummy", "random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")

@@ -7,10 +7,12 @@ Equal documents and settings give equal bytes. The shards and `manifest.json` ho
 import dataclasses
 import hashlib
 import importlib
+import math
 import platform
 import shutil
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,12 @@ import pyarrow.parquet as pq
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, sha256_file, utc_now, write_json
-from tokenscale.data.corpus.clean import clean
+from tokenscale.data.corpus.clean import Document, clean
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
 
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "validation")
 SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
 OWN_SPLIT_RULE = "validation is the source's own; what also stands in its training files was dropped if deduplicated"
@@ -86,37 +88,10 @@ def build_from(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
     try:
-        counts: dict[str, int] = {}
-        splits = {name: _Split(building, name, settings.row_group_rows) for name in SPLITS}
-        seen: set[bytes] = set()
-        for declared_split, stream in (("train", documents), ("validation", validation or ())):
-            for text, origin in clean(stream, settings.cleaning, counts, seen):
-                encoded = text.encode("utf-8")
-                split = assign_split(encoded, settings.validation_share) if validation is None else declared_split
-                splits[split].add(text, origin, encoded)
-                if report is not None:
-                    report(1, len(encoded))
-        manifest: dict[str, Any] = {
-            "schema_version": VERSION,
-            "name": settings.name,
-            "source": description,
-            "cleaning": {
-                **dataclasses.asdict(settings.cleaning),
-                "documents": counts,
-            },
-            "split_rule": SPLIT_RULE if validation is None else OWN_SPLIT_RULE,
-            "validation_share": settings.validation_share if validation is None else None,
-            "row_group_rows": settings.row_group_rows,
-            **({"pairs": True} if settings.source.pairs else {}),
-            "splits": {name: split.close() for name, split in splits.items()},
-        }
-        if manifest["splits"]["train"]["rows"] == 0:
-            raise UserError(
-                "the corpus has no training documents.",
-                corpus=directory,
-                documents=", ".join(f"{k} {v}" for k, v in counts.items()),
-                next="check corpus.source and corpus.cleaning",
-            )
+        splits = {name: SplitWriter(building, name, settings.row_group_rows) for name in SPLITS}
+        counts = write_splits(splits, settings, documents, validation, report)
+        entries = {name: split.close() for name, split in splits.items()}
+        manifest = describe_corpus(settings, description, counts, entries, directory)
         manifest_sha256 = _hash_manifest(manifest)
         earlier = _check_earlier_build(directory, settings, manifest, manifest_sha256) if keep_earlier else None
         if earlier is not None:
@@ -125,11 +100,75 @@ def build_from(
         _replace_shards(building, directory, manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+    write_build_record(directory, manifest, settings, started)
+    write_json(directory / "manifest.json", manifest)
+    return manifest
+
+
+def write_splits(
+    splits: "dict[str, SplitWriter]",
+    settings: CorpusSettings,
+    documents: Iterable[tuple[str | None, str]],
+    validation: Iterable[tuple[str | None, str]] | None,
+    report: Callable[[int, int], None] | None,
+) -> dict[str, int]:
+    """Clean the documents, add each to the writer of its split, and return the counts of `clean`."""
+    counts: dict[str, int] = {}
+    seen: set[bytes] = set()
+    for declared_split, stream in (("train", documents), ("validation", validation or ())):
+        for document in clean(stream, settings.cleaning, counts, seen):
+            by_hash = validation is None
+            split = assign_split(document.sha256, settings.validation_share) if by_hash else declared_split
+            splits[split].add(document)
+            if report is not None:
+                report(1, len(document.encoded))
+    return counts
+
+
+def describe_corpus(
+    settings: CorpusSettings,
+    description: dict[str, Any],
+    counts: dict[str, int],
+    splits: dict[str, dict[str, Any]],
+    directory: Path,
+) -> dict[str, Any]:
+    """Return the manifest of a corpus. Raises UserError if there are no training documents."""
+    if splits["train"]["rows"] == 0:
+        raise UserError(
+            "the corpus has no training documents.",
+            corpus=directory,
+            documents=", ".join(f"{k} {v}" for k, v in counts.items()),
+            next="check corpus.source and corpus.cleaning",
+        )
+    own_validation = settings.source.has_own_validation
+    return {
+        "schema_version": VERSION,
+        "name": settings.name,
+        "source": description,
+        "cleaning": {
+            **dataclasses.asdict(settings.cleaning),
+            "documents": counts,
+        },
+        "split_rule": OWN_SPLIT_RULE if own_validation else SPLIT_RULE,
+        "validation_share": None if own_validation else settings.validation_share,
+        "row_group_rows": settings.row_group_rows,
+        **({"pairs": True} if settings.source.pairs else {}),
+        "splits": splits,
+    }
+
+
+def write_build_record(
+    directory: Path, manifest: dict[str, Any], settings: CorpusSettings, started: float, **facts: Any
+) -> None:
+    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`.
+
+    `started` is a value of `time.monotonic()`.
+    """
     write_json(
         directory / "build.json",
         {
             "manifest": manifest,
-            "manifest_sha256": manifest_sha256,
+            "manifest_sha256": _hash_manifest(manifest),
             "settings": to_dict(settings),
             "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
@@ -138,55 +177,68 @@ def build_from(
             "pyarrow": pa.__version__,
             "machine": platform.node(),
             "platform": platform.platform(),
+            **facts,
         },
     )
-    write_json(directory / "manifest.json", manifest)
-    return manifest
 
 
-def assign_split(encoded: bytes, validation_share: float) -> str:
-    """Return `train` or `validation` from the hash of the text.
+def assign_split(sha256: bytes, validation_share: float) -> str:
+    """Return `train` or `validation` from the SHA-256 of the text.
 
     Equal texts get the same split, and adding documents never moves existing ones."""
-    number = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
+    number = int.from_bytes(sha256[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
 
 
-class _Split:
+def summarize_lengths(lengths: np.ndarray, counts: np.ndarray) -> dict[str, int]:
+    """Return quantiles of document lengths. `lengths` are sorted and distinct, `counts` their numbers; int64 [n].
+
+    A quantile q of N documents is the length at place floor(q * (N - 1)), which is `numpy.quantile` with the method
+    "lower".
+    """
+    levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
+    ends = np.cumsum(counts)
+    if not len(ends):
+        return {}
+    places = [math.floor(level * (int(ends[-1]) - 1)) for level in levels.values()]
+    return {name: int(lengths[np.searchsorted(ends, k, side="right")]) for name, k in zip(levels, places, strict=True)}
+
+
+class SplitWriter:
     """Writer of one split's shards. Holds one row group in memory."""
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
         self.texts: list[str] = []
         self.origins: list[str] = []
-        self.characters: list[int] = []
+        self.characters = array("I")
         self.rows = self.utf8_bytes = self.shard_rows = self.group_bytes = 0
         self.digest = hashlib.sha256()
         self.writer: pq.ParquetWriter | None = None
         self.files: list[dict[str, Any]] = []
 
-    def add(self, text: str, origin: str, encoded: bytes) -> None:
+    def add(self, document: Document) -> None:
+        """Add the next document."""
         if self.shard_rows + len(self.texts) == SHARD_DOCUMENTS:
             self._close_shard()
-        self.texts.append(text)
-        self.origins.append(origin)
-        self.characters.append(len(text))
-        self.utf8_bytes += len(encoded)
-        self.group_bytes += len(encoded)
-        self.digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        self.texts.append(document.text)
+        self.origins.append(document.origin)
+        self.characters.append(len(document.text))
+        self.utf8_bytes += len(document.encoded)
+        self.group_bytes += len(document.encoded)
+        self.digest.update(document.sha256)
         if len(self.texts) == self.row_group_rows or self.group_bytes >= GROUP_BYTES:
             self._flush()
 
     def close(self) -> dict[str, Any]:
         """Close the last shard and return the manifest entry of this split."""
         self._close_shard()
-        levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
-        values: Any = np.quantile(self.characters, list(levels.values()), method="lower") if self.characters else []
+        lengths, counts = np.unique(np.array(self.characters, dtype=np.int64), return_counts=True)
         return {
             "rows": self.rows,
             "utf8_bytes": self.utf8_bytes,
             "text_sha256": self.digest.hexdigest(),
-            "characters": {name: int(value) for name, value in zip(levels, values, strict=False)},
+            "characters": summarize_lengths(lengths, counts),
             "files": self.files,
         }
 
@@ -194,8 +246,7 @@ class _Split:
         if not self.texts:
             return
         if self.writer is None:
-            path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
-            self.writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
+            self.writer = open_shard(self.directory / f"{self.name}-{len(self.files):05d}.parquet")
         table = pa.Table.from_arrays(
             [pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA
         )
@@ -214,6 +265,11 @@ class _Split:
             {"name": path.name, "rows": self.shard_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         )
         self.writer, self.shard_rows = None, 0
+
+
+def open_shard(path: Path) -> pq.ParquetWriter:
+    """Return a writer of one shard of documents."""
+    return pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
 
 
 def _hash_manifest(manifest: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tokenscale.settings.data import CleaningSettings
 
@@ -17,17 +18,26 @@ _LINE_ENDS = re.compile(r" ?\n ?")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 
 
+class Document(NamedTuple):
+    """A cleaned document: its text, where it comes from, its UTF-8 bytes and their SHA-256."""
+
+    text: str
+    origin: str
+    encoded: bytes
+    sha256: bytes
+
+
 def clean(
     documents: Iterable[tuple[str | None, str]],
     settings: CleaningSettings,
     counts: dict[str, int],
     seen: set[bytes] | None = None,
-) -> Iterator[tuple[str, str]]:
-    """Yield the cleaned documents (text, origin) and add to `counts`, one number per outcome in `FATES`.
+) -> Iterator[Document]:
+    """Yield the cleaned documents and add to `counts`, one number per outcome in `FATES`.
 
     Calls that share `seen` also drop duplicates across calls. Null texts are dropped, as are texts with lone
-    surrogates, which cannot be encoded as UTF-8. Duplicates are found by hash: memory holds 32 bytes per document,
-    not the texts.
+    surrogates, which cannot be encoded as UTF-8. Duplicates are found by the first 128 bits of their SHA-256: memory
+    holds about 100 bytes per document, not the texts. A corpus of many documents is built in parts (see `parts`).
     """
     for name in FATES:
         counts.setdefault(name, 0)
@@ -59,14 +69,14 @@ def clean(
         if settings.maximum_characters is not None and len(text) > settings.maximum_characters:
             counts["too_long"] += 1
             continue
+        sha256 = hashlib.sha256(encoded).digest()
         if settings.deduplicate:
-            digest = hashlib.sha256(encoded).digest()
-            if digest in seen:
+            if sha256[:16] in seen:
                 counts["duplicates"] += 1
                 continue
-            seen.add(digest)
+            seen.add(sha256[:16])
         counts["kept"] += 1
-        yield text, origin
+        yield Document(text, origin, encoded, sha256)
 
 
 def collapse(text: str) -> str:

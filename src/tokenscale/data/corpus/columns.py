@@ -94,6 +94,18 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
 Named = TypeVar("Named")
 
 
+def select_part(files: Sequence[Named], part: tuple[int, int] | None) -> Sequence[Named]:
+    """Return the files of part k of n, `part` = (k, n): consecutive files, as many in each part. All files for None.
+
+    >>> select_part(["a", "b", "c", "d", "e"], (1, 2))
+    ['c', 'd', 'e']
+    """
+    if part is None:
+        return files
+    k, n = part
+    return files[len(files) * k // n : len(files) * (k + 1) // n]
+
+
 def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
     """Yield rows of one text unchanged and rows of two joined by `PAIR`; None if a text is null.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
-from tokenscale.data.corpus.columns import match_targets
+from tokenscale.data.corpus.columns import match_targets, select_part
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSettings
@@ -16,13 +16,16 @@ from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSetting
 KEEP_EARLIER = False
 
 
-def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """Check each file against the download's manifest and return the manifest entry of the source.
+def describe(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Check each file of a part against the download's manifest and return the manifest entry of the source.
 
     Raises UserError for a missing or changed file."""
     manifest = _read_manifest(downloads)
-    for key in FILE_LISTS:
-        for file in manifest.get(key, ()):
+    for key in (key for key in FILE_LISTS if key in manifest):
+        manifest[key] = select_part(manifest[key], part)
+        for file in manifest[key]:
             check_file(
                 downloads / file["name"],
                 file["bytes"],
@@ -34,20 +37,27 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
 
-def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def documents(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> Iterator[tuple[str | None, str]]:
     """Yield (text, origin) of every training document, in the order of the configuration."""
-    return islice(_read_documents(source, downloads, "files"), source.maximum_documents)
+    return islice(_read_documents(source, downloads, "files", part), source.maximum_documents)
 
 
-def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def validation_documents(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> Iterator[tuple[str | None, str]]:
     """Yield (text, origin) of the source's own validation documents."""
-    return _read_documents(source, downloads, "validation_files")
+    return _read_documents(source, downloads, "validation_files", part)
 
 
-def _read_documents(source: SourceSettings, downloads: Path | None, key: str) -> Iterator[tuple[str | None, str]]:
+def _read_documents(
+    source: SourceSettings, downloads: Path | None, key: str, part: tuple[int, int] | None
+) -> Iterator[tuple[str | None, str]]:
     manifest = _read_manifest(downloads)
     targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
-    for file, target in match_targets(manifest.get(key, []), targets, TRANSLATION_KEYS[key]):
+    pairs = list(match_targets(manifest.get(key, []), targets, TRANSLATION_KEYS[key]))
+    for file, target in select_part(pairs, part):
         for number, text in enumerate(read_texts(downloads / file["name"], source, target)):
             yield text, f"{file['name']}::{number}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import sha256_file
-from tokenscale.data.corpus.columns import match_targets
+from tokenscale.data.corpus.columns import match_targets, select_part
 from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 
@@ -69,25 +69,34 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
 KEEP_EARLIER = False
 
 
-def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """Return the manifest entry of the source: name, size and hash of each file.
+def describe(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the manifest entry of the source: name, size and hash of each file of a part (`select_part`).
 
     Raises UserError for a pattern without a match."""
-    paths = {key: expand_patterns(getattr(source, key), key) for key in FILE_LISTS}
-    listed = {
-        key: [_describe_file(name, path) for name, path in shorten_paths(found).items()] for key, found in paths.items()
-    }
-    return {"kind": "files", **{k: v for k, v in listed.items() if v}}
+    listed = {key: list_files(source, key, part) for key in FILE_LISTS}
+    described = {key: [_describe_file(name, path) for name, path in files] for key, files in listed.items()}
+    return {"kind": "files", **{k: v for k, v in described.items() if v}}
 
 
-def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def documents(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> Iterator[tuple[str | None, str]]:
     """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob are sorted."""
-    return islice(_read_documents(source, "files"), source.maximum_documents)
+    return islice(_read_documents(source, "files", part), source.maximum_documents)
 
 
-def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+def validation_documents(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> Iterator[tuple[str | None, str]]:
     """Yield (text, origin) of the source's own validation documents, if it has validation files."""
-    return _read_documents(source, "validation_files")
+    return _read_documents(source, "validation_files", part)
+
+
+def list_files(source: SourceSettings, key: str, part: tuple[int, int] | None = None) -> list[tuple[str, Path]]:
+    """Return (name, path) of the files of a part. Names are relative to the common parent of all files."""
+    return list(select_part(list(shorten_paths(expand_patterns(getattr(source, key), key)).items()), part))
 
 
 def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], str]) -> None:
@@ -100,6 +109,13 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
     for key in ("files", "validation_files"):
         try:
             paths, targets = (expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
+            if key == "files" and len(paths) < corpus.parts:
+                raise UserError(
+                    "a corpus has more parts than source files.",
+                    key="parts",
+                    found=f"{corpus.parts} parts, {len(paths)} files",
+                    next="lower `parts` of the corpus, or split its files",
+                )
             pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
@@ -120,9 +136,10 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
             raise UserError(error.what, file=file_of(full_key), key=full_key, **facts) from None
 
 
-def _read_documents(source: SourceSettings, key: str) -> Iterator[tuple[str | None, str]]:
-    paths, targets = (expand_patterns(getattr(source, k), k) for k in (key, TRANSLATION_KEYS[key]))
-    for (name, path), target in match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]):
+def _read_documents(source: SourceSettings, key: str, part: tuple[int, int] | None) -> Iterator[tuple[str | None, str]]:
+    targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), TRANSLATION_KEYS[key])
+    pairs = list(match_targets(list_files(source, key), targets, TRANSLATION_KEYS[key]))
+    for (name, path), target in select_part(pairs, part):
         for number, text in enumerate(read_texts(path, source, target)):
             yield text, f"{name}::{number}"
 

@@ -8,12 +8,14 @@ library, because every parse of the workflow runs it.
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
-from tokenscale.data.corpus.files import expand_patterns, shorten_paths
+from tokenscale.data.corpus.columns import select_part
+from tokenscale.data.corpus.files import expand_patterns, list_files, shorten_paths
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
 
 #: cache beside Snakemake's own records: specific to this machine, safe to delete
@@ -38,6 +40,44 @@ def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMO
     facts = {key: {name: _hash(path, cache) for name, path in files.items()} for key, files in paths.items()}
     _save_cache(memory, cache)
     return _digest(facts)
+
+
+def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: Path = MEMORY) -> str:
+    """Return a digest that changes when the source files of one part do; "" for sources other than `files`.
+
+    A part of gigabytes is not read for it. Before the part is built, the digest is of the names and sizes of its files.
+    `build.json` of the part records that digest, and the hashes and modification times found by the job. The recorded
+    digest stays valid until a size or a hash changes; a file is hashed here only if its modification time changed. If
+    the files are missing, the recorded digest is returned, or "missing".
+    """
+    if corpus.source.kind != "files":
+        return ""
+    recorded = _load_cache(folder / corpus.name / "parts" / f"{number:05d}" / "build.json")
+    try:
+        listed = _list_named_paths(corpus)
+    except UserError:
+        return recorded.get("content", "missing")
+    part = (number, corpus.parts)
+    paths = {(key, name): path for key, files in listed.items() for name, path in select_part(files, part)}
+    stats = {key: path.stat() for key, path in paths.items()}
+    sizes = {key: stat.st_size for key, stat in stats.items()}
+    known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
+    if sizes != {key: file["bytes"] for key, file in known.items()}:
+        return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
+    touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
+    if touched:
+        cache = _load_cache(memory)
+        hashes = {key: _hash(paths[key], cache) for key in touched}
+        _save_cache(memory, cache)
+        if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
+            return sha256_text(json.dumps([[*key, hashes.get(key)] for key in sizes]))[:16]
+    return recorded["content"]
+
+
+@cache
+def _list_named_paths(corpus: CorpusSettings) -> dict[str, list[tuple[str, Path]]]:
+    """Return option → (name, path) of all source files."""
+    return {key: list_files(corpus.source, key) for key in FILE_LISTS}
 
 
 def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
@@ -78,6 +118,7 @@ def _hash(path: Path, cache: dict[str, Any]) -> str:
 
 
 def _load_cache(memory: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or {} if it is missing or damaged."""
     try:
         return json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
-    check_file_name,
+    check_relative_path,
     check_types,
     read_manifest_file,
     report_malformed,
@@ -21,10 +21,11 @@ from tokenscale.base.files import (
     write_json,
     xxh3_64_intdigest,
 )
+from tokenscale.base.processes import map_processes
 from tokenscale.data.records import Records, RecordsFile, write_records
 
 #: newest manifest version that this code reads
-VERSION = 1
+VERSION = 2
 #: separator of source and translation in a document that is a pair (U+241E)
 PAIR = "␞"
 #: largest split without records files that is decoded into memory for random access
@@ -33,9 +34,14 @@ MEMORY_BYTES = 256 << 20
 RECORDS_BATCH = 4096
 
 
-def rebuild_command(directory: Path) -> str:
-    """Return the command that rebuilds a corpus."""
-    return f"snakemake -f {Path(directory) / 'manifest.json'}"
+def rebuild_command(directory: Path, file: str = "") -> str:
+    """Return the command that rebuilds a corpus, or the part of it that `file` of its manifest belongs to.
+
+    >>> rebuild_command(Path("results/corpus/web"), "parts/00007/train-00000.parquet")
+    'snakemake -f results/corpus/web/parts/00007/manifest.json'
+    """
+    folder = Path(directory) / file
+    return f"snakemake -f {(folder.parent if file.startswith('parts/') else Path(directory)) / 'manifest.json'}"
 
 
 def read_corpus_manifest(directory: Path) -> dict[str, Any]:
@@ -48,7 +54,7 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
             for file in split["files"]:
                 check_types(file, {"name": str, "rows": int, "bytes": int, "sha256": str})
-                check_file_name(file["name"])
+                check_relative_path(file["name"])
     return manifest
 
 
@@ -83,19 +89,18 @@ def records_manifest(directory: Path) -> Path:
     return Path(directory) / "records" / "manifest.json"
 
 
-def write_text_records(directory: Path) -> dict[str, Any]:
+def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     """Write the training documents of a corpus to records files, for approaches that tokenize while training.
 
-    One file per shard, uncompressed UTF-8. Returns and writes the manifest. Raises UserError for a changed corpus.
+    One file per shard, uncompressed UTF-8, written by `processes` processes. Returns and writes the manifest. Raises
+    UserError for a changed corpus.
     """
     text, path = RawText(directory, "train"), records_manifest(directory)
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
-    files, first = [], 0
-    for file in text.split["files"]:
-        columns = text.columns(RECORDS_BATCH, first, first := first + file["rows"])
-        target = path.parent / Path(file["name"]).with_suffix(".bin")
-        files.append(write_records(target, map(_text_bytes, columns), np.dtype("u1")))
+    files = list(
+        map_processes(_write_records_of_shard, [(directory, n) for n in range(len(text._first) - 1)], processes)
+    )
     manifest = {
         "schema_version": VERSION,
         "split": "train",
@@ -104,6 +109,14 @@ def write_text_records(directory: Path) -> dict[str, Any]:
     }
     write_json(path, manifest)
     return manifest
+
+
+def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
+    text = RawText(directory, "train")
+    first, last = text._first[number : number + 2]
+    name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
+    target = records_manifest(directory).with_name(str(name))
+    return write_records(target, map(_text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1"))
 
 
 def _text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +209,7 @@ class RawText:
         return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # pre-buffering keeps read bytes
 
     def _check(self, file: dict[str, Any], *, content: bool) -> None:
-        path, next = self.directory / file["name"], rebuild_command(self.directory)
+        path, next = self.directory / file["name"], rebuild_command(self.directory, file["name"])
         check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
 
     def open_records(self) -> Records | None:
@@ -211,7 +224,7 @@ class RawText:
                 return None  # records of an earlier build of this corpus
             for entry in manifest["files"]:
                 check_types(entry, {"name": str, "records": int, "bytes": int})
-                check_file_name(entry["name"])
+                check_relative_path(entry["name"])
                 check_file(path.parent / entry["name"], entry["bytes"], "", what="corpus", next=next, content=False)
             files = [RecordsFile.from_manifest(path.parent, entry) for entry in manifest["files"]]
         return Records(files, np.dtype("u1"), what="corpus", next=next)

@@ -17,7 +17,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     canonical_json,
-    check_file_name,
+    check_relative_path,
     check_types,
     pretty_json,
     read_manifest_file,
@@ -92,10 +92,10 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
     with report_malformed(path, "manifest of the token store", rebuild_command(where)):
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
-            check_file_name(file["name"])
+            check_relative_path(file["name"])
         for file in manifest.get("records", {}).get("files", []):
             check_types(file, {"name": str, "records": int, "bytes": int})
-            check_file_name(file["name"])
+            check_relative_path(file["name"])
     return manifest
 
 

@@ -1,0 +1,270 @@
+"""A corpus built in parts has the documents, the splits and the hashes of one that is built at once."""
+
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import parts as parts_module
+from tokenscale.data.corpus.build import SPLITS, build
+from tokenscale.data.corpus.fingerprint import fingerprint_part
+from tokenscale.data.corpus.parts import (
+    BUCKETS,
+    DOCUMENT,
+    SORTED,
+    SortedTable,
+    build_part,
+    find_duplicates,
+    merge_parts,
+    part_folder,
+    write_tables,
+)
+from tokenscale.data.corpus.raw_text import RawText, write_text_records
+from tokenscale.settings.data import CorpusSettings, SourceSettings
+
+
+def write_files(folder, files):
+    """Write lists of texts as Parquet files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, texts in enumerate(files):
+        pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), folder / f"f{number:03d}.parquet")
+
+
+def corpus_settings(folder, parts, **options):
+    source = SourceSettings(kind="files", files=(str(folder / "f*.parquet"),), **options)
+    return CorpusSettings(name="x", source=source, validation_share=0.3, row_group_rows=3, parts=parts)
+
+
+def build_in_parts(settings, directory, processes=1):
+    for number in range(settings.parts):
+        build_part(settings, number, part_folder(directory, number))
+    return merge_parts(settings, directory, processes)
+
+
+def read_rows(directory, split):
+    """Texts and origins of a split, from its shards, in order."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    tables = [pq.read_table(directory / file["name"]) for file in manifest["splits"][split]["files"]]
+    return [row for table in tables for row in zip(*(table[c].to_pylist() for c in ("text", "origin")), strict=True)]
+
+
+def without_files(manifest):
+    """What must not depend on the number of parts."""
+    found = {key: value for key, value in manifest.items() if key not in ("splits", "parts")}
+    return found, {name: {k: v for k, v in s.items() if k != "files"} for name, s in manifest["splits"].items()}
+
+
+texts = st.lists(
+    st.one_of(st.sampled_from([f"text {i}" for i in range(12)]), st.text(max_size=9), st.none()), max_size=9
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.lists(texts, min_size=1, max_size=7), data=st.data())
+def test_any_number_of_parts_gives_the_corpus_of_one(tmp_path, files, data):
+    folder = tmp_path / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_files(folder / "raw", [["the first text is always here, and long"], *files])
+    parts = data.draw(st.integers(2, len(files) + 1))
+    try:
+        whole = build(corpus_settings(folder / "raw", 1), folder / "one")
+    except UserError as error:  # everything fell into the validation split
+        with pytest.raises(UserError, match=error.what):
+            build_in_parts(corpus_settings(folder / "raw", parts), folder / "many")
+        return
+    merged = build_in_parts(corpus_settings(folder / "raw", parts), folder / "many")
+    assert without_files(merged) == without_files(whole)
+    for split in SPLITS:
+        assert read_rows(folder / "many", split) == read_rows(folder / "one", split)
+        one, many = RawText(folder / "one", split), RawText(folder / "many", split)
+        assert [t for b in many.batches(4) for t in b] == [t for b in one.batches(4) for t in b]
+
+
+def test_own_validation_files_lose_what_any_part_trains_on(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b"], ["c", "d"], ["e", "f"]])
+    write_files(tmp_path / "held", [["x", "e"], ["y", "a", "x"]])
+    options = {"validation_files": (str(tmp_path / "held" / "*.parquet"),)}
+    whole = build(corpus_settings(tmp_path / "raw", 1, **options), tmp_path / "one")
+    merged = build_in_parts(corpus_settings(tmp_path / "raw", 3, **options), tmp_path / "many")
+    assert without_files(merged) == without_files(whole)
+    assert [t for t, _ in read_rows(tmp_path / "many", "validation")] == ["x", "y"]
+
+
+def test_records_in_two_processes_are_those_of_one(tmp_path):
+    write_files(tmp_path / "raw", [[f"text {i} of {n % 2}" for i in range(20)] for n in range(4)])
+    build_in_parts(corpus_settings(tmp_path / "raw", 4), tmp_path / "c", processes=2)
+    names = [
+        file["name"] for file in json.loads((tmp_path / "c/manifest.json").read_text())["splits"]["train"]["files"]
+    ]
+    assert {name.split("/")[0] for name in names} == {"parts"}  # parts 2 and 3 have nothing new: their shards are gone
+    first = write_text_records(tmp_path / "c")
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()}
+    assert write_text_records(tmp_path / "c", processes=2) == first
+    assert {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()} == contents
+    text = RawText(tmp_path / "c")
+    assert [text.text(i) for i in range(len(text))] == [t for b in text.batches() for t in b]
+
+
+def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"]])
+    settings = corpus_settings(tmp_path / "raw", 2)
+    merged = build_in_parts(settings, tmp_path / "c", processes=2)
+    assert merged["cleaning"]["documents"]["duplicates"] == 2
+    assert any(file["name"].startswith("deduplicated/00001-") for s in merged["splits"].values() for file in s["files"])
+    before = {
+        path: path.read_bytes() for path in tmp_path.glob("c/**/*") if path.is_file() and path.name != "build.json"
+    }
+    shutil.rmtree(tmp_path / "c/parts/00001")
+    build_part(settings, 1, part_folder(tmp_path / "c", 1))
+    merge_parts(settings, tmp_path / "c")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
+    rng = np.random.default_rng(3)
+    hashes = rng.integers(0, 256, (40, 32), dtype=np.uint8)
+    hashes[:, 0] %= 3  # few buckets
+    hashes[7, :8] = hashes[9, :8]  # equal in the first half only
+    found, expected, seen = [], [], set()
+    for number in range(6):
+        drawn = rng.integers(0, 40, 50)
+        table = np.zeros(50, dtype=DOCUMENT)
+        table["sha256"] = hashes[drawn].reshape(-1).view("V32")
+        (tmp_path / str(number)).mkdir()
+        write_tables(tmp_path / str(number), "train", table)
+        for row, index in enumerate(drawn.tolist()):
+            expected += [(number, row)] * (index in seen)
+            seen.add(index)
+    tables = [SortedTable(tmp_path / str(number) / "train.sorted") for number in range(6)]
+    (tmp_path / "drops").mkdir()
+    for number, path in find_duplicates(tables, tmp_path / "drops"):
+        found += [(number, row) for row in np.sort(np.fromfile(path, dtype="<u4")).tolist()]
+    assert found == expected and len(seen) < 300 - len(expected) + 1
+
+
+def test_comparing_in_small_groups_of_buckets_changes_nothing(tmp_path, monkeypatch):
+    rng = random.Random(4)
+    write_files(tmp_path / "raw", [[f"text {rng.randrange(60)}" for _ in range(30)] for _ in range(5)])
+    settings = corpus_settings(tmp_path / "raw", 5)
+    merged = build_in_parts(settings, tmp_path / "c")
+    monkeypatch.setattr(parts_module, "COMPARED_DOCUMENTS", 3)
+    assert merge_parts(settings, tmp_path / "c") == merged
+    assert (
+        BUCKETS * 8
+        + 8
+        + SORTED.itemsize
+        * sum(len(np.fromfile(p, dtype=DOCUMENT)) for p in tmp_path.glob("c/parts/00000/train.documents"))
+        == (tmp_path / "c/parts/00000/train.sorted").stat().st_size
+    )
+
+
+def flip_byte(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["missing", "truncated shard", "documents", "sorted", "shard", "of another number"])
+def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, what):
+    write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"], ["u", "v"]])
+    settings = corpus_settings(tmp_path / "raw", 3)
+    build_in_parts(settings, tmp_path / "c")
+    part = part_folder(tmp_path / "c", 1)
+    if what == "missing":
+        shutil.rmtree(part)
+    elif what == "truncated shard":
+        os.truncate(part / "train-00000.parquet", 20)
+    elif what == "shard":
+        for path in part.glob("*.parquet"):
+            flip_byte(path, 10)
+    elif what == "of another number":
+        build_part(corpus_settings(tmp_path / "raw", 2), 1, part)
+    else:
+        flip_byte(part / f"train.{what}")
+    before = (tmp_path / "c/manifest.json").read_bytes()
+    with pytest.raises(UserError) as caught:
+        merge_parts(settings, tmp_path / "c")
+    assert caught.value.facts["next"] == f"snakemake -f {part}/manifest.json"
+    assert (tmp_path / "c/manifest.json").read_bytes() == before  # nothing lost
+    build_part(settings, 1, part)
+    merge_parts(settings, tmp_path / "c")
+    assert (tmp_path / "c/manifest.json").read_bytes() == before
+
+
+def test_a_damaged_shard_is_named_by_readers_with_the_part(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["u", "v", "w"]])
+    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    flip_byte(tmp_path / "c/parts/00001/train-00000.parquet", 10)
+    with pytest.raises(UserError) as caught:
+        list(RawText(tmp_path / "c").batches())
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/c/parts/00001/manifest.json"
+
+
+def test_a_failing_rebuild_keeps_the_part(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b"], ["c"]])
+    settings = corpus_settings(tmp_path / "raw", 2)
+    build_in_parts(settings, tmp_path / "c")
+    before = {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()}
+    (tmp_path / "raw/f000.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(UserError, match="not readable Parquet"):
+        build_part(settings, 0, part_folder(tmp_path / "c", 0))
+    assert {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()} == before
+
+
+def test_a_source_file_that_grows_while_it_is_read_is_refused(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b"], ["c"]])
+    settings = corpus_settings(tmp_path / "raw", 2)
+
+    def report(documents, size):
+        os.utime(tmp_path / "raw/f000.parquet", ns=(1, 1))
+
+    with pytest.raises(UserError, match="changed while it was read"):
+        build_part(settings, 0, part_folder(tmp_path / "c", 0), report)
+    assert not (tmp_path / "c/parts/00000/manifest.json").exists()
+
+
+def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
+    write_files(tmp_path / "raw", [["a"], ["b"], ["c"], ["d"]])
+    settings, folder, memory = corpus_settings(tmp_path / "raw", 2), tmp_path / "results", tmp_path / "cache.json"
+
+    def fingerprints():
+        from tokenscale.data.corpus import fingerprint
+
+        fingerprint._list_named_paths.cache_clear()
+        return [fingerprint_part(settings, folder, number, memory) for number in (0, 1)]
+
+    def rebuild(number, content):
+        build_part(settings, number, part_folder(folder / "x", number), content=content)
+
+    planned = fingerprints()
+    for number in (0, 1):
+        rebuild(number, planned[number])
+    assert fingerprints() == planned and not memory.exists()  # no file was hashed for it
+    os.utime(tmp_path / "raw/f003.parquet", ns=(1, 1))
+    assert fingerprints() == planned  # touched, not changed
+    write_files(tmp_path / "other", [["e"]])
+    shutil.copy(tmp_path / "other/f000.parquet", tmp_path / "raw/f003.parquet")
+    changed = fingerprints()
+    assert changed[0] == planned[0] and changed[1] != planned[1]
+    rebuild(1, changed[1])
+    assert fingerprints() == changed
+    shutil.rmtree(tmp_path / "raw")
+    assert fingerprints() == changed  # results copied without their sources stay valid
+
+
+def test_planning_refuses_more_parts_than_files(tmp_path):
+    from tokenscale.data.corpus.files import check_files
+
+    write_files(tmp_path / "raw", [["a"], ["b"]])
+    check_files(corpus_settings(tmp_path / "raw", 2), tmp_path, lambda key: "mine.yaml")
+    with pytest.raises(UserError, match="more parts than source files") as caught:
+        check_files(corpus_settings(tmp_path / "raw", 3), tmp_path, lambda key: "mine.yaml")
+    assert caught.value.facts["key"] == "corpora.x.parts" and caught.value.facts["file"] == "mine.yaml"
