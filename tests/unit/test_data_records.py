@@ -18,8 +18,8 @@ def make_parts(seed, count, dtype):
 
 
 def open_files(folder, entries, dtype):
-    files = [RecordsFile.from_manifest(folder, entry) for entry in entries]
-    return Records(files, dtype, what="token store", next="snakemake -f it")
+    files = [RecordsFile.from_manifest(folder, entry, "snakemake -f it") for entry in entries]
+    return Records(files, dtype, what="token store")
 
 
 @pytest.mark.parametrize("table_bytes", [0, 1 << 20])

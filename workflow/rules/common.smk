@@ -129,6 +129,14 @@ def stores_of(formats):
 # Formats that are unpacked from archives and formats that are made from text: each store has one rule.
 UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
 PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
+# Corpora that are built in parts, and the formats whose stores are then written in parts.
+IN_PARTS = [name for name, corpus in settings.corpora.items() if corpus.parts > 1]
+WRITTEN_IN_PARTS = "|".join(
+    name for name, form in FORMATS.items() if form.splittable and name != UNPACKED
+)
+WRITTEN_WHOLE = "|".join(
+    name for name, form in FORMATS.items() if not form.splittable and name != UNPACKED
+)
 
 
 # Experiments that request the same measurement share it, as they share runs, even under another name.
@@ -141,6 +149,7 @@ for name in USABLE:
 wildcard_constraints:
     corpus=one_of(settings.corpora),
     tokenizer=one_of(settings.tokenizers),
+    part=r"\d{5}",
     experiment=one_of(USABLE),
     figure=one_of(FIGURES),
     view=one_of(VIEWS),
@@ -151,6 +160,21 @@ def content_of(corpus):
     return fingerprint.fingerprint_corpus(
         settings.corpora[corpus], Path("results/corpus")
     )
+
+
+def content_of_part(corpus, number):
+    """Return the fingerprint of the source files of one part."""
+    return fingerprint.fingerprint_part(
+        settings.corpora[corpus], Path("results/corpus"), number
+    )
+
+
+def part_manifests(folder, corpus):
+    """Return the manifests of all parts of a corpus, or of one of its stores."""
+    return [
+        f"{folder}/parts/{number:05d}/manifest.json"
+        for number in range(settings.corpora[corpus].parts)
+    ]
 
 
 def downloads_of(corpus):

@@ -34,6 +34,8 @@ rule build_corpus:
         "results/logs/corpus/{corpus}.log",
     benchmark:
         "results/logs/corpus/{corpus}.tsv"
+    wildcard_constraints:
+        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
     threads: 1
     resources:
         mem_mb=8000,
@@ -48,6 +50,64 @@ rule build_corpus:
         " > {log:q} 2>&1"
 
 
+rule corpus_part:
+    """Build one part of a corpus with several `parts`, from its group of source files."""
+    input:
+        downloads=lambda w: downloads_of(w.corpus),
+        code=lambda w: code_of(
+            "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
+        ),
+    output:
+        "results/corpus/{corpus}/parts/{part}/manifest.json",
+    log:
+        "results/logs/corpus/{corpus}-part-{part}.log",
+    benchmark:
+        "results/logs/corpus/{corpus}-part-{part}.tsv"
+    wildcard_constraints:
+        corpus=one_of(IN_PARTS),
+    group:
+        "corpus_parts"
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=60,
+    params:
+        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+        number=lambda w: int(w.part),
+        content=lambda w: content_of_part(w.corpus, int(w.part)),
+    message:
+        "corpus {wildcards.corpus}, part {wildcards.part}"
+    shell:
+        "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q}"
+        " --part {params.number} --content {params.content:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule merge_corpus:
+    """Merge the parts of a corpus: find duplicates between them, and write the manifest of all."""
+    input:
+        parts=lambda w: part_manifests(f"results/corpus/{w.corpus}", w.corpus),
+        code=lambda w: code("tokenscale.data.corpus.parts"),
+    output:
+        "results/corpus/{corpus}/manifest.json",
+    log:
+        "results/logs/corpus/{corpus}.log",
+    benchmark:
+        "results/logs/corpus/{corpus}.tsv"
+    wildcard_constraints:
+        corpus=one_of(IN_PARTS),
+    threads: 8
+    resources:
+        mem_mb=8000,
+        runtime=240,
+    params:
+        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+    message:
+        "corpus {wildcards.corpus}, merged from its parts"
+    shell:
+        "python -m tokenscale corpus --settings {params.settings:q} --processes {threads} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
 rule corpus_records:
     """Write a corpus's training documents to records files, for approaches that tokenize while training."""
     input:
@@ -59,11 +119,11 @@ rule corpus_records:
         "results/logs/corpus/{corpus}-records.log",
     benchmark:
         "results/logs/corpus/{corpus}-records.tsv"
-    threads: 1
+    threads: 8
     resources:
-        mem_mb=4000,
+        mem_mb=lambda w, threads: 1000 + 500 * threads,
         runtime=240,
     message:
         "records of the corpus {wildcards.corpus}"
     shell:
-        "python -m tokenscale corpus --records --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale corpus --records --processes {threads} --output {output:q} > {log:q} 2>&1"

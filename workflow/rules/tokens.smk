@@ -50,6 +50,7 @@ rule pretokenize:
     benchmark:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
     wildcard_constraints:
+        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
         store=stores_of(PRETOKENIZED),
     threads: 8
     resources:
@@ -62,6 +63,78 @@ rule pretokenize:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads} --output {output:q}"
         " > {log:q} 2>&1"
+
+
+# Formats that cannot be written in parts, of corpora that are built in parts.
+use rule pretokenize as pretokenize_whole with:
+    wildcard_constraints:
+        corpus=one_of(IN_PARTS),
+        store=stores_of(WRITTEN_WHOLE),
+
+
+rule pretokenize_part:
+    """Write one part of a token store, a range of the documents, of a corpus with several `parts`."""
+    input:
+        corpus="results/corpus/{corpus}/manifest.json",
+        tokenizer="results/tokenizers/{tokenizer}/manifest.json",
+        code=lambda w: code_of(
+            "pretokenize",
+            FORMATS[StoreSettings.parse(w.store).format].module,
+            TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
+        ),
+    output:
+        "results/tokens/{corpus}/{tokenizer}/{store}/parts/{part}/manifest.json",
+    log:
+        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}-part-{part}.log",
+    benchmark:
+        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}-part-{part}.tsv"
+    wildcard_constraints:
+        corpus=one_of(IN_PARTS),
+        store=stores_of(WRITTEN_IN_PARTS),
+    group:
+        "token_parts"
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=60,
+    params:
+        engine=settings.settings.engine,
+        number=lambda w: int(w.part),
+        parts=lambda w: settings.corpora[w.corpus].parts,
+    message:
+        "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}, part {wildcards.part}"
+    shell:
+        "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
+        " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads}"
+        " --part {params.number} --parts {params.parts} --output {output:q} > {log:q} 2>&1"
+
+
+rule merge_store:
+    """Merge the parts of a token store into one manifest."""
+    input:
+        corpus="results/corpus/{corpus}/manifest.json",
+        parts=lambda w: part_manifests(
+            f"results/tokens/{w.corpus}/{w.tokenizer}/{w.store}", w.corpus
+        ),
+        code=lambda w: code("tokenscale.data.stores.parts"),
+    output:
+        "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
+    log:
+        "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.log",
+    wildcard_constraints:
+        corpus=one_of(IN_PARTS),
+        store=stores_of(WRITTEN_IN_PARTS),
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=60,
+    params:
+        parts=lambda w: settings.corpora[w.corpus].parts,
+    message:
+        "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}, merged from its parts"
+    shell:
+        "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
+        " --parts {params.parts} --output {output:q} > {log:q} 2>&1"
 
 
 rule unpack:

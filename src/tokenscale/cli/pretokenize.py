@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
+from tokenscale.data.stores.parts import merge_store
 from tokenscale.data.stores.write import write_store
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
@@ -32,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rule.add_argument("--threads", type=int, help="threads of the engine (default: one per core)")
     rule.add_argument("--engine", default="auto", help="tokenization engine; auto: the fastest exact one")
-    rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/manifest.json")
+    rule.add_argument(
+        "--parts", type=int, default=1, metavar="N", help="merge the N parts of the store in the output's folder"
+    )
+    rule.add_argument("--part", type=int, metavar="K", help="write part K (from 0) of the N parts")
+    rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -56,12 +61,30 @@ def run(arguments: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
+    part, parts = arguments.part, arguments.parts
+    if parts < 1 or (part is not None and not 0 <= part < parts):
+        raise UserError(
+            "--part and --parts do not fit together.",
+            found=f"--part {part} --parts {parts}",
+            expected="0 <= part < parts",
+            next="--parts 8 --part 0, for example",
+        )
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
-    progress = Progress(f"store {store.directory}", total=documents)
-    folders = arguments.corpus.parent, tokenizer.parent, arguments.output.parent
-    with hold_run_folder(arguments.output.parent, f"the store {store.directory}", wait=True):
-        manifest = write_store(store, *folders, progress, engine=arguments.engine)
+    name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
+    progress = Progress(name, total=documents if part is None else None)
+    corpus, directory = arguments.corpus.parent, arguments.output.parent
+    with hold_run_folder(directory, f"the {name}", wait=True):
+        if part is None and parts > 1:
+            manifest = merge_store(store, corpus, directory, parts)
+        else:
+            of = None if part is None else (part, parts)
+            manifest = write_store(
+                store, corpus, tokenizer.parent, directory, progress, engine=arguments.engine, part=of
+            )
     progress.close()
+    if manifest["documents"] == 0:
+        print(f"{progress.line()}; no documents fall into this part")
+        return
     print(
         f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
         f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"

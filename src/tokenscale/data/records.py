@@ -39,16 +39,17 @@ def smallest_dtype(vocabulary_size: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class RecordsFile:
-    """One records file: its path, its number of records and its size in bytes."""
+    """One records file: its path, its number of records, its size in bytes, and the command that rebuilds it."""
 
     path: Path
     records: int
     bytes: int
+    next: str
 
     @classmethod
-    def from_manifest(cls, folder: Path, entry: dict[str, Any]) -> "RecordsFile":
+    def from_manifest(cls, folder: Path, entry: dict[str, Any], next: str) -> "RecordsFile":
         """Return a file as a manifest describes it: {"name", "records", "bytes"}."""
-        return cls(folder / entry["name"], entry["records"], entry["bytes"])
+        return cls(folder / entry["name"], entry["records"], entry["bytes"], next)
 
 
 def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> dict[str, Any]:
@@ -111,12 +112,12 @@ class Records:
     """Records of several files by number, verified whenever they are read.
 
     Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all files up to
-    `TABLE_BYTES`; larger ones are read row by row. A changed record is a UserError with `what` and `next`. A reader
-    serves one thread.
+    `TABLE_BYTES`; larger ones are read row by row. A changed record is a UserError with `what`. A reader serves one
+    thread.
     """
 
-    def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str, next: str):
-        self._files, self._dtype, self._what, self._next = files, np.dtype(dtype), what, next
+    def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str):
+        self._files, self._dtype, self._what = files, np.dtype(dtype), what
         self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
         self._open = OpenFiles([file.path for file in files])
         small = len(self) * _ROW <= TABLE_BYTES
@@ -189,4 +190,4 @@ class Records:
         return number, i - self._first[number], self._open[number]
 
     def _error(self, file: RecordsFile, **facts: str) -> UserError:
-        return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=self._next)
+        return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=file.next)

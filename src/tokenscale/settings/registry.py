@@ -41,13 +41,15 @@ class Format(NamedTuple):
     """Storage format of tokens. `module` has the function `write` and the class `reader`, which opens a store.
 
     `options` are the fields of `StoreSettings` that apply. `streamed`: the reader returns whole documents by number,
-    and an approach with the name of the format trains on them as endless streams.
+    and an approach with the name of the format trains on them as endless streams. `splittable`: stores of corpora with
+    several parts are written in as many.
     """
 
     module: str
     reader: str
     options: tuple[str, ...]
     streamed: bool = False
+    splittable: bool = False
 
 
 class Approach(NamedTuple):
@@ -139,11 +141,25 @@ TOKENIZERS = {
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
 #: store format → module with its writer and reader (`data/stores/manifest.py` resolves them)
 FORMATS = {
-    "padded": Format("tokenscale.data.stores.padded", "PaddedStore", ("split", "sequence_length", "eos", *_PARQUET)),
-    "token-list": Format(
-        "tokenscale.data.stores.token_list", "TokenListStore", ("split", "eos", *_PARQUET), streamed=True
+    "padded": Format(
+        "tokenscale.data.stores.padded",
+        "PaddedStore",
+        ("split", "sequence_length", "eos", *_PARQUET),
+        splittable=True,
     ),
-    "packed": Format("tokenscale.data.stores.packed", "PackedStore", ("split", "sequence_length", "eos", "packing")),
+    "token-list": Format(
+        "tokenscale.data.stores.token_list",
+        "TokenListStore",
+        ("split", "eos", *_PARQUET),
+        streamed=True,
+        splittable=True,
+    ),
+    "packed": Format(
+        "tokenscale.data.stores.packed",
+        "PackedStore",
+        ("split", "sequence_length", "eos", "packing"),
+        splittable=True,
+    ),
     "archive": Format("tokenscale.data.stores.archive", "ArchiveStore", ("split", "eos", "level")),
 }
 #: format of another project → module that reads and writes it

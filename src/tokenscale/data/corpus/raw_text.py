@@ -226,8 +226,8 @@ class RawText:
                 check_types(entry, {"name": str, "records": int, "bytes": int})
                 check_relative_path(entry["name"])
                 check_file(path.parent / entry["name"], entry["bytes"], "", what="corpus", next=next, content=False)
-            files = [RecordsFile.from_manifest(path.parent, entry) for entry in manifest["files"]]
-        return Records(files, np.dtype("u1"), what="corpus", next=next)
+            files = [RecordsFile.from_manifest(path.parent, entry, next) for entry in manifest["files"]]
+        return Records(files, np.dtype("u1"), what="corpus")
 
     def _decode_all(self) -> Callable[[int], str]:
         if self.needs_records:

@@ -71,6 +71,30 @@ class Documents(Protocol):
         ...
 
 
+class DocumentRange:
+    """Documents of part k of n: consecutive documents, in whole groups of the digest; see `Documents`."""
+
+    def __init__(self, documents: Documents, number: int, parts: int):
+        self.documents, self.number, self.parts = documents, number, parts
+        self.origin, self.report = documents.origin, documents.report
+        groups = -(-len(documents) // GROUP_DOCUMENTS)
+        self.first, self.last = (
+            min(len(documents), groups * k // parts * GROUP_DOCUMENTS) for k in (number, number + 1)
+        )
+
+    def __len__(self) -> int:
+        """Return the number of documents in the part."""
+        return self.last - self.first
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Yield documents [first, last) of the part."""
+        return self.documents.chunks(self.first + first, self.first + last)
+
+    def confirm(self) -> None:
+        """Raise if the ids are wrong."""
+        self.documents.confirm()
+
+
 def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
     """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS.
 

@@ -54,9 +54,11 @@ def resolve_store(where: Path) -> tuple[Path, Path]:
     return (where.parent, where) if where.suffix == ".json" else (where, where / "manifest.json")
 
 
-def rebuild_command(where: Path) -> str:
-    """Return the command that rebuilds a store."""
+def rebuild_command(where: Path, file: str = "") -> str:
+    """Return the command that rebuilds a store, or the part of it that `file` of its manifest belongs to."""
     folder, manifest = resolve_store(where)
+    if file.startswith("parts/"):
+        return f"snakemake -f {(folder / file).parent / 'manifest.json'}"
     with suppress(OSError, ValueError, KeyError, TypeError):  # a store without a rule records the command that wrote it
         return json.loads(build_record_path(manifest).read_text(encoding="utf-8"))["command"]
     if manifest.name == "manifest.json":
@@ -135,14 +137,14 @@ def open_store(
         raise _mismatch_error(
             where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"]
         )
+    folder, in_parts = resolve_store(where)[0], "parts" in manifest
     next = rebuild_command(where)
-    for file in manifest.get("records", {}).get("files", []):
-        path = resolve_store(where)[0] / file["name"]
-        check_file(path, file["bytes"], "", what="token store", next=next, content=False)
-    for file in manifest["files"]:
-        path = resolve_store(where)[0] / file["name"]
-        whole = verify and "checked_by" not in file and path.suffix != ".parquet"  # otherwise the reader checks it
-        check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=whole)
+    for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
+        path = folder / file["name"]
+        # otherwise the reader checks the content
+        whole = verify and not in_parts and "sha256" in file and "checked_by" not in file and path.suffix != ".parquet"
+        restore = rebuild_command(where, file["name"]) if in_parts else next
+        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=restore, content=whole)
     return manifest
 
 
@@ -150,10 +152,13 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records | None:
     """Open the records files of a store, or return None if it has none or xxhash is not installed."""
     if "records" not in manifest or xxh3_64_intdigest is None:
         return None
-    folder, next = resolve_store(where)[0], rebuild_command(where)
-    files = [RecordsFile.from_manifest(folder, entry) for entry in manifest["records"]["files"]]
-    dtype = np.dtype(manifest["records"]["dtype"]).newbyteorder("<")
-    return Records(files, dtype, what="token store", next=next)
+    folder, entries = resolve_store(where)[0], manifest["records"]["files"]
+    next, in_parts = rebuild_command(where), "parts" in manifest
+    files = [
+        RecordsFile.from_manifest(folder, entry, rebuild_command(where, entry["name"]) if in_parts else next)
+        for entry in entries
+    ]
+    return Records(files, np.dtype(manifest["records"]["dtype"]).newbyteorder("<"), what="token store")
 
 
 def changed_block_error(

@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tokenscale.base.files import HashedFile, xxh3_64_intdigest
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.records import smallest_dtype
+from tokenscale.data.records import OpenFiles, smallest_dtype
 from tokenscale.data.stores.documents import Chunk, Documents
 from tokenscale.data.stores.flat import Flat, FlatPart, list_id_files, read_lengths
 from tokenscale.data.stores.labels import IGNORED
@@ -118,8 +119,8 @@ def _write_rows(
     return facts, file.sha256
 
 
-def _map_file(path: Path) -> tuple[mmap.mmap, bool]:
-    """Map a file. Returns (the mapping, whether its pages are read one by one).
+def _map_file(path: Path) -> mmap.mmap:
+    """Map a file.
 
     Files of up to `POPULATE_BYTES` are read completely on Linux: page faults would cost about 5 us per batch in the
     first epoch. For larger files the kernel's read-around of 128 KiB per fault is disabled: rows are read in
@@ -127,18 +128,16 @@ def _map_file(path: Path) -> tuple[mmap.mmap, bool]:
     """
     with open(path, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    by_pages = sys.platform == "linux" and len(memory) > POPULATE_BYTES
     if sys.platform == "linux":
         with suppress(OSError):  # before Linux 5.14
-            memory.madvise(mmap.MADV_RANDOM if by_pages else MADV_POPULATE_READ)
-    return memory, by_pages
+            memory.madvise(mmap.MADV_RANDOM if len(memory) > POPULATE_BYTES else MADV_POPULATE_READ)
+    return memory
 
 
 def _map_table(path: Path) -> np.ndarray:
     """Map a .npy file. (Indexing a memmap object costs many times as much as a plain view.)"""
     table = np.load(path, mmap_mode="r")
-    memory, _ = _map_file(path)
-    return np.frombuffer(memory, dtype=table.dtype, offset=table.offset, count=table.size)
+    return np.frombuffer(_map_file(path), dtype=table.dtype, offset=table.offset, count=table.size)
 
 
 class Buffers:
@@ -168,41 +167,63 @@ class Plan:
         return self._ignored[self._ends[i] : self._ends[i + 1]]
 
 
+class _Part:
+    """Files of one folder of a store: the whole store, or a part of one that was written in parts."""
+
+    def __init__(self, where: Path, files: list[dict[str, Any]] | None, first_row: int, first_document: int):
+        self.where, self.first_row, self.first_document = where, first_row, first_document
+        self.folder = resolve_store(where)[0]
+        self.tokens_path = self.folder / "tokens.bin"
+        self._files = files
+
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """Return checksums, pieces, pointers to rows, documents and starts; verified here if the store has parts."""
+        for file in self._files or ():
+            path, next = self.folder / Path(file["name"]).name, rebuild_command(self.where)
+            check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
+        checksums, pieces, pointers, documents, starts = (_map_table(self.folder / name) for name in STORE_FILES[1:])
+        return checksums, pieces, pointers, documents, starts
+
+
 class PackedStore:
     """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
 
     Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
-    unless `verify` is False.
+    unless `verify` is False. Of a store in parts, the tables of a part are opened and verified when one of its rows is
+    first read.
     """
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
         self.where, self.manifest = where, manifest
         self.sequence_length: int = manifest["sequence_length"]
-        self._path = resolve_store(where)[0] / "tokens.bin"
-        dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
-        memory, self._by_pages = _map_file(self._path)
-        if self._by_pages:
-            self._file = open(self._path, "rb", buffering=0)
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        self._tokens = np.frombuffer(memory, dtype=dtype).reshape(-1, self.sequence_length + 1)
-        self._checksums, self._pieces, self._pointers, self._documents, self._starts = (
-            _map_table(resolve_store(where)[0] / name) for name in STORE_FILES[1:]
-        )
+        self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self._row_bytes = (self.sequence_length + 1) * self._dtype.itemsize
+        self._parts = _list_parts(where, manifest, verify)
+        self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
+        #: the tokens of a small store, mapped, [rows, T + 1]; None if rows are read one by one
+        self._tokens: np.ndarray | None = None
+        if len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES:
+            memory = _map_file(self._parts[0].tokens_path)
+            self._tokens = np.frombuffer(memory, dtype=self._dtype).reshape(-1, self.sequence_length + 1)
+        self._open = OpenFiles([part.tokens_path for part in self._parts])
+        if len(self._parts) == 1:
+            self._parts[0].tables  # noqa: B018  # map them now, not in the first batch
         if verify and xxh3_64_intdigest is None:
-            file = manifest["files"][0]
-            check_file(
-                self._path, file["bytes"], file["sha256"], what="token store", next=rebuild_command(where), content=True
-            )
+            for file in manifest["files"]:
+                if Path(file["name"]).name == "tokens.bin":
+                    path, next = resolve_store(where)[0] / file["name"], rebuild_command(where, file["name"])
+                    check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
         #: a bit for each row that has not been verified
-        self._unseen = np.full(-(-len(self._tokens) // 8), 255 * (verify and xxh3_64_intdigest is not None), np.uint8)
+        self._unseen = np.full(-(-len(self) // 8), 255 * (verify and xxh3_64_intdigest is not None), np.uint8)
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._tokens)
+        return self.manifest["rows"]
 
     def buffers(self, rows: int, out: type = np.int64) -> Buffers:
         """Return buffers for batches of `rows` rows; use `out` int32 to widen ids later, on a device."""
-        return Buffers(rows, self.sequence_length, self._tokens.dtype, out)
+        return Buffers(rows, self.sequence_length, self._dtype, out)
 
     def plan(self, indices: np.ndarray) -> Plan:
         """Prepare reading batches of rows, `indices` [batches, n]. Raises IndexError for a row that does not exist."""
@@ -213,7 +234,7 @@ class PackedStore:
         flat, pointers = self._ignored(indices.reshape(-1), rows)
         ends = pointers[::rows].tolist() if rows else [0] * (batches + 1)
         fresh = bool(self._is_unseen(indices).any())
-        return Plan(indices, flat, ends, self._checksums[indices].tolist() if fresh else None)
+        return Plan(indices, flat, ends, self._row_checksums(indices).tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
         """Read batch i of a plan into `tokens_bt` and `labels_bt` of the buffers, [n, T].
@@ -221,17 +242,17 @@ class PackedStore:
         Labels are −100 on padding and on each piece's first token. Raises UserError for a changed row.
         """
         indices = plan.indices[i]
-        if self._by_pages:  # one read is cheaper than the page faults
-            width = self._tokens.strides[0]
-            for row, target in zip(indices.tolist(), into.row_bytes, strict=True):
-                os.preadv(self._file.fileno(), [target], row * width)
-        else:
+        if self._tokens is not None:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
+        else:  # one read is cheaper than the page faults of a mapping
+            for (number, position), target in zip(self._positions(indices), into.row_bytes, strict=True):
+                os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
                 raise self._changed_row_error(indices, into, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
-                raise vocabulary_error(self.where, self._path, largest, self.manifest["vocabulary_size"])
+                part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
+                raise vocabulary_error(part.where, part.tokens_path, largest, self.manifest["vocabulary_size"])
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets
@@ -239,10 +260,9 @@ class PackedStore:
 
     def will_read(self, indices: np.ndarray) -> None:
         """Ask the kernel to read rows of a large store ahead, without waiting for them."""
-        if self._by_pages:
-            width = self._tokens.strides[0]
-            for start in (indices * width).tolist():
-                os.posix_fadvise(self._file.fileno(), start, width, os.POSIX_FADV_WILLNEED)
+        if self._tokens is None and hasattr(os, "posix_fadvise"):
+            for number, position in self._positions(indices):
+                os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows as `read` does, as new arrays."""
@@ -259,9 +279,9 @@ class PackedStore:
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Return where pieces begin in the inputs of rows, bool [n, T], for a document mask. Padding is a piece."""
-        first, last, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
+        counts, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
         marks = np.zeros((len(indices), self.sequence_length + 2), dtype=bool)
-        marks[np.repeat(np.arange(len(indices)), last - first), ends] = True
+        marks[np.repeat(np.arange(len(indices)), counts), ends] = True
         marks[:, 0] = True
         return marks[:, : self.sequence_length]
 
@@ -270,18 +290,27 @@ class PackedStore:
 
         Raises UserError for a changed row.
         """
-        order = np.lexsort((self._starts, self._documents))
-        bounds = np.searchsorted(np.asarray(self._documents)[order], np.arange(first, last + 1))
+        ends = [*(part.first_document for part in self._parts[1:]), self.manifest["documents"]]
+        for part, end in zip(self._parts, ends, strict=True):
+            if part.first_document < last and end > first:
+                begin = part.first_document
+                yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
+
+    def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
+        """Yield documents [first, last) of a part."""
+        _, all_pieces, pointers, documents, starts = part.tables
+        order = np.lexsort((starts, documents))
+        bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
         bounds -= bounds[0]
         # consecutive pieces of a document share one token, which is counted once
-        shared = np.diff(self._documents[order], prepend=-1) == 0
-        sizes = self._pieces[order] - shared
-        row_of = np.repeat(np.arange(len(self)), np.diff(self._pointers))
-        ends = np.cumsum(self._pieces, dtype=np.int64)
-        in_row = ends - self._pieces - (ends - self._pieces)[self._pointers[:-1]][row_of]
+        shared = np.diff(documents[order], prepend=-1) == 0
+        sizes = all_pieces[order] - shared
+        row_of = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+        ends = np.cumsum(all_pieces, dtype=np.int64)
+        in_row = ends - all_pieces - (ends - all_pieces)[pointers[:-1]][row_of]
         rows, begins = row_of[order], (row_of * (self.sequence_length + 1) + in_row)[order] + shared
-        flat = self._tokens.reshape(-1)
+        flat = np.frombuffer(_map_file(part.tokens_path), dtype=self._dtype)
         lengths = np.add.reduceat(sizes, bounds[:-1], dtype=np.int64) if last > first else np.zeros(0, np.int64)
         ends = np.cumsum(lengths)
         begin = 0
@@ -289,13 +318,41 @@ class PackedStore:
             limit = (ends[begin - 1] if begin else 0) + CHUNK_TOKENS
             end = max(begin + 1, int(np.searchsorted(ends, limit, side="right")))
             pieces = slice(bounds[begin], bounds[end])
-            self._verify(np.unique(rows[pieces]))
+            self._verify(np.unique(rows[pieces]) + part.first_row)
             piece_sizes = sizes[pieces]
             # position in the token file of each token of these pieces: begin of its piece + offset in the piece
             offsets = np.cumsum(piece_sizes) - piece_sizes
             positions = np.repeat(begins[pieces] - offsets, piece_sizes) + np.arange(piece_sizes.sum())
             yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
             begin = end
+
+    def _part_numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Return the part of each row."""
+        return np.searchsorted(self._first_rows, indices, side="right") - 1
+
+    def _positions(self, indices: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield (part, byte in its tokens.bin) of each row."""
+        numbers = self._part_numbers(indices)
+        return zip(numbers.tolist(), ((indices - self._first_rows[numbers]) * self._row_bytes).tolist(), strict=True)
+
+    def _by_part(self, indices: np.ndarray) -> Iterator[tuple[_Part, Any, np.ndarray]]:
+        """Yield (part, places in `indices` of its rows, numbers of its rows in the part); `indices` [n]."""
+        if len(self._parts) == 1:
+            yield self._parts[0], slice(None), indices
+            return
+        numbers = self._part_numbers(indices)
+        order = np.argsort(numbers, kind="stable")
+        found, first = np.unique(numbers[order], return_index=True)
+        for number, places in zip(found.tolist(), np.split(order, first)[1:], strict=True):
+            part = self._parts[number]
+            yield part, places, indices[places] - part.first_row
+
+    def _row_checksums(self, indices: np.ndarray) -> np.ndarray:
+        """Return the stored checksums of rows, uint64 of the shape of `indices`."""
+        found = np.empty(indices.size, dtype="<u8")
+        for part, places, rows in self._by_part(indices.reshape(-1)):
+            found[places] = part.tables[0][rows]
+        return found.reshape(indices.shape)
 
     def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
         """Return which rows have not been verified, bool of the shape of `indices`."""
@@ -310,8 +367,7 @@ class PackedStore:
     def _ignored(self, indices: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ignored labels of n rows as indices into the flattened [batch, T], their offsets per row [n + 1])."""
         n, T = len(indices), self.sequence_length
-        first, last, ends = self._piece_ends(indices)
-        counts = last - first
+        counts, ends = self._piece_ends(indices)
         final = np.cumsum(counts) - 1
         following = np.ones(len(ends), dtype=np.int64)  # after each piece one label is ignored: the next first token
         following[final] = T + 1 - ends[final]  # after a row's last piece: padding
@@ -320,20 +376,58 @@ class PackedStore:
         flat = np.repeat(row_of * T + ends - 1 - (skipped - following), following) + np.arange(following.sum())
         return flat, np.concatenate(([0], skipped[final]))
 
-    def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (first piece of each row [n], its end [n], end of each of these pieces in its row [pieces])."""
-        first, last = np.asarray(self._pointers[indices]), np.asarray(self._pointers[indices + 1])
-        counts = last - first
-        begins = np.cumsum(counts) - counts
-        sizes = np.asarray(self._pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())], dtype=np.int64)
+    def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (pieces of each row [n], end of each of these pieces in its row [pieces])."""
+        if len(self._parts) == 1:
+            _, pieces, pointers, _, _ = self._parts[0].tables
+            first = pointers[indices]
+            counts = pointers[indices + 1] - first
+            begins = np.cumsum(counts) - counts
+            sizes = pieces[np.repeat(first - begins, counts) + np.arange(counts.sum())].astype(np.int64)
+        else:
+            counts, sizes = self._gather_pieces(indices)
+            begins = np.cumsum(counts) - counts
         ends = np.cumsum(sizes)
-        return first, last, ends - np.repeat((ends - sizes)[begins], counts)
+        return counts, ends - np.repeat((ends - sizes)[begins], counts)
+
+    def _gather_pieces(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (pieces of each row [n], their lengths, row by row [pieces]) of rows of several parts."""
+        counts = np.empty(len(indices), dtype=np.int64)
+        found = []
+        for part, places, rows in self._by_part(indices):
+            _, pieces, pointers, _, _ = part.tables
+            first, n = pointers[rows], pointers[rows + 1] - pointers[rows]
+            begins = np.cumsum(n) - n
+            counts[places] = n
+            found.append((places, n, pieces[np.repeat(first - begins, n) + np.arange(n.sum())]))
+        begins = np.cumsum(counts) - counts
+        sizes = np.empty(int(counts.sum()), dtype=np.int64)
+        for places, n, of_part in found:
+            sizes[np.repeat(begins[places] - (np.cumsum(n) - n), n) + np.arange(n.sum())] = of_part
+        return counts, sizes
 
     def _changed_row_error(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
         hashes = list(map(xxh3_64_intdigest, found.row_bytes))
         n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
         row = int(indices[n])
-        byte = row * found.ids.strides[0]
+        part = self._parts[self._part_numbers(indices[n])]
+        byte = (row - part.first_row) * self._row_bytes
         return changed_block_error(
-            self.where, self._path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy"
+            part.where, part.tokens_path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy"
         )
+
+
+def _list_parts(where: Path, manifest: dict[str, Any], verify: bool) -> list[_Part]:
+    """Return the folders of a store, in the order of rows."""
+    if "parts" not in manifest:
+        return [_Part(where, None, 0, 0)]
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in manifest["files"]:
+        if "checked_by" not in file:
+            files.setdefault(str(Path(file["name"]).parent), []).append(file)
+    parts, row, document = [], 0, 0
+    for part in manifest["parts"]:
+        tables = files[part["folder"]] if verify else None
+        parts.append(_Part(resolve_store(where)[0] / part["folder"], tables, row, document))
+        row, document = row + part["rows"], document + part["documents"]
+    return parts

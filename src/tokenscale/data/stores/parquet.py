@@ -149,8 +149,8 @@ class ListColumns:
         self._where, self._vocabulary_size = where, manifest["vocabulary_size"]
         self._cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self._paths = [resolve_store(where)[0] / file["name"] for file in manifest["files"]]
-        next = rebuild_command(where)
         for path, file in zip(self._paths, manifest["files"], strict=True):
+            next = rebuild_command(where, file["name"])
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
         self._metadata = [pq.read_metadata(path) for path in self._paths]
         self._open_shard = lru_cache(OPEN_SHARDS)(self._open)

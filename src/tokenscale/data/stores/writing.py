@@ -18,7 +18,7 @@ from tokenscale import __version__
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json, xxh3_128
 from tokenscale.data.records import smallest_dtype
-from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
+from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
 from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record_path, write_sealed
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
 from tokenscale.settings.data import StoreSettings
@@ -26,6 +26,8 @@ from tokenscale.settings.data import StoreSettings
 #: documents per part, a multiple of the digest's groups; for Parquet formats also the rows per shard
 PART_DOCUMENTS = 100_000
 ENDINGS = (".parquet", ".bin", ".npy")
+#: int64 [V], how often each id occurs in a part
+OCCURRENCES = "occurrences.npy"
 
 
 class PartWriter(Protocol):
@@ -114,7 +116,8 @@ class StoreWriter:
         """
         self.documents.confirm()
         origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
-        if origin.ids_digest not in (None, digest):
+        part = self.documents if isinstance(self.documents, DocumentRange) else None
+        if part is None and origin.ids_digest not in (None, digest):
             raise UserError(
                 "the ids differ from those of their source store: no store was written.",
                 store=self.store.directory,
@@ -132,7 +135,6 @@ class StoreWriter:
         if checks is not None:
             files[0]["checked_by"] = checks
         tokens = int(self.occurrences.sum())
-        shares = self.occurrences[self.occurrences > 0] / max(1, tokens)
         self.manifest = {
             "schema_version": VERSION,
             "format": self.store.format,
@@ -151,15 +153,22 @@ class StoreWriter:
             **facts,
             "fill": round(facts["tokens_stored"] / facts["places"], 6),
             "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": digest},
-            "bits_per_token": {
-                "stored": round(8 * sum(file["bytes"] for file in files) / max(1, tokens), 4),
-                "order_0_entropy": round(float(-(shares * np.log2(shares)).sum()), 4),
-            },
+            "bits_per_token": measure_bits(files, self.occurrences),
             "files": files,
         }
         if records:
             dtype = smallest_dtype(origin.vocabulary_size).name
             self.manifest["records"] = {"dtype": dtype, "files": records}
+        if part is not None:
+            path = self.folder / OCCURRENCES
+            np.save(path, self.occurrences)
+            self.manifest["part"] = {
+                "number": part.number,
+                "parts": part.parts,
+                "first_document": part.first,
+                "groups": [group.hex() for group in self._groups],
+                "occurrences": {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
+            }
         return self.manifest
 
     def _write_part(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
@@ -207,6 +216,22 @@ class StoreWriter:
         return record.with_suffix(".occurrences.npy")
 
 
+def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[str, float]:
+    """Return the bits per token of the files, and the entropy of single ids; `occurrences` of each id, int64 [V]."""
+    tokens = int(occurrences.sum())
+    shares = occurrences[occurrences > 0] / max(1, tokens)
+    return {
+        "stored": round(8 * sum(file["bytes"] for file in files) / max(1, tokens), 4),
+        "order_0_entropy": round(float(-(shares * np.log2(shares)).sum()), 4),
+    }
+
+
+def list_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of all files of a store: Parquet or binary, records, and those of a part."""
+    more = [manifest["part"]["occurrences"]] if "part" in manifest else []
+    return [*manifest["files"], *manifest.get("records", {}).get("files", []), *more]
+
+
 @contextmanager
 def open_store_writer(
     store: StoreSettings, documents: Documents, directory: Path, single: SingleFile | None = None
@@ -240,8 +265,7 @@ def open_store_writer(
         raise
     if writer.manifest is None:
         raise RuntimeError("a format's writer ended without finish()")
-    files = [*writer.manifest["files"], *writer.manifest.get("records", {}).get("files", [])]
-    names = {file["name"] for file in files}
+    names = {file["name"] for file in list_files(writer.manifest)}
     if single is None:
         manifest.unlink(missing_ok=True)
         for path in directory.iterdir():
@@ -277,6 +301,7 @@ def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int |
         "part_documents": part_documents,
         "tokenizer": origin.tokenizer,
         "source": origin.source,
+        "part": [documents.number, documents.parts] if isinstance(documents, DocumentRange) else None,
     }
     return canonical_json(plan)
 

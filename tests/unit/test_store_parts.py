@@ -1,0 +1,191 @@
+"""Stores written in parts have the ids of stores written at once, and the same rows where rows are documents."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.corpora import make_corpus, make_store, make_tokenizer
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores import documents as documents_module
+from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
+from tokenscale.data.stores.parts import merge_store, part_folder
+from tokenscale.data.stores.write import write_store
+from tokenscale.settings.data import StoreSettings
+
+STORES = ["token-list", "padded-sequence_length=16", "packed-sequence_length=16"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A corpus of 240 documents and a tokenizer."""
+    folder = tmp_path_factory.mktemp("made")
+    rng = random.Random(5)
+    texts = [" ".join(rng.choices(["alpha", "beta", "gamma", "delta"], k=rng.randrange(1, 30))) for _ in range(240)]
+    make_corpus(folder / "c", [f"{i} {text}" for i, text in enumerate(texts)])
+    make_tokenizer(folder / "t", folder / "c")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """Groups of 10 documents, so that 240 documents can be cut into parts."""
+    monkeypatch.setattr(documents_module, "GROUP_DOCUMENTS", 10)
+
+
+def write_in_parts(made, store, directory, parts, order=None):
+    settings = StoreSettings.parse(store)
+    for number in order or range(parts):
+        write_store(settings, made / "c", made / "t", part_folder(directory, number), part=(number, parts))
+    return merge_store(settings, made / "c", directory, parts)
+
+
+def open_reader(directory, store, **options):
+    return load_reader(store.split("-sequence")[0])(
+        directory, open_store(directory, StoreSettings.parse(store)), **options
+    )
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("parts", [2, 5, 24, 40])
+def test_parts_have_the_ids_of_the_whole(made, tmp_path, store, parts):
+    make_store(tmp_path, made / "c", made / "t", store)
+    whole = read_store_manifest(tmp_path / StoreSettings.parse(store).directory)
+    order = random.Random(parts).sample(range(parts), parts)
+    merged = write_in_parts(made, store, tmp_path / "many", parts, order)
+    assert merged["ids_digest"] == whole["ids_digest"]
+    same = ["documents", "tokens_in_documents", "text_sha256", "tokenizer", "tokens_useful", "options"]
+    assert {key: merged[key] for key in same} == {key: whole[key] for key in same}
+    assert merged["bits_per_token"]["order_0_entropy"] == whole["bits_per_token"]["order_0_entropy"]
+    assert sum(part["documents"] for part in merged["parts"]) == 240 and len(merged["parts"]) == min(parts, 24)
+    one, many = (
+        open_reader(tmp_path / StoreSettings.parse(store).directory, store),
+        open_reader(tmp_path / "many", store),
+    )
+    if store == "token-list":
+        assert all((one.document(i) == many.document(i)).all() for i in range(240))
+        assert (one.lengths == many.lengths).all()
+    elif store.startswith("padded"):
+        for a, b in zip(one.rows(np.arange(240)), many.rows(np.arange(240)), strict=True):
+            assert (a == b).all()
+    if hasattr(one, "chunks"):
+        for first, last in [(0, 240), (3, 11), (9, 10), (57, 203), (239, 240), (5, 5)]:
+            ids = [np.concatenate([c.ids for c in s.chunks(first, last)] or [[]]) for s in (one, many)]
+            lengths = [np.concatenate([c.lengths for c in s.chunks(first, last)] or [[]]) for s in (one, many)]
+            assert (ids[0] == ids[1]).all() and (lengths[0] == lengths[1]).all()
+
+
+def test_packed_rows_of_parts_are_those_of_the_parts_in_any_order(made, tmp_path):
+    store = "packed-sequence_length=16"
+    merged = write_in_parts(made, store, tmp_path / "many", 5)
+    assert merged["rows_packed_within"] == "part"
+    many = open_reader(tmp_path / "many", store)
+    expected = []
+    for number in range(5):
+        part = open_reader(part_folder(tmp_path / "many", number), store)
+        expected += list(zip(*part.rows(np.arange(len(part))), strict=True))
+    rng = np.random.default_rng(7)
+    for size in (1, 8, len(many)):
+        indices = rng.permutation(len(many))[: len(many) // size * size].reshape(-1, size)
+        fresh = open_reader(tmp_path / "many", store)
+        plan, buffers = fresh.plan(indices), fresh.buffers(size)
+        for batch in range(len(indices)):
+            fresh.read(plan, batch, buffers)
+            for row, tokens, labels in zip(indices[batch].tolist(), buffers.tokens_bt, buffers.labels_bt, strict=True):
+                assert (tokens == expected[row][0]).all() and (labels == expected[row][1]).all()
+        assert not fresh._is_unseen(indices).any()
+    assert (many.starts(np.arange(len(many)))[:, 0]).all()
+    with pytest.raises(IndexError):
+        many.plan(np.array([[len(many)]]))
+    many.plan(np.zeros((0, 4), dtype=np.int64))
+
+
+def test_tables_of_a_part_are_opened_when_one_of_its_rows_is_read(made, tmp_path):
+    store = "packed-sequence_length=16"
+    merged = write_in_parts(made, store, tmp_path / "many", 5)
+    reader = open_reader(tmp_path / "many", store)
+    assert not any("tables" in vars(part) for part in reader._parts)
+    reader.rows(np.array([merged["parts"][0]["rows"]]))
+    assert ["tables" in vars(part) for part in reader._parts] == [False, True, False, False, False]
+
+
+def damage(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [
+        ("packed-sequence_length=16", "tokens.bin"),
+        ("packed-sequence_length=16", "pieces.npy"),
+        ("packed-sequence_length=16", "checksums.npy"),
+        ("token-list", "shard-00000.bin"),
+        ("padded-sequence_length=16", "shard-00000.bin"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, store, name):
+    write_in_parts(made, store, tmp_path / "many", 5)
+    damage(part_folder(tmp_path / "many", 3) / name, 4 if name.endswith(".bin") else -1)
+    with pytest.raises(UserError) as caught:
+        reader = open_reader(tmp_path / "many", store)
+        if store == "token-list":
+            [reader.document(i) for i in range(240)]
+        else:
+            reader.rows(np.arange(len(reader)))
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/many/parts/00003/manifest.json"
+
+
+@pytest.mark.parametrize(
+    "what", ["missing", "manifest", "file gone", "occurrences", "of another number", "of another corpus"]
+)
+def test_a_wrong_part_is_refused_and_the_store_stays(made, tmp_path, what):
+    store = "token-list"
+    write_in_parts(made, store, tmp_path / "many", 4)
+    before = (tmp_path / "many/manifest.json").read_bytes()
+    part, corpus = part_folder(tmp_path / "many", 2), made / "c"
+    if what == "missing":
+        shutil.rmtree(part)
+    elif what == "manifest":
+        (part / "manifest.json").write_text((part / "manifest.json").read_text().replace("token-list", "token-lisp"))
+    elif what == "file gone":
+        os.remove(part / "shard-00000.parquet")
+    elif what == "occurrences":
+        damage(part / "occurrences.npy")
+    elif what == "of another number":
+        write_store(StoreSettings.parse(store), corpus, made / "t", part, part=(2, 5))
+    else:
+        corpus = make_corpus(tmp_path / "c2", ["other", "texts"])
+    with pytest.raises(UserError) as caught:
+        merge_store(StoreSettings.parse(store), corpus, tmp_path / "many", 4)
+    number = "00000" if what == "of another corpus" else "00002"
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/many/parts/{number}/manifest.json"
+    assert (tmp_path / "many/manifest.json").read_bytes() == before
+    write_in_parts(made, store, tmp_path / "many", 4, order=[2])
+    assert (tmp_path / "many/manifest.json").read_bytes() == before
+
+
+def test_an_interrupted_part_goes_on_and_finished_parts_stay(made, tmp_path, monkeypatch):
+    from tokenscale.data.stores import writing
+
+    monkeypatch.setattr(writing, "PART_DOCUMENTS", 10)
+    settings, folder = StoreSettings.parse("token-list"), part_folder(tmp_path / "many", 1)
+    stop = itertools.count()
+
+    def report(documents, size):
+        if next(stop) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(settings, made / "c", made / "t", folder, report, part=(1, 2), batch_documents=10)
+    write_store(settings, made / "c", made / "t", folder, part=(1, 2), batch_documents=10)
+    assert json.loads((folder / "build.json").read_text())["parts_taken_over"] > 0
+    write_store(settings, made / "c", made / "t", part_folder(tmp_path / "many", 0), part=(0, 2))
+    make_store(tmp_path, made / "c", made / "t", "token-list")
+    merged = merge_store(settings, made / "c", tmp_path / "many", 2)
+    assert merged["ids_digest"] == read_store_manifest(tmp_path / "token-list")["ids_digest"]
