@@ -24,10 +24,10 @@ from tokenscale.data.corpus.parts import (
     build_part,
     find_duplicates,
     merge_parts,
-    part_folder,
     write_tables,
 )
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
+from tokenscale.data.parts import part_folder
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 
@@ -258,6 +258,17 @@ def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
     assert fingerprints() == changed
     shutil.rmtree(tmp_path / "raw")
     assert fingerprints() == changed  # results copied without their sources stay valid
+
+
+def test_another_number_of_parts_leaves_nothing_behind(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b", "c"], ["b", "d", "e"], ["f"]])
+    build_in_parts(corpus_settings(tmp_path / "raw", 3), tmp_path / "c")
+    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    assert sorted(path.name for path in (tmp_path / "c/parts").iterdir()) == ["00000", "00001"]
+    build(corpus_settings(tmp_path / "raw", 1), tmp_path / "c")
+    assert not {"parts", "deduplicated"} & {path.name for path in (tmp_path / "c").iterdir()}
+    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    assert not list((tmp_path / "c").glob("*.parquet"))
 
 
 def test_planning_refuses_more_parts_than_files(tmp_path):

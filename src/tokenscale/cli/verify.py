@@ -15,8 +15,12 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.raw_text import RawText, check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
+from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
+from tokenscale.data.parts import part_folder
 from tokenscale.data.records import Records
 from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
+from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
+from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
@@ -105,11 +109,21 @@ def format_summary(results: Path, found: list[Finding], counts: Counter[str]) ->
 
 
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
-    files = [file for split in read_corpus(folder)["splits"].values() for file in split["files"]]
-    yield from _verify_files(
-        folder, files, "corpus", f"snakemake -f {folder / 'manifest.json'}", beside=frozenset({"records"})
-    )
+    manifest = read_corpus(folder)
+    parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
+    beside = frozenset({"records", "parts"} if parts else {"records"})
+    yield from _verify_files(folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside)
+    for part in parts:
+        files = _list_corpus_files(read_json(part / "manifest.json", "manifest of the part", rebuild_corpus(part)))
+        yield from _verify_files(part, files, "corpus", rebuild_corpus(part))
     yield from _verify_records(RawText(folder, verify=False).open_records())
+
+
+def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the files of a corpus or a part, without those that the manifests of parts list."""
+    splits = manifest["splits"].values()
+    files = [file for split in splits for file in (*split["files"], *split.get("tables", []))]
+    return [file for file in files if not file["name"].startswith("parts/")]
 
 
 def _verify_download(folder: Path) -> Iterator[Finding]:
@@ -134,10 +148,18 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
     ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
-    records = frozenset(file["name"] for file in manifest.get("records", {}).get("files", []))
-    next = f"snakemake -f {folder / 'manifest.json'}"
-    yield from _verify_files(folder, manifest["files"], "token store", next, beside=records)
+    yield from _verify_store_files(folder, manifest)
+    for part in manifest.get("parts", []):
+        yield from _verify_store_files(folder / part["folder"], read_store_manifest(folder / part["folder"]))
     yield from _verify_records(open_records(folder, manifest))
+
+
+def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Finding]:
+    """Check the files in the folder of a store or a part; the files in the folders of parts are left out."""
+    listed = [file for file in list_files(manifest) if not file["name"].startswith("parts/")]
+    hashed = [file for file in listed if "sha256" in file]
+    beside = frozenset({file["name"] for file in listed} | ({"parts"} if "parts" in manifest else set()))
+    yield from _verify_files(folder, hashed, "token store", rebuild_store(folder), beside)
 
 
 def _verify_records(records: Records | None) -> Iterator[Finding]:

@@ -338,6 +338,8 @@ def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -
     names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}
     for name in sorted(names):
         (building / name).replace(directory / name)
+    for folder in ("parts", "deduplicated"):  # of an earlier build in parts
+        shutil.rmtree(directory / folder, ignore_errors=True)
     for split in SPLITS:
         for path in directory.glob(f"{split}-*.parquet"):
             if path.name not in names:

@@ -40,6 +40,7 @@ from tokenscale.data.corpus.build import (
 )
 from tokenscale.data.corpus.clean import Document
 from tokenscale.data.corpus.raw_text import check_file
+from tokenscale.data.parts import part_folder, remove_other_parts, restore_part
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.registry import SOURCES
 
@@ -51,11 +52,6 @@ BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
 #: documents whose hashes are compared at once
 COMPARED_DOCUMENTS = 1 << 20
-
-
-def part_folder(directory: Path, number: int) -> Path:
-    """Return the folder of a part of a corpus or a store."""
-    return Path(directory) / "parts" / f"{number:05d}"
 
 
 def build_part(
@@ -272,6 +268,7 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
             (building / "deduplicated").replace(directory / "deduplicated")
         for path in directory.glob("*.parquet"):  # of an earlier build in one part
             path.unlink()
+        remove_other_parts(directory, settings.parts)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     write_build_record(directory, manifest, settings, started, dropped_while_merging=dropped_documents)
@@ -349,11 +346,6 @@ def _rewrite_shard(
             if len(table):
                 writer.write_table(table.combine_chunks(), row_group_size=len(table))
     return {"rows": int(kept.sum()), "bytes": target.stat().st_size, "sha256": sha256_file(target)}
-
-
-def restore_part(directory: Path, number: int) -> str:
-    """Return the command that rebuilds a part of a corpus or a store."""
-    return f"snakemake -f {part_folder(directory, number) / 'manifest.json'}"
 
 
 def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, utc_now, write_json
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
+from tokenscale.data.parts import part_folder, remove_other_parts
 from tokenscale.data.stores.documents import IdsDigest
 from tokenscale.data.stores.manifest import (
     VERSION,
@@ -22,7 +23,7 @@ from tokenscale.data.stores.manifest import (
     rebuild_command,
     write_sealed,
 )
-from tokenscale.data.stores.writing import measure_bits
+from tokenscale.data.stores.writing import ENDINGS, measure_bits
 from tokenscale.settings.data import StoreSettings
 
 #: counts that are added over parts
@@ -32,11 +33,6 @@ SUMMED = (
 )
 #: facts that are computed from those of the parts
 COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
-
-
-def part_folder(directory: Path, number: int) -> Path:
-    """Return the folder of a part of a store."""
-    return Path(directory) / "parts" / f"{number:05d}"
 
 
 def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, parts: int) -> dict[str, Any]:
@@ -87,6 +83,10 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     merged["parts"] = listed
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
+    for path in directory.iterdir():  # files of an earlier store in one part
+        if path.suffix in ENDINGS:
+            path.unlink()
+    remove_other_parts(directory, parts)
     path = directory / "manifest.json"
     write_json(build_record_path(path), {"created_utc": utc_now(), "parts": parts, "manifest": path.name})
     write_sealed(path, merged)
@@ -139,16 +139,16 @@ def _check_part(
                 part=folder,
                 expected=f"{name}: {wanted}",
                 found=f"{name}: {found}",
-                next=f"snakemake -f {folder / 'manifest.json'}",
+                next=rebuild_command(folder),
             )
     for file in manifest["files"]:
-        next = f"snakemake -f {folder / 'manifest.json'}"
+        next = rebuild_command(folder)
         check_file(folder / file["name"], file["bytes"], "", what="token store", next=next, content=False)
 
 
 def _read_occurrences(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
     file = manifest["part"]["occurrences"]
-    path, next = folder / file["name"], f"snakemake -f {folder / 'manifest.json'}"
+    path, next = folder / file["name"], rebuild_command(folder)
     check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
     return np.load(path)
 

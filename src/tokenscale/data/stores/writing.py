@@ -271,6 +271,7 @@ def open_store_writer(
         for path in directory.iterdir():
             if path.suffix in ENDINGS and path.name not in names:
                 path.unlink()
+        shutil.rmtree(directory / "parts", ignore_errors=True)  # of an earlier store in parts
     for name in sorted(names):
         (folder / name).replace(directory / name)
     shutil.rmtree(folder, ignore_errors=True)

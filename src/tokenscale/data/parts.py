@@ -1,0 +1,22 @@
+"""Folders of the parts of corpora and token stores."""
+
+import shutil
+from pathlib import Path
+
+
+def part_folder(directory: Path, number: int) -> Path:
+    """Return the folder of a part of a corpus or a store."""
+    return Path(directory) / "parts" / f"{number:05d}"
+
+
+def remove_other_parts(directory: Path, parts: int) -> None:
+    """Remove the parts of an earlier corpus or store of more parts."""
+    known = {part_folder(directory, number) for number in range(parts)}
+    for path in (Path(directory) / "parts").glob("*"):
+        if path not in known:
+            shutil.rmtree(path)
+
+
+def restore_part(directory: Path, number: int) -> str:
+    """Return the command that rebuilds a part of a corpus or a store."""
+    return f"snakemake -f {part_folder(directory, number) / 'manifest.json'}"
