@@ -79,7 +79,7 @@ rule corpus_part:
         "corpus {wildcards.corpus}, part {wildcards.part}"
     shell:
         "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q}"
-        " --part {params.number} --content {params.content:q} --output {output:q} > {log:q} 2>&1"
+        " --part {params.number:q} --content {params.content:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule merge_corpus:

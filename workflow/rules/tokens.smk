@@ -106,7 +106,7 @@ rule pretokenize_part:
     shell:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --engine {params.engine} --threads {threads}"
-        " --part {params.number} --parts {params.parts} --output {output:q} > {log:q} 2>&1"
+        " --part {params.number:q} --parts {params.parts:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule merge_store:
@@ -134,7 +134,7 @@ rule merge_store:
         "tokens {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}, merged from its parts"
     shell:
         "python -m tokenscale pretokenize --store {wildcards.store:q} --corpus {input.corpus:q}"
-        " --parts {params.parts} --output {output:q} > {log:q} 2>&1"
+        " --parts {params.parts:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule unpack:

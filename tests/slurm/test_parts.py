@@ -1,0 +1,71 @@
+"""A corpus of 40 parts on the cluster: one node is set down meanwhile, one part is damaged; the result is the local one."""
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.slurm.cluster import NODES
+
+FILES = 40
+STORES = ["token-list", "packed-sequence_length=32"]
+
+
+def write_sources(root) -> None:
+    """40 files of 60 documents, some of which other files have too; a configuration of 40 parts, and of one."""
+    rng = random.Random(11)
+    words = ["sun", "moon", "star", "comet", "planet", "dust", "orbit"]
+    (root / "raw").mkdir()
+    for number in range(FILES):
+        texts = [f"{rng.randrange(1800)} " + " ".join(rng.choices(words, k=20)) for _ in range(40)]
+        texts += [f"common {rng.randrange(300)}" for _ in range(20)]
+        pq.write_table(pa.table({"text": texts}), root / f"raw/f{number:02d}.parquet")
+    for name, parts in {"many": FILES, "one": 1}.items():
+        corpus = {"source": {"files": ["raw/*.parquet"]}, "parts": parts}
+        (root / f"{name}.yaml").write_text(json.dumps({"corpora": {"sky": corpus}}))
+
+
+def manifests(root) -> dict[str, dict]:
+    paths = {"corpus": root / "results/corpus/sky/manifest.json"}
+    paths |= {store: root / f"results/tokens/sky/bpe/{store}/manifest.json" for store in STORES}
+    return {name: json.loads(path.read_text()) for name, path in paths.items()}
+
+
+def what_parts_keep(found: dict[str, dict]) -> dict[str, object]:
+    """What may not depend on parts, nodes and failures."""
+    splits = found["corpus"]["splits"]
+    kept = {name: {key: split[key] for key in ("rows", "utf8_bytes", "text_sha256")} for name, split in splits.items()}
+    documents = found["corpus"]["cleaning"]["documents"]
+    return {"splits": kept, "documents": documents} | {store: found[store]["ids_digest"] for store in STORES}
+
+
+def test_forty_parts_survive_a_node_and_a_damaged_part(project, local):
+    for root in (project.root, local.root):
+        write_sources(root)
+    targets = [f"results/tokens/sky/bpe/{store}/manifest.json" for store in STORES]
+    process = project.start(*targets, "--configfile", "many.yaml")
+    folder = project.root / "results/corpus/sky/parts"
+    project.until(lambda: len([*folder.glob("*/manifest.json")]) > 2)
+    running = [job for job in project.cluster.jobs() if job["state"] == "RUNNING"]
+    node = running[0]["nodes"] if running else NODES[0]
+    project.cluster.set_node(node, "down")  # its jobs are lost, and it comes back
+    project.ended(process)
+    assert len([*folder.glob("*/manifest.json")]) == FILES
+    jobs = {job["id"] for job in project.cluster.jobs() if job["workdir"] == str(project.root)}
+    assert len(jobs) < 40  # 120 parts, 5 a job, and what was lost with the node
+
+    local.snakemake("--cores", "2", *targets, "--configfile", "one.yaml")
+    assert what_parts_keep(manifests(project.root)) == what_parts_keep(manifests(local.root))
+    assert manifests(project.root)["token-list"]["parts"] != manifests(local.root)["token-list"].get("parts")
+
+    before = {path: path.read_bytes() for path in project.root.glob("results/*/sky/**/manifest.json")}
+    damaged = folder / "00017/train-00000.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    text = project.snakemake("-f", "results/corpus/sky/manifest.json", "--configfile", "many.yaml", code=1)
+    repair = "results/corpus/sky/parts/00017/manifest.json"
+    assert "a file of the corpus has changed" in text and f"snakemake -f {repair}" in text
+    project.snakemake("-f", repair, "--configfile", "many.yaml")
+    project.snakemake(*targets, "--configfile", "many.yaml")
+    assert {path: path.read_bytes() for path in before} == before
+    assert "no faults" in project.tokenscale("verify", "results")
