@@ -166,7 +166,7 @@ class _Bench:
         self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
         self._manifest = open_store(self._packed, self.runs["packed"].store)
-        self.token_file_bytes = self._manifest["files"][0]["bytes"]
+        self.token_file_bytes = sum(file["bytes"] for file in self._manifest["files"] if "checked_by" in file)
         self.pool_bytes = min(self.token_file_bytes, POOL_BYTES)
         self.engine = load_tokenizer(tokenizer).engine
         self.engines, self.left_out = machine.list_engines(settings.engines, tokenizer, self.engine)
@@ -193,7 +193,10 @@ class _Bench:
         study = self._study_folders()
         folders = {approach: self.folders(run)["store_directory"] for approach, run in self.runs.items()}
         folders |= zip(studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True)
-        return {what: text if folder is None else sorted(folder.glob("*")) for what, folder in folders.items()}
+        return {
+            what: text if folder is None else [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            for what, folder in folders.items()
+        }
 
     def round(self, arms: list[Arm], number: int) -> list[dict[str, Any]]:
         """Measure every arm once, in this round's order."""

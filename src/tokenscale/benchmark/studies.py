@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tokenscale.base.files import read_json
 from tokenscale.data.stores.labels import IGNORED
 
 ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
@@ -47,17 +48,17 @@ def open_arm(arm: str, rows: int, sequence_length: int, corpus: Path, tokenizer:
     length = sequence_length
     if arm == "studies' padding-free":
         encode, bos, _ = _load_tokenizer(tokenizer)
-        texts = pq.read_table(_list_files(corpus, "train"), memory_map=True)["text"]
+        texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(_stream_rows(lambda i: encode(str(texts[i].as_py())), len(texts), bos, length), rows)
     if arm == "studies' padded":
         encode, _, pad = _load_tokenizer(tokenizer, length + 1)
-        texts = pq.read_table(_list_files(corpus, "train"), memory_map=True)["text"]
+        texts = pq.read_table(_list_files(corpus), memory_map=True)["text"]
         return StudyBatches(_iterate_rows(lambda i: encode(str(texts[i].as_py())), len(texts), pad), rows)
     bos, pad = _read_ids(tokenizer)
     if arm == "studies' token-list":
-        lists = pq.read_table(_list_files(stores["token-list"], "shard"), memory_map=True)["tokens"]
+        lists = pq.read_table(_list_files(stores["token-list"]), memory_map=True)["tokens"]
         return StudyBatches(_stream_rows(lambda i: lists[i].as_py()[:length], len(lists), bos, length), rows)
-    table = pq.read_table(_list_files(stores["padded"], "shard"), memory_map=True)
+    table = pq.read_table(_list_files(stores["padded"]), memory_map=True)
     ids, masks = table["input_ids"], table["attention_mask"]
 
     def padded(i: int) -> list[int]:
@@ -124,5 +125,8 @@ def _read_ids(folder: Path) -> tuple[int, int]:
     return manifest["bos_id"], manifest["pad_id"]
 
 
-def _list_files(folder: Path, prefix: str) -> list[str]:
-    return sorted(str(path) for path in folder.glob(f"{prefix}-*.parquet"))
+def _list_files(folder: Path) -> list[str]:
+    """Return the Parquet files of a store, or of the training split of a corpus."""
+    manifest = read_json(folder / "manifest.json")
+    files = manifest["splits"]["train"]["files"] if "splits" in manifest else manifest["files"]
+    return [str(folder / file["name"]) for file in files]
