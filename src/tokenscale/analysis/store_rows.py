@@ -65,7 +65,9 @@ def _row(path: Path, texts: dict[str, Row]) -> Row:
 
 
 def _build(path: Path) -> Row:
-    """What made the ids, in how many seconds; null where the record is lost, or tells only of a build's last part."""
+    """Return the engine and the seconds of the build; null if the record is lost, or covers only its last part.
+
+    For a store in parts, the seconds are those of all jobs together."""
     if not path.is_file():
         return {}
     record = read_json(path, "record of the store's build")

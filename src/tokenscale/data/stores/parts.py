@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, utc_now, write_json
+from tokenscale.base.files import read_json, sha256_file
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.parts import part_folder, remove_other_parts
 from tokenscale.data.stores.documents import IdsDigest
@@ -23,7 +23,7 @@ from tokenscale.data.stores.manifest import (
     rebuild_command,
     write_sealed,
 )
-from tokenscale.data.stores.writing import ENDINGS, measure_bits
+from tokenscale.data.stores.writing import ENDINGS, measure_bits, write_build_record
 from tokenscale.settings.data import StoreSettings
 
 #: counts that are added over parts
@@ -88,7 +88,14 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
             path.unlink()
     remove_other_parts(directory, parts)
     path = directory / "manifest.json"
-    write_json(build_record_path(path), {"created_utc": utc_now(), "parts": parts, "manifest": path.name})
+    records = [read_build_record(directory / part["folder"]) for part in listed]
+    seconds = [record.get("duration_s") for record in records]
+    write_build_record(
+        path,
+        None if None in seconds else sum(seconds),  # of all jobs together
+        ", ".join(sorted({record.get("engine", "") for record in records} - {""})),
+        sum(record.get("parts_taken_over", 0) for record in records),
+    )
     write_sealed(path, merged)
     return merged
 
@@ -151,6 +158,12 @@ def _read_occurrences(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
     path, next = folder / file["name"], rebuild_command(folder)
     check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
     return np.load(path)
+
+
+def read_build_record(folder: Path) -> dict[str, Any]:
+    """Return the build record of a part, or {} if it was lost."""
+    path = build_record_path(folder / "manifest.json")
+    return read_json(path, "build record of the part", rebuild_command(folder)) if path.is_file() else {}
 
 
 def _move(file: dict[str, Any], folder: str) -> dict[str, Any]:

@@ -275,22 +275,31 @@ def open_store_writer(
     for name in sorted(names):
         (folder / name).replace(directory / name)
     shutil.rmtree(folder, ignore_errors=True)
+    command = single.command if single else documents.origin.command
+    facts = {"command": command} if command else {}
+    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, writer.resumed, **facts)
+    write_sealed(manifest, writer.manifest)
+
+
+def write_build_record(manifest: Path, duration_s: float | None, engine: str, resumed: int, **facts: Any) -> None:
+    """Write the build record of a store: when, where and with which versions it was written, and `facts`.
+
+    `duration_s` is null if unknown; `resumed` parts of an interrupted writer were reused."""
     write_json(
         build_record_path(manifest),
         {
             "created_utc": utc_now(),
-            "duration_s": time.monotonic() - started,
-            "engine": documents.origin.engine,
-            "parts_taken_over": writer.resumed,
+            "duration_s": duration_s,
+            "engine": engine,
+            "parts_taken_over": resumed,
             "tokenscale": __version__,
             "python": sys.version,
             "numpy": np.__version__,
             "machine": platform.node(),
             "manifest": manifest.name,
-            **({"command": command} if (command := single.command if single else documents.origin.command) else {}),
+            **facts,
         },
     )
-    write_sealed(manifest, writer.manifest)
 
 
 def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
