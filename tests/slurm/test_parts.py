@@ -1,4 +1,4 @@
-"""A corpus of 40 parts on the cluster: one node is set down meanwhile, one part is damaged; the result is the local one."""
+"""A corpus of 40 parts on the cluster: a node is set down, a part is damaged; the result is that of one machine."""
 
 import json
 import random

@@ -96,7 +96,7 @@ class Project:
         assert code == 0 or not check, text[-6000:] + self.logs()
         return subprocess.CompletedProcess(arguments, code, text)
 
-    def command(self, *arguments: str, offline: bool = False) -> str:
+    def command(self, *arguments: str, offline: bool = False, timeout: float = 400) -> str:
         """The same as a user starts it, in a process of its own; `offline` cuts it off where the machine allows it."""
         done = subprocess.run(
             [*(OFFLINE if offline else ()), sys.executable, "-m", "snakemake", *arguments],
@@ -105,7 +105,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=400,
+            timeout=timeout,
         )
         assert done.returncode == 0, done.stdout[-6000:] + self.logs()
         return done.stdout
