@@ -78,6 +78,7 @@ def write_texts(root: Path) -> None:
     tables = {"own/part-0.parquet": ["body"], "data/part-0.parquet": ["body", "text"], "my.parquet": ["text"]}
     for name, columns in (tables | {"de-en.parquet": ["de", "en"]}).items():
         pa.parquet.write_table(pa.table(dict.fromkeys(columns, texts)), root / name)
+    pa.parquet.write_table(pa.table({"body": [f"more {text}" for text in texts[:200]]}), root / "own/part-1.parquet")
     pa.parquet.write_table(pa.table({"body": texts[:20]}), root / "other.parquet")
     for name in ("stories.txt", "held-out.txt"):
         (root / name).write_text("<|endoftext|>".join(texts))

@@ -126,6 +126,33 @@ MISTAKES = [
     ),
     Mistake("an empty folder of experiments", MINE, ("experiments",), config("experiments_folder: nowhere\n")),
     Mistake("a corpus without files", MINE, ("mine",), config({"corpora": {"mine": {"source": {"files": []}}}})),
+    Mistake("no parts", MINE, ("corpora.small.parts",), config({"corpora": {"small": {"parts": 0}}})),
+    Mistake(
+        "parts of a source without files",
+        MINE,
+        ("corpora.small.parts", "docstrings", "one part"),
+        config({"corpora": {"small": {"parts": 4}}}),
+    ),
+    Mistake(
+        "more parts than files",
+        MINE,
+        ("mine.yaml", "corpora.own.parts", "4 parts, 1 file(s)"),
+        lambda root: (
+            file("own.txt", TEXT)(root),
+            config({"corpus": "own", "corpora": {"own": {"source": {"files": "own.txt"}, "parts": 4}}})(root),
+        ),
+    ),
+    Mistake(
+        "a part that a corpus does not have",
+        """tokenscale corpus --part 4 --output o/manifest.json --settings '{"parts":3,"source":{"kind":"files"}}'""",
+        ("--part", "0 to 2"),
+    ),
+    Mistake(
+        "parts that are missing",
+        "tokenscale corpus --output o/manifest.json"
+        """ --settings '{"name":"o","parts":2,"source":{"kind":"files","files":["x"]}}'""",
+        ("part of the corpus is missing", "snakemake -f o/parts/00000/manifest.json"),
+    ),
     Mistake(
         "a machine's wrong key",
         MINE,

@@ -14,6 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def summarize_lengths(lengths: np.ndarray, counts: np.ndarray) -> dict[str, int]
 
 
 class SplitWriter:
-    """Writer of one split's shards. Holds one row group in memory."""
+    """Writer of one split's shards. A thread compresses a row group while the next one is collected."""
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
@@ -216,6 +217,8 @@ class SplitWriter:
         self.digest = hashlib.sha256()
         self.writer: pq.ParquetWriter | None = None
         self.files: list[dict[str, Any]] = []
+        self._pool = ThreadPoolExecutor(1, "compress")
+        self._written: Future[None] | None = None
 
     def add(self, document: Document) -> None:
         """Add the next document."""
@@ -233,6 +236,7 @@ class SplitWriter:
     def close(self) -> dict[str, Any]:
         """Close the last shard and return the manifest entry of this split."""
         self._close_shard()
+        self._pool.shutdown()
         lengths, counts = np.unique(np.array(self.characters, dtype=np.int64), return_counts=True)
         return {
             "rows": self.rows,
@@ -250,7 +254,8 @@ class SplitWriter:
         table = pa.Table.from_arrays(
             [pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA
         )
-        self.writer.write_table(table, row_group_size=len(self.texts))
+        self._wait()
+        self._written = self._pool.submit(self.writer.write_table, table, row_group_size=len(self.texts))
         self.rows += len(self.texts)
         self.shard_rows += len(self.texts)
         self.texts, self.origins, self.group_bytes = [], [], 0
@@ -259,12 +264,19 @@ class SplitWriter:
         self._flush()
         if self.writer is None:
             return
+        self._wait()
         self.writer.close()
         path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
         self.files.append(
             {"name": path.name, "rows": self.shard_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         )
         self.writer, self.shard_rows = None, 0
+
+    def _wait(self) -> None:
+        """Wait until the last row group is written. Raises what its writing raised."""
+        if self._written is not None:
+            self._written.result()
+            self._written = None
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:

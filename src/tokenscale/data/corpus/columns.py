@@ -112,10 +112,13 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
     Raises UserError if a text of a pair contains `PAIR`.
     """
     for number, row in enumerate(rows):
+        if len(row) == 1:
+            yield row[0]
+            continue
         if None in row:
             yield None
             continue
-        if len(row) > 1 and PAIR in "".join(row):
+        if PAIR in "".join(row):
             raise UserError(
                 f"a text holds {PAIR!r}, which stands between the two parts of a pair.",
                 file=path,

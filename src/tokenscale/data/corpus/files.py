@@ -113,7 +113,7 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
                 raise UserError(
                     "a corpus has more parts than source files.",
                     key="parts",
-                    found=f"{corpus.parts} parts, {len(paths)} files",
+                    found=f"{corpus.parts} parts, {len(paths)} file(s)",
                     next="lower `parts` of the corpus, or split its files",
                 )
             pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
