@@ -130,7 +130,7 @@ def _check_part(
 ) -> None:
     """Raise UserError if a part does not follow the previous ones, or differs from the first one in its facts."""
     part = manifest.get("part", {})
-    facts = [
+    facts: list[tuple[str, Any, Any]] = [
         ("part", f"{part.get('number')} of {part.get('parts')}", f"{expected[0]} of {expected[1]}"),
         ("corpus manifest, sha256", manifest["corpus_manifest_sha256"], corpus),
     ]
