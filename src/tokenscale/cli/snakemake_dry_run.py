@@ -32,8 +32,8 @@ KINDS = {
 }
 #: rules that make data; each has its source files as the input `code`
 DATA_RULES = (
-    *("download", "build_corpus", "corpus_part", "merge_corpus", "corpus_records", "build_tokenizer", "fetch_tokenizer"),
-    *("pretokenize", "pretokenize_whole", "pretokenize_part", "merge_store"),
+    *("download", "build_corpus", "corpus_part", "merge_corpus", "corpus_records"),
+    *("build_tokenizer", "fetch_tokenizer", "pretokenize", "pretokenize_whole", "pretokenize_part", "merge_store"),
 )
 #: beginning of Snakemake's reason → its name here
 REASONS = {
