@@ -1,4 +1,4 @@
-"""A corpus of 40 parts on the cluster: a node is set down, a part is damaged; the result is that of one machine."""
+"""A corpus of 40 parts on the cluster: one node goes down, one part is damaged; equal to a local build."""
 
 import json
 import random

@@ -4,6 +4,11 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -172,7 +177,10 @@ def flip_byte(path, at=-1):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("what", ["missing", "truncated shard", "documents", "sorted", "shard", "of another number"])
+DAMAGE = ["missing", "truncated shard", "documents", "sorted", "shard", "of another number", "of other settings"]
+
+
+@pytest.mark.parametrize("what", DAMAGE)
 def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, what):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"], ["u", "v"]])
     settings = corpus_settings(tmp_path / "raw", 3)
@@ -187,6 +195,8 @@ def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, wha
             flip_byte(path, 10)
     elif what == "of another number":
         build_part(corpus_settings(tmp_path / "raw", 2), 1, part)
+    elif what == "of other settings":
+        build_part(replace(settings, validation_share=0.9), 1, part)
     else:
         flip_byte(part / f"train.{what}")
     before = (tmp_path / "c/manifest.json").read_bytes()
@@ -269,6 +279,53 @@ def test_another_number_of_parts_leaves_nothing_behind(tmp_path):
     assert not {"parts", "deduplicated"} & {path.name for path in (tmp_path / "c").iterdir()}
     build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
     assert not list((tmp_path / "c").glob("*.parquet"))
+
+
+def test_a_stray_file_among_the_parts_is_left_alone(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b", "c"], ["b", "d", "e"]])
+    (tmp_path / "c/parts").mkdir(parents=True)
+    (tmp_path / "c/parts/.nfs0001").touch()
+    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    assert (tmp_path / "c/parts/.nfs0001").exists()
+
+
+def test_a_part_without_files_is_refused(tmp_path):
+    write_files(tmp_path / "raw", [["a"], ["b"]])
+    with pytest.raises(UserError, match="more parts than source files"):
+        build_part(corpus_settings(tmp_path / "raw", 3), 0, tmp_path / "c/parts/00000")
+
+
+def test_verify_names_every_damaged_part(tmp_path):
+    from tokenscale.cli.verify import verify_results
+
+    write_files(tmp_path / "raw", [["a", "b", "c"], ["f", "d", "e"], ["g", "h"]])
+    settings, corpus = corpus_settings(tmp_path / "raw", 3), tmp_path / "results/corpus/x"
+    build_in_parts(settings, corpus)
+    assert verify_results(tmp_path / "results")[0] == []
+    (corpus / "parts/00000/manifest.json").write_text("{}")
+    write_files(tmp_path / "raw", [["a", "b", "c"], ["f", "d", "E"]])
+    build_part(settings, 1, part_folder(corpus, 1))  # its file is as large as before
+    found = [finding.what for finding in verify_results(tmp_path / "results")[0]]
+    assert any("parts/00000" in what for what in found) and any("parts/00001" in what for what in found)
+
+
+def wait_and_write(path, seconds):
+    time.sleep(seconds)
+    Path(path).write_text("late")
+
+
+def test_processes_end_with_the_command_that_is_killed(tmp_path):
+    late = tmp_path / "late"
+    code = (
+        "from tokenscale.base.processes import map_processes; from tests.unit.test_corpus_parts import wait_and_write;"
+        f"print('begin', flush=True); list(map_processes(wait_and_write, [({str(late)!r}, 3)] * 4, 2))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        time.sleep(1.5)
+        process.kill()
+    time.sleep(3)
+    assert not late.exists()
 
 
 def test_planning_refuses_more_parts_than_files(tmp_path):

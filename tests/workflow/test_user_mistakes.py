@@ -143,8 +143,32 @@ MISTAKES = [
         ),
     ),
     Mistake(
+        "more parts than files, of a target's path",
+        "snakemake results/corpus/own/manifest.json --configfile mine.yaml",
+        ("own", "4 parts, 1 file(s)"),
+        lambda root: (
+            file("own.txt", TEXT)(root),
+            config({"corpora": {"own": {"source": {"files": "own.txt"}, "parts": 4}}})(root),
+        ),
+    ),
+    Mistake(
+        "a part by its path that a corpus does not have",
+        "snakemake results/corpus/own/parts/00007/manifest.json --configfile mine.yaml",
+        ("own", "00007", "00000 to 00001"),
+        lambda root: (
+            file("own.txt", TEXT)(root),
+            config({"corpora": {"own": {"source": {"files": "own.txt"}, "parts": 2}}})(root),
+        ),
+    ),
+    Mistake(
+        "parts of a source that has no files",
+        """tokenscale corpus --part 0 --output o/manifest.json --settings '{"parts":3}'""",
+        ("parts", "docstrings", "one part"),
+    ),
+    Mistake(
         "a part that a corpus does not have",
-        """tokenscale corpus --part 4 --output o/manifest.json --settings '{"parts":3,"source":{"kind":"files"}}'""",
+        "tokenscale corpus --part 4 --output o/manifest.json"
+        """ --settings '{"parts":3,"source":{"kind":"files","files":["x"]}}'""",
         ("--part", "0 to 2"),
     ),
     Mistake(

@@ -131,12 +131,8 @@ UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
 PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
 # Corpora that are built in parts, and the formats whose stores are then written in parts.
 IN_PARTS = [name for name, corpus in settings.corpora.items() if corpus.parts > 1]
-WRITTEN_IN_PARTS = "|".join(
-    name for name, form in FORMATS.items() if form.splittable and name != UNPACKED
-)
-WRITTEN_WHOLE = "|".join(
-    name for name, form in FORMATS.items() if not form.splittable and name != UNPACKED
-)
+WRITTEN_IN_PARTS = "|".join(name for name, form in FORMATS.items() if form.splittable)
+WRITTEN_WHOLE = "|".join(name for name, form in FORMATS.items() if not form.splittable)
 
 
 # Experiments that request the same measurement share it, as they share runs, even under another name.
@@ -164,9 +160,12 @@ def content_of(corpus):
 
 def content_of_part(corpus, number):
     """Return the fingerprint of the source files of one part."""
-    return fingerprint.fingerprint_part(
-        settings.corpora[corpus], Path("results/corpus"), number
-    )
+    try:
+        return fingerprint.fingerprint_part(
+            settings.corpora[corpus], Path("results/corpus"), number
+        )
+    except UserError as error:
+        refuse(error)
 
 
 def part_manifests(folder, corpus):

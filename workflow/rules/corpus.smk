@@ -97,7 +97,7 @@ rule merge_corpus:
         corpus=one_of(IN_PARTS),
     threads: 8
     resources:
-        mem_mb=8000,
+        mem_mb=lambda w, threads: 4000 + 600 * threads,
         runtime=240,
     params:
         settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),

@@ -151,6 +151,7 @@ rule unpack:
     benchmark:
         "results/logs/unpack/{corpus}-{tokenizer}-{store}.tsv"
     wildcard_constraints:
+        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
         store=stores_of(UNPACKED),
     threads: 2
     resources:

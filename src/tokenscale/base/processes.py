@@ -1,10 +1,15 @@
 """Work in several processes."""
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TypeVar
+
+from tokenscale.base.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -12,11 +17,35 @@ Result = TypeVar("Result")
 def map_processes(function: Callable[..., Result], jobs: Sequence[tuple], processes: int) -> Iterator[Result]:
     """Yield `function(*job)` of each job in order, computed by up to `processes` processes.
 
-    One process, or one job, is computed here. `function` must be importable. Its exceptions are raised here.
+    One process, or one job, is computed here. `function` must be importable. Its exceptions are raised here. Raises
+    UserError if a process is killed. The processes end with this process, even if it is killed.
     """
     processes = min(processes, len(jobs), os.cpu_count() or 1)
     if processes <= 1:
         yield from (function(*job) for job in jobs)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
-        yield from pool.map(function, *zip(*jobs, strict=True))
+    context = get_context("forkserver")
+    try:
+        with ProcessPoolExecutor(processes, context, _end_with, (os.getpid(),)) as pool:
+            yield from pool.map(function, *zip(*jobs, strict=True))
+    except BrokenProcessPool:
+        raise UserError(
+            "a process of this command was killed.",
+            processes=processes,
+            reason="usually too little memory",
+            next="give the command more memory, or lower --processes",
+        ) from None
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after the process `parent`, which is not its parent: the fork server is."""
+
+    def watch() -> None:
+        while True:
+            try:
+                os.kill(parent, 0)
+            except ProcessLookupError:
+                os._exit(1)
+            time.sleep(0.2)
+
+    threading.Thread(target=watch, daemon=True).start()

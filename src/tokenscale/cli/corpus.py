@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--records",
         action="store_true",
-        help="write the training documents again, so that one is read at the same cost in a corpus of any size",
+        help="write records files, for random access to single documents",
     )
     parser.add_argument(
         "--part", type=int, metavar="N", help="build part N (from 0) of a corpus with several `parts` in its settings"
@@ -53,6 +53,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"records of {directory}: {documents:,} documents, {size / 2**20:,.1f} MiB")
         return
     settings = from_json(CorpusSettings, arguments.settings)
+    for field, text in settings.problems():
+        raise UserError(
+            "the settings of the corpus do not fit together.", key=field, reason=text, next="change this key"
+        )
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
         raise UserError(

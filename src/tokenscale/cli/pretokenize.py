@@ -64,9 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     part, parts = arguments.part, arguments.parts
     if parts < 1 or (part is not None and not 0 <= part < parts):
         raise UserError(
-            "--part and --parts do not fit together.",
+            "--part must be from 0 to --parts - 1.",
             found=f"--part {part} --parts {parts}",
-            expected="0 <= part < parts",
             next="--parts 8 --part 0, for example",
         )
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]

@@ -113,9 +113,17 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
     beside = frozenset({"records", "parts"} if parts else {"records"})
     yield from _verify_files(folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside)
+    listed = {file["name"]: file for split in manifest["splits"].values() for file in split["files"]}
     for part in parts:
-        files = _list_corpus_files(read_json(part / "manifest.json", "manifest of the part", rebuild_corpus(part)))
-        yield from _verify_files(part, files, "corpus", rebuild_corpus(part))
+        try:
+            path = part / "manifest.json"
+            found = read_json(path, "manifest of the part", rebuild_corpus(part))
+            with report_malformed(path, "manifest of the part", rebuild_corpus(part)):
+                files = _list_corpus_files(found)
+                yield from _verify_files(part, files, "corpus", rebuild_corpus(part))
+                yield from _compare_entries(folder, part, files, listed, rebuild_corpus(folder))
+        except UserError as error:
+            yield _finding_from_error(error)
     yield from _verify_records(RawText(folder, verify=False).open_records())
 
 
@@ -149,9 +157,25 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings, verify=False)
     yield from _verify_store_files(folder, manifest)
-    for part in manifest.get("parts", []):
-        yield from _verify_store_files(folder / part["folder"], read_store_manifest(folder / part["folder"]))
+    listed = {file["name"]: file for file in manifest["files"]}
+    for part in (folder / entry["folder"] for entry in manifest.get("parts", [])):
+        try:
+            found = read_store_manifest(part)
+            yield from _verify_store_files(part, found)
+            yield from _compare_entries(folder, part, found["files"], listed, rebuild_store(folder))
+        except UserError as error:
+            yield _finding_from_error(error)
     yield from _verify_records(open_records(folder, manifest))
+
+
+def _compare_entries(
+    folder: Path, part: Path, files: list[dict[str, Any]], listed: dict[str, dict[str, Any]], next: str
+) -> Iterator[Finding]:
+    """Yield a finding for each file of a part whose hash differs in the manifest that was merged from the parts."""
+    for file in files:
+        merged = listed.get(f"{part.relative_to(folder)}/{file['name']}", file)
+        if merged["sha256"] != file["sha256"]:
+            yield Finding(f"{part / file['name']}: the part was built again with other content; next {next}")
 
 
 def _verify_store_files(folder: Path, manifest: dict[str, Any]) -> Iterator[Finding]:

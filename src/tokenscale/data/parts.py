@@ -13,7 +13,7 @@ def remove_other_parts(directory: Path, parts: int) -> None:
     """Remove the parts of an earlier corpus or store of more parts."""
     known = {part_folder(directory, number) for number in range(parts)}
     for path in (Path(directory) / "parts").glob("*"):
-        if path not in known:
+        if path.is_dir() and path not in known:
             shutil.rmtree(path)
 
 

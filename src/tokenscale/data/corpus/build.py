@@ -300,6 +300,8 @@ def _check_earlier_build(
     earlier = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
     if earlier.get("manifest_sha256") == manifest_sha256 or earlier.get("settings") != to_dict(settings):
         return None
+    if earlier.get("manifest", {}).get("schema_version") != manifest["schema_version"]:
+        return None  # its hashes are defined otherwise
     changed = _differences(earlier.get("manifest", {}), manifest)
     facts = {
         "corpus": directory,

@@ -95,7 +95,9 @@ Named = TypeVar("Named")
 
 
 def select_part(files: Sequence[Named], part: tuple[int, int] | None) -> Sequence[Named]:
-    """Return the files of part k of n, `part` = (k, n): consecutive files, as many in each part. All files for None.
+    """Return the files of part k of n, `part` = (k, n), or all files for None.
+
+    A part has consecutive files. The numbers of files of two parts differ by at most one.
 
     >>> select_part(["a", "b", "c", "d", "e"], (1, 2))
     ['c', 'd', 'e']

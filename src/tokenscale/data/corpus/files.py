@@ -110,12 +110,7 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
         try:
             paths, targets = (expand_patterns(getattr(corpus.source, k), k) for k in (key, TRANSLATION_KEYS[key]))
             if key == "files" and len(paths) < corpus.parts:
-                raise UserError(
-                    "a corpus has more parts than source files.",
-                    key="parts",
-                    found=f"{corpus.parts} parts, {len(paths)} file(s)",
-                    next="lower `parts` of the corpus, or split its files",
-                )
+                raise too_many_parts_error(corpus, len(paths))
             pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
@@ -134,6 +129,16 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
                 label: text for label, text in error.facts.items() if label not in ("file", "key")
             }
             raise UserError(error.what, file=file_of(full_key), key=full_key, **facts) from None
+
+
+def too_many_parts_error(corpus: CorpusSettings, files: int) -> UserError:
+    """Return the error for a corpus that has more parts than source files."""
+    return UserError(
+        "a corpus has more parts than source files.",
+        key="parts",
+        found=f"{corpus.parts} parts, {files} file(s)",
+        next=f"lower `parts` of the corpus {corpus.name}, or split its files",
+    )
 
 
 def _read_documents(source: SourceSettings, key: str, part: tuple[int, int] | None) -> Iterator[tuple[str | None, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.columns import select_part
-from tokenscale.data.corpus.files import expand_patterns, list_files, shorten_paths
+from tokenscale.data.corpus.files import expand_patterns, list_files, shorten_paths, too_many_parts_error
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
 
 #: cache beside Snakemake's own records: specific to this machine, safe to delete
@@ -45,10 +45,11 @@ def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMO
 def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: Path = MEMORY) -> str:
     """Return a digest that changes when the source files of one part do; "" for sources other than `files`.
 
-    A part of gigabytes is not read for it. Before the part is built, the digest is of the names and sizes of its files.
+    Planning does not read large files. Before the part is built, the digest is of the names and sizes of its files.
     `build.json` of the part records that digest, and the hashes and modification times found by the job. The recorded
     digest stays valid until a size or a hash changes; a file is hashed here only if its modification time changed. If
-    the files are missing, the recorded digest is returned, or "missing".
+    the files are missing, the recorded digest is returned, or "missing". Raises UserError if the corpus has no such
+    part, or more parts than files.
     """
     if corpus.source.kind != "files":
         return ""
@@ -57,12 +58,20 @@ def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: 
         listed = _list_named_paths(corpus)
     except UserError:
         return recorded.get("content", "missing")
+    if number >= corpus.parts:
+        raise UserError(
+            f"the corpus {corpus.name} has no part {number:05d}.",
+            expected=f"00000 to {corpus.parts - 1:05d}",
+            next="name one of these, or change `parts` of the corpus",
+        )
+    if len(listed["files"]) < corpus.parts:
+        raise too_many_parts_error(corpus, len(listed["files"]))
     part = (number, corpus.parts)
     paths = {(key, name): path for key, files in listed.items() for name, path in select_part(files, part)}
     stats = {key: path.stat() for key, path in paths.items()}
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
-    if sizes != {key: file["bytes"] for key, file in known.items()}:
+    if "content" not in recorded or sizes != {key: file["bytes"] for key, file in known.items()}:
         return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
     touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
     if touched:

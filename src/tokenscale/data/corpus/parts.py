@@ -1,4 +1,4 @@
-"""Corpora built in parts: one job for each group of source files, and one that merges the parts.
+"""Corpora built in parts: one job for each group of source files, and one job that merges the parts.
 
 A part is a folder `parts/NNNNN` with shards, a manifest and two tables for each split:
 
@@ -6,10 +6,10 @@ A part is a folder `parts/NNNNN` with shards, a manifest and two tables for each
 - `SPLIT.sorted`: uint64 [BUCKETS + 1], the first row of each bucket, then `SORTED` [documents], the documents by hash.
   A bucket has the hashes with equal first `BUCKET_BITS` bits.
 
-Merging reads the tables, not the texts. It finds documents that occur in several parts, and writes only the shards
-again that lose documents, to `deduplicated/`. The corpus then has the documents, the splits and the `text_sha256` of
-one that is built in one part; only its shards have other borders. Memory holds the tables of one part, and one group
-of buckets of all parts.
+Merging reads the tables, not the texts. It finds documents that occur in several parts, and rewrites only the shards
+that lose documents, to `deduplicated/`. The corpus then has the documents, the splits and the `text_sha256` of a corpus
+that is built in one part; only the shard boundaries differ. Memory holds the tables of one part, and one group of
+buckets of all parts.
 """
 
 import hashlib
@@ -25,7 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, read_manifest_file, report_malformed, sha256_file, write_json
+from tokenscale.base.files import (
+    canonical_json,
+    check_types,
+    read_manifest_file,
+    report_malformed,
+    sha256_file,
+    sha256_text,
+    write_json,
+)
 from tokenscale.base.processes import map_processes
 from tokenscale.data.corpus.build import (
     SCHEMA,
@@ -39,9 +47,11 @@ from tokenscale.data.corpus.build import (
     write_splits,
 )
 from tokenscale.data.corpus.clean import Document
+from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.parts import part_folder, remove_other_parts, restore_part
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
+from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
 
 #: a document's SHA-256, its characters and its UTF-8 bytes
@@ -66,13 +76,15 @@ def build_part(
 
     Duplicates within the part are dropped. `content` is the fingerprint of the source files at planning, which is
     recorded. Raises UserError as `build.build` does, and for a source file that changes while it is read. A part
-    without training documents is allowed.
+    without training documents is allowed, but not one without files.
     """
     started = time.monotonic()
     directory, part = Path(directory), (number, settings.parts)
     source = importlib.import_module(SOURCES[settings.source.kind].module)
     stamps = _list_stamps(settings, source, part)
     description = source.describe(settings.source, downloads, part)
+    if not description.get("files"):
+        raise too_many_parts_error(settings, len(source.describe(settings.source, downloads).get("files", [])))
     own = settings.source.has_own_validation
     validation = source.validation_documents(settings.source, downloads, part) if own else None
     documents = source.documents(settings.source, downloads, part)
@@ -102,6 +114,7 @@ def build_part(
         "name": settings.name,
         "part": number,
         "parts": settings.parts,
+        "settings_sha256": _hash_settings(settings),
         "source": description,
         "documents": counts,
         "splits": entries,
@@ -181,16 +194,18 @@ class SortedTable:
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the documents of buckets [first, last), `SORTED` [n]."""
         start, end = self.first_rows[first], self.first_rows[last]
+        if start == end:
+            return np.zeros(0, dtype=SORTED)
         offset = (BUCKETS + 1) * 8 + int(start) * SORTED.itemsize
         return np.fromfile(self.path, dtype=SORTED, count=int(end - start), offset=offset)
 
 
 def find_duplicates(tables: Sequence[SortedTable], folder: Path) -> Iterator[tuple[int, Path]]:
-    """Find documents that an earlier table, or an earlier row of the same table, also has.
+    """Find duplicates of documents in earlier tables, and in earlier rows of the same table.
 
     Writes the numbers of the documents to drop to a file for each table in `folder`, uint32, in no order, and yields
-    (number of the table, file). Memory: about 60 bytes for each of `COMPARED_DOCUMENTS`, whatever the number of
-    documents, and 32 KiB for each table.
+    (number of the table, file). Memory does not depend on the number of documents: about 60 bytes for each of
+    `COMPARED_DOCUMENTS` or for the largest bucket, and 32 KiB for each table.
     """
     sizes = np.zeros(BUCKETS, dtype=np.int64)
     for table in tables:
@@ -363,11 +378,23 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                 found=f"part {found[0]} of {found[1]}",
                 next=next,
             )
+        if manifest["settings_sha256"] != (expected_hash := _hash_settings(settings)):
+            raise UserError(
+                "a part was built with other settings of the corpus.",
+                part=path.parent,
+                expected=f"settings with sha256 {expected_hash}",
+                found=f"sha256 {manifest['settings_sha256']}",
+                next=next,
+            )
         for split in SPLITS:
             for file in manifest["splits"][split]["files"]:
                 shard = path.parent / file["name"]
                 check_file(shard, file["bytes"], file["sha256"], what="corpus", next=next, content=False)
     return manifest
+
+
+def _hash_settings(settings: CorpusSettings) -> str:
+    return sha256_text(canonical_json(to_dict(settings)))
 
 
 def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str) -> None:
@@ -381,6 +408,14 @@ def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str)
 def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the source's entry in the manifest: the files of all parts, in order."""
     merged = dict(parts[0]["source"])
+    for part in parts[1:]:
+        facts = {key: value for key, value in part["source"].items() if key not in FILE_LISTS}
+        if facts != {key: value for key, value in merged.items() if key not in FILE_LISTS}:
+            raise UserError(
+                "parts of the corpus come from different versions of the source.",
+                parts=f"00000 and {part['part']:05d}",
+                next="rm -r the folder `parts` of the corpus, and build it again",
+            )
     for key in FILE_LISTS:
         if files := [file for part in parts for file in part["source"].get(key, [])]:
             merged[key] = files

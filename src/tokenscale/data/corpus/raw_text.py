@@ -4,6 +4,7 @@ import itertools
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,14 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     return manifest
 
 
+@cache
+def _open_train_split(directory: Path) -> "RawText":
+    """Open the training split once in each process."""
+    return RawText(directory, "train")
+
+
 def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
-    text = RawText(directory, "train")
+    text = _open_train_split(directory)
     first, last = text._first[number : number + 2]
     name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
     target = records_manifest(directory).with_name(str(name))

@@ -190,8 +190,8 @@ class PackedStore:
     """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
 
     Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
-    unless `verify` is False. Of a store in parts, the tables of a part are opened and verified when one of its rows is
-    first read.
+    unless `verify` is False. If the store has parts, the tables of a part are opened and verified when one of its rows
+    is first read.
     """
 
     def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
@@ -259,7 +259,7 @@ class PackedStore:
         into.labels[plan.ignored(i)] = IGNORED
 
     def will_read(self, indices: np.ndarray) -> None:
-        """Ask the kernel to read rows of a large store ahead, without waiting for them."""
+        """Request read-ahead of rows of a large store, without waiting for them."""
         if self._tokens is None and hasattr(os, "posix_fadvise"):
             for number, position in self._positions(indices):
                 os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)

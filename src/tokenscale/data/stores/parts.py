@@ -1,4 +1,4 @@
-"""Token stores written in parts: one job for each range of documents, and one that merges their manifests.
+"""Token stores written in parts: one job for each range of documents, and one job that merges their manifests.
 
 A part is a store of its documents in `parts/NNNNN`. Its manifest also has the groups of the ids digest and the number
 of occurrences of each id. Merging reads only manifests and occurrences: the store's manifest names the files of its
@@ -6,6 +6,7 @@ parts, and has the counts and the `ids_digest` of a store that is written at onc
 and shuffled within each part, so that its rows differ.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SUMMED = (
     *("documents", "tokens_in_documents", "rows", "pieces", "tokens_useful", "tokens_total", "tokens_stored", "places"),
     *("tokens_cut", "documents_cut", "documents_split"),
 )
-#: facts that are computed from those of the parts
+#: facts that are computed from the facts of the parts
 COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
 
 
@@ -83,6 +84,7 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     merged["parts"] = listed
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
+    (directory / "manifest.json").unlink(missing_ok=True)
     for path in directory.iterdir():  # files of an earlier store in one part
         if path.suffix in ENDINGS:
             path.unlink()
@@ -105,7 +107,11 @@ def write_empty_part(
 ) -> dict[str, Any]:
     """Write and return the manifest of a part without documents, where there are fewer groups of them than parts."""
     directory = Path(directory)
+    shutil.rmtree(directory / ".building", ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.iterdir():  # of an earlier part with documents
+        if path.suffix in ENDINGS:
+            path.unlink()
     manifest = {
         "schema_version": VERSION,
         "format": store.format,
@@ -128,7 +134,7 @@ def _check_part(
     corpus: str,
     first: dict[str, Any] | None,
 ) -> None:
-    """Raise UserError if a part does not follow the previous ones, or differs from the first one in its facts."""
+    """Raise UserError if a part does not continue the previous parts, or differs from the first part in its facts."""
     part = manifest.get("part", {})
     facts: list[tuple[str, Any, Any]] = [
         ("part", f"{part.get('number')} of {part.get('parts')}", f"{expected[0]} of {expected[1]}"),

@@ -190,7 +190,9 @@ class StoreWriter:
                 next="check the disk and the memory of this machine, and build the store again",
             )
         files = finished.files + ([finished.records["name"]] if finished.records else [])
-        np.save(self._occurrences_path(self.folder / f"part-{first // self._part_documents:05d}.json"), occurrences)
+        path = self._occurrences_path(self.folder / f"part-{first // self._part_documents:05d}.json")
+        np.save(path, occurrences)
+        files.append(path.name)
         return {
             "engine": self.documents.origin.engine,
             "names": finished.files,
@@ -205,7 +207,6 @@ class StoreWriter:
         try:
             facts = json.loads(record.read_text(encoding="utf-8"))
             same = facts["engine"] == self.documents.origin.engine
-            same = same and self._occurrences_path(record).is_file()
             same = same and all(_xxh3(self.folder / file["name"]) == file["xxh3"] for file in facts["files"])
         except (OSError, ValueError, KeyError):
             return None
