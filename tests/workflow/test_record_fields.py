@@ -148,7 +148,7 @@ def below(prefix: str, fields: dict) -> dict:
 
 
 CORPUS = {
-    "schema_version": one_of(1),
+    "schema_version": one_of(2),
     "name": name,
     "source.kind": one_of("docstrings"),
     **below("source.packages.[]", {"name": name, "version": version, "licence": string}),

@@ -162,20 +162,20 @@ MISTAKES = [
     ),
     Mistake(
         "parts of a source that has no files",
-        """tokenscale corpus --part 0 --output o/manifest.json --settings '{"parts":3}'""",
+        """tokenscale corpus --part 0 --output po/manifest.json --settings '{"parts":3}'""",
         ("parts", "docstrings", "one part"),
     ),
     Mistake(
         "a part that a corpus does not have",
-        "tokenscale corpus --part 4 --output o/manifest.json"
+        "tokenscale corpus --part 4 --output po/manifest.json"
         """ --settings '{"parts":3,"source":{"kind":"files","files":["x"]}}'""",
         ("--part", "0 to 2"),
     ),
     Mistake(
         "parts that are missing",
-        "tokenscale corpus --output o/manifest.json"
+        "tokenscale corpus --output po/manifest.json"
         """ --settings '{"name":"o","parts":2,"source":{"kind":"files","files":["x"]}}'""",
-        ("part of the corpus is missing", "snakemake -f o/parts/00000/manifest.json"),
+        ("part of the corpus is missing", "snakemake -f po/parts/00000/manifest.json"),
     ),
     Mistake(
         "a machine's wrong key",

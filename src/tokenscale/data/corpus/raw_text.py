@@ -27,6 +27,8 @@ from tokenscale.data.records import Records, RecordsFile, write_records
 
 #: newest manifest version that this code reads
 VERSION = 2
+#: version of the manifest of records files
+RECORDS_VERSION = 1
 #: separator of source and translation in a document that is a pair (U+241E)
 PAIR = "␞"
 #: largest split without records files that is decoded into memory for random access
@@ -103,7 +105,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
         map_processes(_write_records_of_shard, [(directory, n) for n in range(len(text._first) - 1)], processes)
     )
     manifest = {
-        "schema_version": VERSION,
+        "schema_version": RECORDS_VERSION,
         "split": "train",
         "text_sha256": text.split["text_sha256"],
         "files": files,
@@ -225,7 +227,7 @@ class RawText:
         if self._name != "train" or not path.exists() or xxh3_64_intdigest is None:
             return None
         next = f"snakemake -f {path}"
-        manifest = read_manifest_file(path, "corpus records", VERSION, next)
+        manifest = read_manifest_file(path, "corpus records", RECORDS_VERSION, next)
         with report_malformed(path, "manifest of the corpus records", next):
             if manifest["text_sha256"] != self.split["text_sha256"]:
                 return None  # records of an earlier build of this corpus
