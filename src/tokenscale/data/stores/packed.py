@@ -185,6 +185,11 @@ class _Part:
         checksums, pieces, pointers, documents, starts = (_map_table(self.folder / name) for name in STORE_FILES[1:])
         return checksums, pieces, pointers, documents, starts
 
+    @cached_property
+    def views(self) -> tuple[memoryview, memoryview]:
+        """Return pointers and pieces as memoryviews, of which single values are read faster than of arrays."""
+        return memoryview(self.tables[2]), memoryview(self.tables[1])
+
 
 class PackedStore:
     """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
@@ -392,19 +397,16 @@ class PackedStore:
 
     def _gather_pieces(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces of each row [n], their lengths, row by row [pieces]) of rows of several parts."""
-        counts = np.empty(len(indices), dtype=np.int64)
-        found = []
-        for part, places, rows in self._by_part(indices):
-            _, pieces, pointers, _, _ = part.tables
-            first, n = pointers[rows], pointers[rows + 1] - pointers[rows]
-            begins = np.cumsum(n) - n
-            counts[places] = n
-            found.append((places, n, pieces[np.repeat(first - begins, n) + np.arange(n.sum())]))
-        begins = np.cumsum(counts) - counts
-        sizes = np.empty(int(counts.sum()), dtype=np.int64)
-        for places, n, of_part in found:
-            sizes[np.repeat(begins[places] - (np.cumsum(n) - n), n) + np.arange(n.sum())] = of_part
-        return counts, sizes
+        counts: list[int] = []
+        sizes: list[int] = []
+        numbers = self._part_numbers(indices)
+        rows = indices - self._first_rows[numbers]
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):  # a few rows of each of many parts
+            pointers, pieces = self._parts[number].views
+            first, last = pointers[row], pointers[row + 1]
+            counts.append(last - first)
+            sizes += pieces[first:last]
+        return np.array(counts, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
     def _changed_row_error(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
         hashes = list(map(xxh3_64_intdigest, found.row_bytes))
