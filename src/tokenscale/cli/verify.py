@@ -128,7 +128,7 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
 
 
 def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the files of a corpus or a part, without those that the manifests of parts list."""
+    """Return the files of a corpus or a part that no manifest of another part lists."""
     splits = manifest["splits"].values()
     files = [file for split in splits for file in (*split["files"], *split.get("tables", []))]
     return [file for file in files if not file["name"].startswith("parts/")]
