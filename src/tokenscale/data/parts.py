@@ -15,8 +15,3 @@ def remove_other_parts(directory: Path, parts: int) -> None:
     for path in (Path(directory) / "parts").glob("*"):
         if path.is_dir() and path not in known:
             shutil.rmtree(path)
-
-
-def restore_part(directory: Path, number: int) -> str:
-    """Return the command that rebuilds a part of a corpus or a store."""
-    return f"snakemake -f {part_folder(directory, number) / 'manifest.json'}"

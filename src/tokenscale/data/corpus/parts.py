@@ -48,8 +48,8 @@ from tokenscale.data.corpus.build import (
 )
 from tokenscale.data.corpus.clean import Document
 from tokenscale.data.corpus.files import too_many_parts_error
-from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.parts import part_folder, remove_other_parts, restore_part
+from tokenscale.data.corpus.raw_text import check_file, rebuild_command
+from tokenscale.data.parts import part_folder, remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
@@ -348,7 +348,12 @@ def _rewrite_shard(
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
     source, target = part_folder(directory, number) / name, building / entry["name"]
     check_file(
-        source, entry["bytes"], entry["sha256"], what="corpus", next=restore_part(directory, number), content=True
+        source,
+        entry["bytes"],
+        entry["sha256"],
+        what="corpus",
+        next=rebuild_command(part_folder(directory, number)),
+        content=True,
     )
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
@@ -364,28 +369,24 @@ def _rewrite_shard(
 
 
 def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[str, Any]:
-    """Read the manifest of a part. Raises UserError for a missing part, or one of another number of parts."""
-    path, next = part_folder(directory, number) / "manifest.json", restore_part(directory, number)
+    """Read the manifest of a part. Raises UserError for a missing part, or one of another corpus or other settings."""
+    path, next = part_folder(directory, number) / "manifest.json", rebuild_command(part_folder(directory, number))
     manifest = read_manifest_file(path, "part of the corpus", VERSION, next, oldest=VERSION)
     with report_malformed(path, "manifest of the part", next):
         check_types(manifest, {"part": int, "parts": int, "documents": dict, "splits": dict, "source": dict})
-        found, expected = (manifest["part"], manifest["parts"]), (number, settings.parts)
-        if found != expected:
-            raise UserError(
-                "a part belongs to another number of parts.",
-                part=path.parent,
-                expected=f"part {expected[0]} of {expected[1]}",
-                found=f"part {found[0]} of {found[1]}",
-                next=next,
-            )
-        if manifest["settings_sha256"] != (expected_hash := _hash_settings(settings)):
-            raise UserError(
-                "a part was built with other settings of the corpus.",
-                part=path.parent,
-                expected=f"settings with sha256 {expected_hash}",
-                found=f"sha256 {manifest['settings_sha256']}",
-                next=next,
-            )
+        facts = [
+            ("part", f"{manifest['part']} of {manifest['parts']}", f"{number} of {settings.parts}"),
+            ("settings, sha256", manifest["settings_sha256"], _hash_settings(settings)),
+        ]
+        for name, found, expected in facts:
+            if found != expected:
+                raise UserError(
+                    "a part does not belong to the corpus.",
+                    part=path.parent,
+                    expected=f"{name}: {expected}",
+                    found=f"{name}: {found}",
+                    next=next,
+                )
         for split in SPLITS:
             for file in manifest["splits"][split]["files"]:
                 shard = path.parent / file["name"]
@@ -401,7 +402,7 @@ def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str)
     """Raise UserError if a table of a part has changed."""
     (file,) = (file for file in part["splits"][split]["tables"] if file["name"] == f"{split}.{ending}")
     path = part_folder(directory, part["part"]) / file["name"]
-    next = restore_part(directory, part["part"])
+    next = rebuild_command(part_folder(directory, part["part"]))
     check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=True)
 
 
