@@ -110,7 +110,7 @@ def test_digests_differ_from_step_to_step_and_seed_to_seed(lab):
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded", "packed"])
 def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
     run = make_run(approach, sequence_length=T, global_batch=4)
-    rows = lab.batches(run).rows
+    rows = lab.batches(run).rows_per_epoch()
     if approach != "packed":
         assert rows == len(documents_of(lab))
     for epoch in range(2):
@@ -160,7 +160,7 @@ def test_a_whole_document_adds_the_same_labels_in_every_approach(tmp_path):
 
     for approach in ("padded", "pretokenized-padded", "packed"):
         batches = lab.batches(make_run(approach, sequence_length=T, global_batch=1))
-        epoch = take(batches, batches.rows)
+        epoch = take(batches, batches.rows_per_epoch())
         assert sorted(pairs(epoch)) == expected, approach
         assert sum(b.useful_tokens for b in epoch) == len(expected)
     for approach in ("padding-free", "token-list"):

@@ -223,7 +223,7 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
         settings = run.store
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(run), "validation_store", settings)
-            return load_held_out(run, store, 263, rank, world_size, lab.tokenizer)
+            return load_held_out(run, store, 263, rank, world_size, lab.tokenizer)[0]
 
     whole = read(run)
     parts = [read(run, rank, world_size) for rank in range(world_size)]

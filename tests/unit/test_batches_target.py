@@ -146,8 +146,8 @@ def test_the_held_out_slice_predicts_targets_alone(lab):
     run = make_run("padded", T, labels="target", **RUN)
     store = StoreSettings("packed", split="validation", sequence_length=T, eos=True)
     manifest = read_store_manifest(lab.store(store))
-    found = load_held_out(run, lab.store(store), 300, 0, 1)
-    plain = load_held_out(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)
+    found = load_held_out(run, lab.store(store), 300, 0, 1)[0]
+    plain = load_held_out(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)[0]
     expected = plain.labels_bt.copy()
     ignore_sources(plain.tokens_bt, expected, manifest["bos_id"], manifest["eos_id"])
     assert np.array_equal(found.labels_bt, expected) and not np.array_equal(plain.labels_bt, expected)

@@ -67,22 +67,24 @@ ENDS = '''
 
 import numpy as np
 
-from tokenscale.data.batches.online import OnlineDocuments
+from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
+from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.stores.labels import make_labels
 from tokenscale.data.stores.padded import pad_document
 
 
 def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory, rank, world_size):
-    documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
-    width, tokenizer = run.sequence_length + 1, documents.tokenizer
+    sources = open_documents(run, corpus_directory, tokenizer_directory)
+    documents, tokenizer, width = join(sources), sources[0].tokenizer, run.sequence_length + 1
 
     def read(indices):
         rows = [pad_document(document[-width:], width, tokenizer.pad_id) for document in documents.documents(indices)]
         tokens = np.stack([row for row, _ in rows]).astype(np.int64)
         return tokens[:, :-1], make_labels(tokens, lengths=np.array([length for _, length in rows]))
 
-    return RowBatches(read, len(documents), run, tokenizer.vocabulary_size, rank, world_size)
+    order = open_order(run, [len(source) for source in sources])
+    return RowBatches(read, order, run, tokenizer.vocabulary_size, rank, world_size)
 '''
 STEPS_TAKEN = '''
 """How many steps each run took."""

@@ -144,6 +144,7 @@ for name in USABLE:
 
 wildcard_constraints:
     corpus=one_of(settings.corpora),
+    mixture=one_of(settings.mixtures),
     tokenizer=one_of(settings.tokenizers),
     part=r"\d{5}",
     experiment=one_of(USABLE),
@@ -368,7 +369,8 @@ def run_inputs(w):
     named = list_manifests(run)
     roles = ("corpus", "tokenizer", "store", "validation_store")
     return {role: named.get(role, []) for role in roles} | {
-        "records": corpus_records(run.corpus.name) if run.store is None else [],
+        "records": [corpus_records(corpus.name) for corpus in run.corpora]
+        * (run.store is None),
         "resume_from": resumed_from(run),
     }
 

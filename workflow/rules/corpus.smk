@@ -127,3 +127,24 @@ rule corpus_records:
         "records of the corpus {wildcards.corpus}"
     shell:
         "python -m tokenscale corpus --records --processes {threads} --output {output:q} > {log:q} 2>&1"
+
+
+rule mix_corpora:
+    """List the corpora of a mixture, for approaches that tokenize while training."""
+    input:
+        sources=lambda w: [
+            corpus_manifest(name) for name in settings.mixtures[w.mixture].names
+        ],
+        code=lambda w: code_of("mixture"),
+    output:
+        "results/mixtures/{mixture}/manifest.json",
+    log:
+        "results/logs/mixture/{mixture}.log",
+    localrule: True
+    params:
+        names=lambda w: settings.mixtures[w.mixture].names,
+    message:
+        "mixture {wildcards.mixture}"
+    shell:
+        "python -m tokenscale mixture --names {params.names:q} --sources {input.sources:q} --output {output:q}"
+        " > {log:q} 2>&1"

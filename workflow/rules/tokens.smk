@@ -137,6 +137,30 @@ rule merge_store:
         " --parts {params.parts:q} --output {output:q} > {log:q} 2>&1"
 
 
+rule mix_stores:
+    """List the token stores of a mixture, one of each of its corpora."""
+    input:
+        sources=lambda w: [
+            store_manifest(name, w.tokenizer, w.store)
+            for name in settings.mixtures[w.mixture].names
+        ],
+        code=lambda w: code_of("mixture"),
+    output:
+        "results/mixtures/{mixture}/{tokenizer}/{store}/manifest.json",
+    log:
+        "results/logs/mixture/{mixture}-{tokenizer}-{store}.log",
+    wildcard_constraints:
+        store=stores_of("|".join(FORMATS)),
+    localrule: True
+    params:
+        names=lambda w: settings.mixtures[w.mixture].names,
+    message:
+        "mixture {wildcards.mixture} / {wildcards.tokenizer} / {wildcards.store}"
+    shell:
+        "python -m tokenscale mixture --names {params.names:q} --sources {input.sources:q} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
 rule unpack:
     """Unpack an archive to a packed store, identical to the one from the text, with `unpack_from_archive`."""
     input:

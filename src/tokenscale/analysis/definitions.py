@@ -13,6 +13,7 @@ QUERIES = (
     "loss",
     "loss_curves",
     "validation",
+    "source_validation",
     "translation",
     "time_to_target",
     "time_to_training_loss",

@@ -31,6 +31,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "loss": {},
     "loss_curves": {"points": 100},
     "validation": {},
+    "source_validation": {},
     "translation": WARM_UP,
     "time_to_target": TARGET,
     "time_to_training_loss": TARGET,

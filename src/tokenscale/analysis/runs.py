@@ -191,6 +191,7 @@ def _settings(run: RunSettings | None) -> Row:
         "micro_batch": run.micro_batch,
         "tokenizer": run.tokenizer.name,
         "corpus": run.corpus.name,
+        "mixture": _mixture(run),
         "precision": run.precision,
         "seed": run.effective_seed,
         "objective": run.objective,
@@ -202,6 +203,16 @@ def _settings(run: RunSettings | None) -> Row:
         "resumed_from": None if run.resume_from is None else parse_run_id(run.resume_from) or run.resume_from,
         "resumed_at": None if run.resume_from is None else start_step(run),
     }
+
+
+def _mixture(run: RunSettings) -> str | None:
+    """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None without a mixture."""
+    if run.mixture is None:
+        return None
+    # without a number of steps, the shares of the last stage
+    sequences = run.budget.steps * run.global_batch if run.budget.kind == "steps" else 1 << 50
+    shares = run.mixture.shares(sequences, run.sequence_length)
+    return canonical_json({name: round(share, 6) for name, share in shares.items()})
 
 
 def grouping(approach: str | None, cell: Row) -> Row:

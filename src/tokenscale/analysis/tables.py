@@ -53,6 +53,7 @@ TABLES: dict[str, dict[str, str]] = {
         "micro_batch": "INTEGER",
         "tokenizer": "VARCHAR",
         "corpus": "VARCHAR",
+        "mixture": "VARCHAR",  # JSON: corpus → its share of the sequences; null without a mixture
         "precision": "VARCHAR",
         "seed": "BIGINT",
         "objective": "VARCHAR",

@@ -128,16 +128,16 @@ def read_corpus_sizes(config: Config, name: str, results: Path) -> dict[tuple[st
     Texts without a manifest are left out.
     """
     found: dict[tuple[str, str, bool], CorpusSize] = {}
+    keys: set[tuple[str, str, bool]] = set()
     for settings in {run.run_id: run.settings for run in config.runs(name)}.values():
-        key = (settings.corpus.name, settings.tokenizer.name, settings.eos)
-        if key in found:
-            continue
+        keys.update((corpus.name, settings.tokenizer.name, settings.eos) for corpus in settings.corpora)
+    for key in keys:
         rows, known = {}, None
         for path in sorted(results.joinpath("tokens", *key[:2]).glob("*/manifest.json")):
             try:
                 manifest = json.loads(path.read_text(encoding="utf-8"))
                 options = manifest["options"]
-                if options.get("split") != "train" or options.get("eos") != settings.eos:
+                if options.get("split") != "train" or options.get("eos") != key[2]:
                     continue
                 rows[path.parent.name] = manifest["rows"]
                 tokens = manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]

@@ -290,8 +290,9 @@ def check_budgets(design: Design) -> list[Problem]:
 
 def check_repeated_data(design: Design) -> list[Problem]:
     """Find text that is read more than once in some cells and not in others."""
-    epochs = [(cell, count_epochs(s, design.texts)) for cell, s in design.settings]
-    unknown = [s for _, s in design.settings if count_epochs(s, design.texts) is None]
+    settings = [(cell, s) for cell, s in design.settings if s.mixture is None]  # mixtures: check_mixtures
+    epochs = [(cell, count_epochs(s, design.texts)) for cell, s in settings]
+    unknown = [s for _, s in settings if count_epochs(s, design.texts) is None]
     found = []
     if built := sorted({f"{s.corpus.name}/{s.tokenizer.name}" for s in unknown if s.budget.kind in COUNTED}):
         what = f"whether data are repeated is not known before the tokens of {_join(built)} are built"
@@ -330,13 +331,47 @@ def count_epochs(run: RunSettings, texts: Mapping[tuple[str, str, bool], CorpusS
     """
     if run.budget.kind == "epochs":
         return run.budget.epochs
-    text = texts.get((run.corpus.name, run.tokenizer.name, run.eos))
-    if text is None or run.budget.kind != "steps":
+    rows = _count_rows(run, run.corpus.name, texts)
+    if rows is None or run.budget.kind != "steps":
+        return None
+    return run.budget.steps * run.global_batch / rows if rows else None
+
+
+def _count_rows(run: RunSettings, corpus: str, texts: Mapping[tuple[str, str, bool], CorpusSize]) -> float | None:
+    """Return the sequences of one pass over a corpus, or None if its size is not known."""
+    text = texts.get((corpus, run.tokenizer.name, run.eos))
+    if text is None:
         return None
     rows = text.documents if run.approach in PADDED else text.tokens / run.sequence_length
     if run.approach == "packed" and run.store is not None:
         rows = text.rows.get(run.store.directory, rows)
-    return run.budget.steps * run.global_batch / rows if rows else None
+    return rows
+
+
+def check_mixtures(design: Design) -> list[Problem]:
+    """Find mixtures that need more text of a source than there is, and stages that no run reaches."""
+    found: dict[tuple[str, str], tuple[float, Problem]] = {}
+    for _, run in design.settings:
+        mixture, name = run.mixture, run.corpus.name
+        if mixture is None or run.budget.kind != "steps":
+            continue
+        sequences = run.budget.steps * run.global_batch
+        shares = mixture.shares(sequences, run.sequence_length)
+        for source in mixture.sources:
+            rows, limit = _count_rows(run, source.corpus.name, design.texts), source.maximum_repetitions
+            passes = shares[source.corpus.name] * sequences / rows if rows else 0
+            if limit is not None and passes > limit:
+                what = f"mixture {name} reads {source.corpus.name} {passes:.3g} times, and may {limit:g} times"
+                cure = f"raise mixtures.{name}.maximum_repetitions, lower the weight, or train fewer steps"
+                most = found.get((name, source.corpus.name), (0.0, None))
+                problem = Problem("refuse", what, "runs.budget", cure)
+                found[name, source.corpus.name] = max(most, (passes, problem), key=lambda pair: pair[0])
+        stages = sum(start < sequences for start in mixture.stage_starts(run.sequence_length))
+        if stages < len(mixture.stages):
+            what = f"the run ends in stage {stages} of the {len(mixture.stages)} stages of mixture {name}"
+            cure = f"shorter stages in mixtures.{name}, or more steps"
+            found[name, ""] = stages, Problem("warn", what, "runs.budget", cure)
+    return [problem for _, problem in found.values()]
 
 
 def check_repeats(design: Design) -> list[Problem]:
@@ -378,7 +413,7 @@ def check_validation(design: Design) -> list[Problem]:
     occur in the training files are dropped only with deduplication.
     """
     found = []
-    for corpus in {s.corpus.name: s.corpus for _, s in design.settings if s.validation.rows}.values():
+    for corpus in {c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora}.values():
         own = corpus.source.validation_files
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
             what = f"corpus {corpus.name}: {_join(shared)} is used for training and for validation"
@@ -445,6 +480,7 @@ CHECKS = (
     check_bases,
     check_budgets,
     check_repeated_data,
+    check_mixtures,
     check_repeats,
     check_validation,
     check_devices,

@@ -195,7 +195,15 @@ def _read_training_corpus(checkpoint: Path) -> str:
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with report_malformed(path, "checkpoint's record", next=hint):
-        return RunSettings.from_json(canonical_json(record["run"])).corpus.name
+        run = RunSettings.from_json(canonical_json(record["run"]))
+    if run.mixture is not None:
+        raise UserError(
+            "the checkpoint was trained on a mixture: name the corpus to evaluate on.",
+            checkpoint=checkpoint,
+            mixture=f"{run.corpus.name}: {', '.join(run.mixture.names)}",
+            next=f"--corpus {run.mixture.names[0]}",
+        )
+    return run.corpus.name
 
 
 def evaluate_store(

@@ -16,6 +16,7 @@ COMMANDS = {
     "corpus": "raw text → raw Parquet with train and validation splits",
     "tokenizer": "train or fetch a tokenizer, and write its manifest",
     "pretokenize": "raw Parquet → one token store",
+    "mixture": "manifest of the corpora or token stores of a mixture",
     "unpack": "an archive → a packed store",
     "convert": "token stores from and to Megatron-LM, nanoGPT and Hugging Face data sets",
     "advise": "advice for your own text from a sample: padding, bytes, speed, and the format to choose",

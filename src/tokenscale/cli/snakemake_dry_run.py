@@ -34,6 +34,7 @@ KINDS = {
 DATA_RULES = (
     *("download", "build_corpus", "corpus_part", "merge_corpus", "corpus_records"),
     *("build_tokenizer", "fetch_tokenizer", "pretokenize", "pretokenize_whole", "pretokenize_part", "merge_store"),
+    *("mix_corpora", "mix_stores"),
 )
 #: beginning of Snakemake's reason → its name here
 REASONS = {

@@ -27,8 +27,9 @@ from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import BATCHES, DOWNLOADS, OBJECTIVES, SOURCES
+from tokenscale.settings.registry import BATCHES, DOWNLOADS, MIXTURES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 RESULTS = Path("results")
@@ -98,18 +99,19 @@ def _prepare_from_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
 
 def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
-    if run.labels == "target" and not run.corpus.source.pairs:
-        raise UserError(
-            f"documents of the corpus {run.corpus.name} are not pairs: they have no target.",
-            flag="--labels target",
-            next="--target-column NAME names the translations, or leave --labels out",
-        )
-    corpus = ensure_corpus(run.corpus, log)
+    for settings in run.corpora:
+        if run.labels == "target" and not settings.source.pairs:
+            raise UserError(
+                f"documents of the corpus {settings.name} are not pairs: they have no target.",
+                flag="--labels target",
+                next="--target-column NAME names the translations, or leave --labels out",
+            )
+    corpora = [ensure_corpus(settings, log) for settings in run.corpora]
     tokenizer = ensure_tokenizer(run.tokenizer, log, request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise vocabulary_error(run.model, run.tokenizer.name, size)
-    held_out = read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"]
+    held_out = min(read_corpus_manifest(corpus.parent)["splits"]["validation"]["rows"] for corpus in corpora)
     if run.validation.rows and held_out == 0 and "validation.rows" not in request.stated:
         log("no validation: the corpus holds out no documents")
         run = flags.replace_values(run, {"validation.rows": 0})
@@ -117,22 +119,33 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
         raise UserError(
             "BLEU needs held-out documents, and the corpus holds out none.",
             flag="--validation.bleu",
-            corpus=corpus,
+            corpus=corpora[0],
             next="give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out",
         )
     manifests = {}
-    if run.store is not None:
-        manifests["store"] = ensure_store(run.store, corpus, tokenizer, log)
-    if run.store is None and RawText(corpus.parent).needs_records:
-        log("records: writing the documents again, to read them in random order")
-        write_text_records(corpus.parent)
+    for corpus in corpora if run.store is None else ():
+        if RawText(corpus.parent).needs_records:
+            log("records: writing the documents again, to read them in random order")
+            write_text_records(corpus.parent)
     if run.reads_text:
-        manifests["corpus"] = corpus
+        manifests["corpus"] = _list_sources(run, "corpus", corpora)
     if run.reads_tokenizer:
         manifests["tokenizer"] = tokenizer
-    if run.validation_store is not None:
-        manifests["validation_store"] = ensure_store(run.validation_store, corpus, tokenizer, log)
+    for role in ("store", "validation_store"):
+        store: StoreSettings | None = getattr(run, role)
+        if store is not None:
+            found = [ensure_store(store, corpus, tokenizer, log) for corpus in corpora]
+            manifests[role] = _list_sources(run, role, found)
     return run, manifests
+
+
+def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
+    """Return the manifest of a run's input: of its corpus, or one that lists those of its mixture, written here."""
+    if run.mixture is None:
+        return manifests[0]
+    path = Path(list_manifests(run)[role])
+    importlib.import_module(MIXTURES).write_mixture(dict(zip(run.mixture.names, manifests, strict=True)), path)
+    return path
 
 
 def ensure_corpus(settings: CorpusSettings, log: Callable[[str], None] = print) -> Path:

@@ -19,6 +19,7 @@ from tokenscale.data.tokenizers.named import find_store_tokenizer, make_settings
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
+from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -58,6 +59,7 @@ class _Data:
     tokenizer_directory: Path | None = None
     values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data determine
     notes: tuple[str, ...] = ()
+    mixture: MixtureSettings | None = None
 
 
 def parse_request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
@@ -90,7 +92,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
     data = _choose_data(words, model)
     given, values = frozenset(values), data.values | values
-    run = RunSettings(corpus=data.corpus, tokenizer=data.tokenizer, model=model, approach=data.approach)
+    run = RunSettings(data.corpus, data.tokenizer, model, data.approach, mixture=data.mixture)
     run = (
         shorten_warmup(flags.replace_values(run, values), values)
         if words.epochs is None
@@ -223,8 +225,10 @@ def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
                 next="work in the project's folder, or name a file",
             )
         config = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG)
+        if words.dataset in config.mixtures:
+            return _choose_mixture(words, model, config, approach)
         if words.dataset not in config.corpora:
-            known = sorted({"dummy", *config.corpora})
+            known = sorted({"dummy", *config.corpora, *config.mixtures})
             near = find_nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
             raise UserError(
                 f"there is no dataset {words.dataset!r}: neither a file nor a corpus of {CONFIG}.",
@@ -241,6 +245,25 @@ def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
     if _is_one_document(corpus.source):
         notes = (*notes, f"{corpus.source.files[0]} is one document; --separator splits it into several")
     return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
+
+
+def _choose_mixture(words: TrainOptions, model: ModelSettings, config: Any, approach: str) -> _Data:
+    """Return the data of a mixture of the configuration."""
+    name = words.dataset
+    _refuse_flags(words, f"the mixture {name}", "text_column", "target_column", "separator", "data_path")
+    if words.epochs is not None:
+        raise UserError("a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N")
+    if words.tokenizer_name is None and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY:
+        raise UserError(
+            "the tokenizer of a mixture must be named if the model has a vocabulary of its own.",
+            flag="--tokenizer-name",
+            model=f"{model.name} has {model.vocabulary_size:,} entries",
+            next=f"--tokenizer-name NAME, one of {CONFIG}",
+        )
+    corpus = CorpusSettings(name)
+    tokenizer, directory, notes = _choose_tokenizer(words, model, corpus, config)
+    mixture = config.mixtures[name]
+    return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes, mixture=mixture)
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:

@@ -16,6 +16,7 @@ from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.raw_text import RawText, check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
+from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.parts import part_folder
 from tokenscale.data.records import Records
 from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
@@ -132,6 +133,11 @@ def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     splits = manifest["splits"].values()
     files = [file for split in splits for file in (*split["files"], *split.get("tables", []))]
     return [file for file in files if not file["name"].startswith("parts/")]
+
+
+def _verify_mixture(folder: Path) -> Iterator[Finding]:
+    read_mixture(folder / "manifest.json")
+    yield from ()
 
 
 def _verify_download(folder: Path) -> Iterator[Finding]:
@@ -297,5 +303,6 @@ KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
     ("corpus", "*/manifest.json", _verify_corpus),
     ("tokenizers", "*/manifest.json", _verify_tokenizer),
     ("tokens", "*/*/*/manifest.json", _verify_store),
+    ("mixtures", "**/manifest.json", _verify_mixture),
     ("runs", "*/run.json", _verify_run),
 )

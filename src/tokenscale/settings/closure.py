@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MIXTURES, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -76,6 +76,8 @@ def _list_variants(run: RunSettings) -> list[str]:
         variants.append(objective)
     if run.labels in LABELS:
         variants.append(LABELS[run.labels])
+    if run.mixture is not None:
+        variants.append(MIXTURES)
     if run.model.transformers is not None:
         variants.append(MODELS["transformers"])
     return variants

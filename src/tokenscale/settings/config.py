@@ -39,6 +39,7 @@ from tokenscale.settings.experiments import (
     varied_keys,
 )
 from tokenscale.settings.layout import geometry
+from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problem, resolve_mixture
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
@@ -104,6 +105,7 @@ class ConfigFile:
         None, "folder of an earlier report: the new report then has a page with the changes since"
     )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
+    mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
 
 
@@ -131,6 +133,7 @@ class Config:
         }
         for name, corpus in self.corpora.items():
             validate.check_problems(corpus.problems(), file=self.file_of, key=f"corpora.{name}")
+        self.mixtures = {name: self._build_mixture(name, v) for name, v in self.settings.mixtures.items()}
         self.root = Path(root)
         self.machine = machine.load_machine(self.settings.machine, root)
         self.tokenizers = {
@@ -146,6 +149,10 @@ class Config:
                 if tokenizer.corpus not in self.corpora:
                     raise self._unknown("corpus", tokenizer.corpus, self.corpora, f"{key}.corpus")
                 self.tokenizers[name] = replace(tokenizer, learnt_from=self.corpora[tokenizer.corpus])
+        if self.settings.corpus in self.mixtures:
+            what = "`corpus` replaces the corpus of every experiment and cannot be a mixture."
+            next = "name the mixture as runs.corpus of an experiment"
+            raise UserError(what, file=self.file_of("corpus"), key="corpus", found=self.settings.corpus, next=next)
         if self.settings.corpus is not None and self.settings.corpus not in self.corpora:
             raise self._unknown("corpus", self.settings.corpus, self.corpora, "corpus")
         #: tokenizers trained on the overriding corpus: name → the configured tokenizer it replaces
@@ -250,6 +257,23 @@ class Config:
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
         return validate.build(cls, {**values, "name": name}, file=self.file_of, key=f"{section}.{name}")
+
+    def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
+        key = f"mixtures.{name}"
+        if not re.fullmatch(NAME_PATTERN, name) or name in self.corpora:
+            what = f"a mixture cannot be named {name!r}."
+            taken = f"another name than those of the corpora: {NAME_RULE}"
+            raise UserError(what, file=self.file_of(key), key=key, expected=taken, next="rename it")
+        named: NamedMixture = validate.build(NamedMixture, values, file=self.file_of, key=key)
+        if (problem := find_mixture_problem(named)) is not None:
+            field, what, following = problem
+            raise UserError(what, file=self.file_of(key), key=f"{key}.{field}", next=following)
+        for number, weights in enumerate([named.weights, *(stage.weights for stage in named.stages)]):
+            where = f"{key}.stages.{number - 1}.weights" if number else f"{key}.weights"
+            for corpus in weights:
+                if corpus not in self.corpora:
+                    raise self._unknown("corpus", corpus, self.corpora, f"{where}.{corpus}")
+        return resolve_mixture(named, self.corpora)
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment with the scale's overlay merged. Raises UserError for an unknown name or a bad file."""
@@ -491,7 +515,13 @@ class Config:
                 "repeat cannot be set for a run.", file=file, key="runs.repeat", next="use `repeats` of the experiment"
             )
         values = merge_settings(values, {"repeat": repeat})
-        for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
+        if "mixture" in values:
+            what = "this key is filled in automatically."
+            raise UserError(what, file=file, key="runs.mixture", next="name a mixture of config.yaml as `corpus`")
+        if (mixture := values.get("corpus")) in self.mixtures:
+            values["mixture"] = self.mixtures[mixture]
+        corpora = self.corpora | {name: CorpusSettings(name) for name in self.mixtures}
+        for key, known in (("corpus", corpora), ("tokenizer", self.tokenizers)):
             name = values.get(key)
             if name is None:
                 raise UserError(
@@ -528,7 +558,7 @@ class Config:
     def list_corpora(self, names: list[str] | tuple[str, ...]) -> list[str]:
         """Return the sorted names of the corpora that the experiments read."""
         benchmarks = [b for name in names for b in self.experiment(name).benchmarks.values()]
-        found = {run.settings.corpus.name for name in names for run in self.runs(name)}
+        found = {corpus.name for name in names for run in self.runs(name) for corpus in run.settings.corpora}
         return sorted(found | {b.corpus for b in benchmarks})
 
     def stores(self, names: list[str] | tuple[str, ...]) -> list[tuple[str, str, str]]:
@@ -538,7 +568,8 @@ class Config:
             for run in self.runs(name):
                 for store in (run.settings.store, run.settings.validation_store):
                     if store is not None:
-                        found.add((run.settings.corpus.name, run.settings.tokenizer.name, store.directory))
+                        corpora = [corpus.name for corpus in run.settings.corpora]
+                        found |= {(corpus, run.settings.tokenizer.name, store.directory) for corpus in corpora}
             benchmark = self.experiment(name).data_benchmark
             if benchmark is not None:
                 found |= {
@@ -552,9 +583,11 @@ class Config:
 
         The machine is left out: another machine's profile must not rewrite the table.
         """
-        corpora, tokenizers = set(), set()
+        corpora, tokenizers, mixtures = set(), set(), set()
         for run in self.runs(name):
-            corpora.add(run.settings.corpus.name)
+            corpora |= {corpus.name for corpus in run.settings.corpora}
+            if run.settings.mixture is not None:
+                mixtures.add(run.settings.corpus.name)
             tokenizers.add(run.settings.tokenizer.name)
         for benchmark in self.experiment(name).benchmarks.values():
             corpora.add(benchmark.corpus)
@@ -567,6 +600,7 @@ class Config:
             "experiments": [name],
             "experiments_folder": self.settings.experiments_folder,
             "corpora": {c: self.settings.corpora[c] for c in sorted(corpora)},
+            **({"mixtures": {m: self.settings.mixtures[m] for m in sorted(mixtures)}} if mixtures else {}),
             "tokenizers": {t: self.settings.tokenizers[t] for t in sorted(tokenizers)},
         }
 
@@ -682,15 +716,18 @@ def build_schemas() -> dict[str, dict[str, Any]]:
         },
     }
     run["properties"].pop("repeat")  # experiments set `repeats`
+    run["properties"].pop("mixture")  # filled in
+    run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
     run["properties"][resuming.KEY]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
     definitions["ResumeFrom"] = pydantic.TypeAdapter(resuming.ResumeFrom).json_schema()
     experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
     # a name with a comma: keys that vary together
     experiment["properties"]["factors"]["patternProperties"] = {",": {"type": "array", "items": {"type": "array"}}}
-    for section, cls in (("corpora", CorpusSettings), ("tokenizers", TokenizerSettings)):
+    sections = (("corpora", CorpusSettings), ("mixtures", NamedMixture), ("tokenizers", TokenizerSettings))
+    for section, cls in sections:
         inner = pydantic.TypeAdapter(cls).json_schema()
-        inner["properties"].pop("name")
+        inner["properties"].pop("name", None)
         if section == "corpora":  # one file need not be a list
             for key in FILE_LISTS:
                 listed = inner["$defs"]["SourceSettings"]["properties"][key]

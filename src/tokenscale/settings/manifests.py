@@ -23,6 +23,11 @@ def store_manifest(corpus: str, tokenizer: str, store: str) -> str:
     return f"results/tokens/{corpus}/{tokenizer}/{store}/manifest.json"
 
 
+def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None = None) -> str:
+    """Return the path of the manifest of a mixture's corpora, or of its token stores if `store` is given."""
+    return "/".join(["results/mixtures", name, *filter(None, (tokenizer, store)), "manifest.json"])
+
+
 def done_file(run_id: str) -> str:
     """Return the path of the file that marks a run as finished."""
     return f"results/runs/{run_id}/done.json"
@@ -36,12 +41,13 @@ def list_manifests(run: RunSettings) -> dict[str, str]:
     """
     corpus, tokenizer = run.corpus.name, run.tokenizer.name
     found = {}
+    mixed = run.mixture is not None
     if run.reads_text:
-        found["corpus"] = corpus_manifest(corpus)
+        found["corpus"] = mixture_manifest(corpus) if mixed else corpus_manifest(corpus)
     if run.reads_tokenizer:
         found["tokenizer"] = tokenizer_manifest(tokenizer)
     for role in ("store", "validation_store"):
         store = getattr(run, role)
         if store is not None:
-            found[role] = store_manifest(corpus, tokenizer, store.directory)
+            found[role] = (mixture_manifest if mixed else store_manifest)(corpus, tokenizer, store.directory)
     return found

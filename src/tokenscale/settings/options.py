@@ -54,7 +54,7 @@ def to_dict(settings: Any, *, science_only: bool = False) -> dict[str, Any]:
         if (science_only and not science) or value == default:
             continue
         if not dataclasses.is_dataclass(value):
-            result[name] = _to_plain(value)
+            result[name] = _to_plain(value, science_only)
             continue
         inner = to_dict(value, science_only=science_only)
         if inner or optional:  # empty: only labels differ from the default
@@ -71,10 +71,10 @@ def _fields(cls: type) -> tuple[tuple[str, Any, bool, bool], ...]:
     )
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: Any, science_only: bool) -> Any:
     if isinstance(value, (tuple, list)):
-        return [_to_plain(v) for v in value]
-    return to_dict(value) if dataclasses.is_dataclass(value) else value
+        return [_to_plain(v, science_only) for v in value]
+    return to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else value
 
 
 def from_json(cls: type, text: str) -> Any:

@@ -187,6 +187,8 @@ OBJECTIVES = {
 }
 #: choice of labels → module that ignores the others
 LABELS = {"target": "tokenscale.data.batches.target"}
+#: module that opens the sources of a mixture
+MIXTURES = "tokenscale.data.mixtures"
 #: model library other than this project's decoder → module that builds its models
 MODELS = {"transformers": "tokenscale.train.models.library"}
 #: method that synchronises full replicas of a model (`layout.copies`) → module that applies it
@@ -235,4 +237,5 @@ FIGURES = {
     "parallel_methods": "tokenscale.report.drawings.parallel_methods",
     "pipeline_bubble": "tokenscale.report.drawings.pipeline_bubble",
     "translation": "tokenscale.report.drawings.translation",
+    "mixture_losses": "tokenscale.report.drawings.mixture_losses",
 }

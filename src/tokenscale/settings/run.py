@@ -6,6 +6,7 @@ from typing import Any, Literal
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES, REPLICATION
@@ -142,7 +143,7 @@ class RunSettings:
 
     __pydantic_config__ = STRICT
 
-    corpus: CorpusSettings = option(CorpusSettings, "text to train on")
+    corpus: CorpusSettings = option(CorpusSettings, "text to train on: a corpus or a mixture of config.yaml")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
     model: ModelSettings = option(ModelSettings, "shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
@@ -220,6 +221,7 @@ class RunSettings:
         100, "steps between garbage collections; 0: Python's automatic collection", ge=0, strict=True
     )
     profile: ProfileSettings = option(ProfileSettings, "profiler trace of some steps")
+    mixture: MixtureSettings | None = option(None, "corpora and weights, if `corpus` is a mixture; filled in")
     seed: int = option(0, "seed of the initial weights and of the sample order", ge=0, strict=True)
     repeat: int = option(0, "number of the repeat; added to the seed", ge=0, strict=True)
 
@@ -258,6 +260,11 @@ class RunSettings:
         if self.validation.rows == 0:
             return None
         return StoreSettings("packed", split="validation", sequence_length=self.sequence_length, eos=self.eos)
+
+    @property
+    def corpora(self) -> list[CorpusSettings]:
+        """Corpora that the run reads: its corpus, or those of its mixture."""
+        return [self.corpus] if self.mixture is None else [source.corpus for source in self.mixture.sources]
 
     @property
     def keeps_weights(self) -> bool:
@@ -314,8 +321,10 @@ class RunSettings:
                 found.append(("labels", "the target of a pair follows EOS: set eos: true"))
             if not OBJECTIVES[self.objective].causal:
                 found.append(("labels", f"objective {self.objective} chooses its own targets"))
-        if self.corpus.source.pairs and not self.eos:
-            found.append(("eos", f"the two texts of a pair (corpus {self.corpus.name}) end with EOS: set eos: true"))
+        pairs = [corpus.name for corpus in self.corpora if corpus.source.pairs]
+        if pairs and not self.eos:
+            found.append(("eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"))
+        found += self._mixture_problems()
         found += [("validation.bleu", text) for text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
             found.append(("checkpoints.best", "needs a validation loss: set validation.rows"))
@@ -335,11 +344,30 @@ class RunSettings:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found
 
+    def _mixture_problems(self) -> list[tuple[str, str]]:
+        if self.mixture is None:
+            return []
+        found = []
+        if self.budget.kind == "epochs":
+            found.append(("budget.epochs", "a mixture has no epochs: set budget.steps"))
+        for section in ("validation", "checkpoints"):
+            if getattr(self, section).each_epoch:
+                found.append((f"{section}.each_epoch", f"a mixture has no epochs: set {section}.every"))
+        if self.budget.kind != "steps" and any(s.maximum_repetitions is not None for s in self.mixture.sources):
+            text = (
+                "only a budget of steps fixes the sequences of each source in advance: set budget.steps, or "
+                f"maximum_repetitions: null of the mixture {self.corpus.name}"
+            )
+            found.append((f"budget.{self.budget.kind}", text))
+        return found
+
     def _translation_problems(self) -> list[str]:
         if not self.validation.bleu:
             return []
         found = []
-        if not self.corpus.source.pairs:
+        if self.mixture is not None:
+            found.append(f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one corpus")
+        elif not self.corpus.source.pairs:
             found.append(f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate")
         if not OBJECTIVES[self.objective].causal:
             found.append(f"a model of objective {self.objective} cannot generate text")

@@ -28,7 +28,7 @@ from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.checkpoints import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
-from tokenscale.train.evaluation.validation import validate
+from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
@@ -116,7 +116,8 @@ class Training:
         self.budget = Budget(
             run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.is_group_leader
         )
-        self.held_out: HeldOutSlice | None = None
+        #: one slice, or one for each corpus of a mixture; empty without validation
+        self.held_out: list[HeldOutSlice] = []
         if run.validation.rows:
             vocabulary_size, readers = self.batches.vocabulary_size, run.layout.data_parallel_size
             self.held_out = load_held_out(
@@ -224,7 +225,7 @@ class Training:
     def _validates(self, epoch_ended: bool, last: bool) -> bool:
         policy = self.settings.validation
         due = bool(policy.every and self.done % policy.every == 0) or (policy.each_epoch and epoch_ended)
-        return self.held_out is not None and (policy.at_end if last else due)
+        return bool(self.held_out) and (policy.at_end if last else due)
 
     def _read(self) -> None:
         self.log.read()
@@ -238,7 +239,7 @@ class Training:
     def _between(self, *, validating: bool = False, saving: bool = False, at_start: bool = False) -> None:
         """Run validation and write checkpoints between two steps."""
         if at_start:
-            validating = self.held_out is not None and self.settings.validation.at_start
+            validating = bool(self.held_out) and self.settings.validation.at_start
             saving = self.checkpoints.due(0, epoch_ended=False, last=False)
         if validating:
             loss = self._validate()
@@ -251,27 +252,40 @@ class Training:
         log_checkpoints(self.writer.event, self.checkpoints)
 
     def _validate(self) -> float:
-        self.watch.beat()
-        began = time.monotonic()
-        found = validate(
-            self.trainer.parallel,
-            self.held_out,
-            self.settings.micro_batch,
-            self.trainer.mesh,
-            self.trainer.autocast,
-            accuracy=self.settings.validation.accuracy,
-        )
+        """Validate on each held-out slice and return the loss over all of them, in nats per useful token."""
+        began, sums = time.monotonic(), []
+        for held_out in self.held_out:
+            self.watch.beat()
+            began_slice = time.monotonic()
+            found = validate(
+                self.trainer.parallel,
+                held_out,
+                self.settings.micro_batch,
+                self.trainer.mesh,
+                self.trainer.autocast,
+                accuracy=self.settings.validation.accuracy,
+            )
+            sums.append(found)
+            if self.settings.mixture is not None:
+                self._log_validation(
+                    "source_validation", found, held_out.global_rows, began_slice, corpus=held_out.corpus
+                )
+        total = add_sums(sums)
+        self._log_validation("validation", total, sum(held_out.global_rows for held_out in self.held_out), began)
+        return total.loss_sum / max(total.useful_tokens, 1)
+
+    def _log_validation(self, event: str, found: ValidationSums, rows: int, began: float, **fields: str) -> None:
         if self.world.rank == 0:
             self.writer.event(
-                "validation",
+                event,
                 step=self.done,
                 loss_sum=found.loss_sum,
                 useful_tokens=found.useful_tokens,
                 correct_tokens=found.correct_tokens,
-                rows=self.held_out.global_rows,
+                rows=rows,
                 duration_s=time.monotonic() - began,
+                **fields,
             )
-        return found.loss_sum / max(found.useful_tokens, 1)
 
     def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
         """Translate this rank's share of the held-out pairs. BLEU is computed when the logs are read."""

@@ -45,7 +45,7 @@ def test_no_setting_of_a_run_lacks_a_flag():
     """A new field of the schema gets one by itself; those left out have words of their own."""
     top = {flag.key.split(".")[0] for flag in source_studies.RUN_FLAGS}
     assert {f.name for f in dataclasses.fields(RunSettings)} - top == {
-        *("corpus", "tokenizer", "model", "approach", "repeat")
+        *("corpus", "mixture", "tokenizer", "model", "approach", "repeat")
     }
 
 

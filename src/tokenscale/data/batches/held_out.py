@@ -9,9 +9,11 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids
+from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import LABELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
@@ -20,13 +22,15 @@ from tokenscale.settings.run import RunSettings
 class HeldOutSlice:
     """A rank's share of the held-out slice: tokens and labels, int64 [rows, T].
 
-    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a document mask.
+    `global_rows` counts all ranks. `document_ids_bt`, int32 [rows, T], is set if the run uses a document mask. `corpus`
+    is the name of the rows' corpus.
     """
 
     tokens_bt: np.ndarray
     labels_bt: np.ndarray
     global_rows: int
     document_ids_bt: np.ndarray | None = None
+    corpus: str = ""
 
 
 def load_held_out(
@@ -36,18 +40,34 @@ def load_held_out(
     rank: int,
     world_size: int,
     tokenizer_directory: Path | None = None,
-) -> HeldOutSlice:
+) -> list[HeldOutSlice]:
     """Load a rank's share of the first rows of the packed validation store, which are stored shuffled.
 
-    The objective `masked` chooses masked tokens by row number, equally in every run, and reads the tokenizer's
-    manifest. Raises UserError if the store is missing, changed, or does not match the run.
+    With a mixture there is one slice for each of its corpora. The objective `masked` chooses masked tokens by row
+    number, equally in every run, and reads the tokenizer's manifest. Raises UserError if the store is missing, changed,
+    or does not match the run.
     """
     if directory is None:
         raise UserError(
             "the run needs a validation store, but none was given.",
             run=run.identity,
-            next=f"pass results/tokens/{run.corpus.name}/{run.tokenizer.name}/{run.validation_store.directory}",
+            next=f"pass {list_manifests(run)['validation_store']}",
         )
+    return [
+        _load_slice(run, where, corpus.name, vocabulary_size, rank, world_size, tokenizer_directory)
+        for where, corpus in zip(list_sources(run, directory), run.corpora, strict=True)
+    ]
+
+
+def _load_slice(
+    run: RunSettings,
+    directory: Path,
+    corpus: str,
+    vocabulary_size: int,
+    rank: int,
+    world_size: int,
+    tokenizer_directory: Path | None,
+) -> HeldOutSlice:
     manifest = open_store(
         directory,
         run.validation_store,
@@ -62,7 +82,7 @@ def load_held_out(
     tokens_bt, labels_bt = store.rows(numbers)
     tokens_bt, labels_bt = apply_objective(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
     ids = document_ids(store.starts(numbers)) if run.document_mask else None
-    return HeldOutSlice(tokens_bt, labels_bt, rows, ids)
+    return HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus)
 
 
 def apply_objective(

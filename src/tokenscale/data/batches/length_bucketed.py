@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.batches.stored import open_run_store
+from tokenscale.data.batches.sources import join, open_order
+from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.order.digest import row_digest
-from tokenscale.data.order.permutation import get_samples, permute
+from tokenscale.data.order.permutation import permute
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.labels import make_labels
 from tokenscale.data.stores.token_list import TokenListStore
@@ -28,14 +29,16 @@ MULTIPLE = 64
 class BucketedBatches:
     """See `batch.Batches`. The state is the step alone."""
 
-    def __init__(self, store: TokenListStore, run: RunSettings, rank: int, world_size: int):
-        self.vocabulary_size: int = store.manifest["vocabulary_size"]
-        self._pad_id: int = store.manifest["padding"]["id"]
-        self._store, self._sequence_length = store, run.sequence_length
+    def __init__(self, stores: list[TokenListStore], run: RunSettings, rank: int, world_size: int):
+        self.vocabulary_size: int = stores[0].manifest["vocabulary_size"]
+        self._pad_id: int = stores[0].manifest["padding"]["id"]
+        self._store, self._sequence_length = join(stores), run.sequence_length
+        self._order = open_order(run, [len(store) for store in stores])
         self._global_batch, self._seed = run.global_batch, run.effective_seed
         self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
         self._step, self._window = 0, -1
-        store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
+        for store in stores:
+            store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
@@ -67,7 +70,7 @@ class BucketedBatches:
     def _compute_window(self, window: int) -> None:
         """Compute the batches of a window: sort its documents by length, split and shuffle."""
         positions = window * WINDOW * self._global_batch + np.arange(WINDOW * self._global_batch, dtype=np.int64)
-        documents = get_samples(positions, len(self._store), self._seed)
+        documents = self._order.samples(positions)
         lengths = self._store.lengths_of(documents)
         by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
         shuffled = by_length[permute(np.arange(WINDOW), WINDOW, self._seed, epoch=window)]
@@ -84,5 +87,5 @@ def open_batches(
     world_size: int,
 ) -> BucketedBatches:
     """Open the batches of a run from its store."""
-    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
-    return BucketedBatches(TokenListStore(store_directory, manifest), run, rank, world_size)
+    opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
+    return BucketedBatches([TokenListStore(*store) for store in opened], run, rank, world_size)

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import check_eos, encode_documents
+from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.run import RunSettings
 
@@ -14,21 +16,32 @@ from tokenscale.settings.run import RunSettings
 LENGTHS_BATCH = 64
 
 
+def open_documents(
+    run: RunSettings, corpus_directory: Path | None, tokenizer_directory: Path | None
+) -> list["OnlineDocuments"]:
+    """Open the documents of the run's corpus, or of each corpus of its mixture, with one tokenizer.
+
+    Raises UserError if corpus or tokenizer are not given.
+    """
+    for name, directory in (("corpus", corpus_directory), ("tokenizer", tokenizer_directory)):
+        if directory is None:
+            raise UserError(
+                f"approach {run.approach} tokenizes while training and needs the {name}, but none was given.",
+                run=run.identity,
+                next=f"pass the folder of the {name}, or use a pretokenized approach",
+            )
+    tokenizer = load_tokenizer(tokenizer_directory, run.engine)
+    folders = [path.parent if path.suffix == ".json" else path for path in list_sources(run, corpus_directory)]
+    return [OnlineDocuments(run, folder, tokenizer) for folder in folders]
+
+
 class OnlineDocuments:
     """Whole documents, tokenized on the fly."""
 
-    def __init__(self, run: RunSettings, corpus_directory: Path | None, tokenizer_directory: Path | None):
-        for name, directory in (("corpus", corpus_directory), ("tokenizer", tokenizer_directory)):
-            if directory is None:
-                raise UserError(
-                    f"approach {run.approach} tokenizes while training and needs the {name}, but none was given.",
-                    run=run.identity,
-                    next=f"pass the folder of the {name}, or use a pretokenized approach",
-                )
+    def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
         self.text = RawText(corpus_directory, "train")
         self._read_text = self.text.open_documents()
-        self.tokenizer = load_tokenizer(tokenizer_directory, run.engine)
-        self.eos = run.eos
+        self.tokenizer, self.eos = tokenizer, run.eos
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:

@@ -6,7 +6,8 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch, document_ids
 from tokenscale.data.batches.rows import RowOrder
-from tokenscale.data.batches.stored import open_run_store
+from tokenscale.data.batches.sources import open_order
+from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 
@@ -22,7 +23,8 @@ class PackedBatches(RowOrder):
     """
 
     def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int, out: type = np.int64):
-        super().__init__(len(store), run, store.manifest["vocabulary_size"], rank, world_size)
+        order = open_order(run, store.sizes)
+        super().__init__(order, run, store.manifest["vocabulary_size"], rank, world_size)
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
         self._ids: list[np.ndarray | None] = [None, None]
@@ -58,6 +60,6 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> PackedBatches:
-    """Open the batches of a run from its store."""
-    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
-    return PackedBatches(PackedStore(store_directory, manifest), run, rank, world_size)
+    """Open the batches of a run from its store, or from the stores of its mixture."""
+    (first, *others) = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
+    return PackedBatches(PackedStore(*first, others=others), run, rank, world_size)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.data.batches.online import OnlineDocuments
+from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
+from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.stores.labels import make_labels
 from tokenscale.data.stores.padded import pad_document
 from tokenscale.settings.run import RunSettings
@@ -21,8 +22,9 @@ def open_batches(
     world_size: int,
 ) -> RowBatches:
     """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
-    documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
-    width, pad_id = run.sequence_length + 1, documents.tokenizer.pad_id
+    sources = open_documents(run, corpus_directory, tokenizer_directory)
+    documents, tokenizer = join(sources), sources[0].tokenizer
+    width, pad_id = run.sequence_length + 1, tokenizer.pad_id
 
     def read(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.empty((len(indices), width), dtype=np.int64)
@@ -31,4 +33,5 @@ def open_batches(
             tokens[n], lengths[n] = pad_document(document, width, pad_id)
         return tokens[:, :-1], make_labels(tokens, lengths=lengths)
 
-    return RowBatches(read, len(documents), run, documents.tokenizer.vocabulary_size, rank, world_size)
+    order = open_order(run, [len(source) for source in sources])
+    return RowBatches(read, order, run, tokenizer.vocabulary_size, rank, world_size)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokenscale.data.batches.online import OnlineDocuments
+from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.streams import StreamBatches
 from tokenscale.settings.run import RunSettings
 
@@ -17,5 +17,5 @@ def open_batches(
     world_size: int,
 ) -> StreamBatches:
     """Open batches from raw text, bit-identical to those of `token-list`."""
-    documents = OnlineDocuments(run, corpus_directory, tokenizer_directory)
-    return StreamBatches(documents, run, documents.tokenizer.vocabulary_size, rank, world_size)
+    sources = open_documents(run, corpus_directory, tokenizer_directory)
+    return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, rank, world_size)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from tokenscale.data.batches.rows import RowBatches
-from tokenscale.data.batches.stored import open_run_store
+from tokenscale.data.batches.sources import join, open_order
+from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.settings.run import RunSettings
 
@@ -18,6 +19,7 @@ def open_batches(
     world_size: int,
 ) -> RowBatches:
     """Open batches from the store, bit-identical to those of `padded`."""
-    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
-    store = PaddedStore(store_directory, manifest)
-    return RowBatches(store.rows, len(store), run, manifest["vocabulary_size"], rank, world_size)
+    opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
+    stores = [PaddedStore(where, manifest) for where, manifest in opened]
+    order = open_order(run, [len(store) for store in stores])
+    return RowBatches(join(stores).rows, order, run, opened[0][1]["vocabulary_size"], rank, world_size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.digest import row_digests
-from tokenscale.data.order.permutation import get_samples
+from tokenscale.data.order.permutation import SampleOrder
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.settings.run import RunSettings
 
@@ -23,10 +23,10 @@ class RowOrder(ABC):
     The state is the step alone; seeking only computes a new block of the order.
     """
 
-    def __init__(self, rows: int, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
-        self.vocabulary_size, self.rows = vocabulary_size, rows
+    def __init__(self, order: SampleOrder, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+        self.vocabulary_size = vocabulary_size
         self.slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
-        self._global_batch, self._seed = run.global_batch, run.effective_seed
+        self._order, self._global_batch = order, run.global_batch
         self._step = self._first = 0
         self._digests: list[int] = []
 
@@ -40,7 +40,7 @@ class RowOrder(ABC):
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
-        return self.rows
+        return self._order.rows
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch."""
@@ -67,7 +67,7 @@ class RowOrder(ABC):
         count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
         steps = np.arange(step, step + count, dtype=np.int64)
         positions = steps[:, None] * self._global_batch + self.slots[None, :]
-        indices = get_samples(positions, self.rows, self._seed)
+        indices = self._order.samples(positions)
         self.prepare(indices)
         self._first, self._digests = step, row_digests(steps, self.slots, indices)
 
@@ -78,13 +78,13 @@ class RowBatches(RowOrder):
     def __init__(
         self,
         read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-        rows: int,
+        order: SampleOrder,
         run: RunSettings,
         vocabulary_size: int,
         rank: int,
         world_size: int,
     ):
-        super().__init__(rows, run, vocabulary_size, rank, world_size)
+        super().__init__(order, run, vocabulary_size, rank, world_size)
         self._read = read
 
     def prepare(self, indices: np.ndarray) -> None:

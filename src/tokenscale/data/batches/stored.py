@@ -5,38 +5,54 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
+from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import RunSettings
 
 
-def open_run_store(
+def open_run_stores(
     run: RunSettings, store_directory: Path | None, corpus_directory: Path | None, tokenizer_directory: Path | None
-) -> dict[str, Any]:
-    """Check the run's store and return its manifest. `store_directory` is its folder or the path of its manifest.
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Check the run's store, or the stores of its mixture, and return each with its manifest.
 
-    Corpus and tokenizer are compared if their folders are given. Raises UserError for any mismatch (see
-    `stores.manifest.open_store`).
+    `store_directory` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer
+    are compared if their folders are given. Raises UserError for any mismatch (see `stores.manifest.open_store`).
     """
     if store_directory is None:
         raise UserError(
             f"approach {run.approach} needs a token store, but none was given.",
             run=run.identity,
-            next=f"pass the folder results/tokens/{run.corpus.name}/{run.tokenizer.name}/{run.store.directory}",
+            next=f"pass {list_manifests(run)['store']}",
         )
-    return open_store(
-        store_directory,
-        run.store,
-        requested_by=run.identity,
-        tokenizer_name=run.tokenizer.name,
-        tokenizer_sha256=read_tokenizer_manifest(tokenizer_directory)["file"]["sha256"]
-        if _exists(tokenizer_directory)
-        else None,
-        vocabulary_size=run.model.vocabulary_size,
-        corpus_manifest_sha256=sha256_file(Path(corpus_directory) / "manifest.json")
-        if _exists(corpus_directory)
-        else None,
-    )
+    tokenizer_sha256 = None
+    if _exists(tokenizer_directory):
+        tokenizer_sha256 = read_tokenizer_manifest(tokenizer_directory)["file"]["sha256"]
+    stores = list_sources(run, store_directory)
+    corpora: list[Path | None] = [None] * len(stores)
+    if _exists(corpus_directory):
+        corpora = [corpus_manifest(path) for path in list_sources(run, corpus_directory)]
+    return [
+        (
+            where,
+            open_store(
+                where,
+                run.store,
+                requested_by=run.identity,
+                tokenizer_name=run.tokenizer.name,
+                tokenizer_sha256=tokenizer_sha256,
+                vocabulary_size=run.model.vocabulary_size,
+                corpus_manifest_sha256=sha256_file(corpus) if corpus is not None else None,
+            ),
+        )
+        for where, corpus in zip(stores, corpora, strict=True)
+    ]
+
+
+def corpus_manifest(where: Path) -> Path:
+    """Return the manifest of a corpus, given it or its folder."""
+    return where if where.suffix == ".json" else Path(where) / "manifest.json"
 
 
 def _exists(directory: Path | None) -> bool:

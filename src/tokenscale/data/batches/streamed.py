@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokenscale.data.batches.stored import open_run_store
+from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import StreamBatches
 from tokenscale.data.stores.manifest import load_reader
 from tokenscale.settings.run import RunSettings
@@ -18,6 +18,6 @@ def open_batches(
     world_size: int,
 ) -> StreamBatches:
     """Open batches from the store, bit-identical to those of `padding-free`."""
-    manifest = open_run_store(run, store_directory, corpus_directory, tokenizer_directory)
-    documents = load_reader(manifest["format"])(store_directory, manifest)
-    return StreamBatches(documents, run, manifest["vocabulary_size"], rank, world_size)
+    opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
+    sources = [load_reader(manifest["format"])(where, manifest) for where, manifest in opened]
+    return StreamBatches(sources, run, opened[0][1]["vocabulary_size"], rank, world_size)

@@ -3,21 +3,25 @@
 Each slot s of the global batch (B slots) is a stream over documents s, s + B, s + 2B, … of the endless shuffled order.
 A row is the next T tokens of its slot's stream, plus the following token as the last label: a window of T + 1 tokens
 that advances by T.
+
+With a mixture of k sources each slot has k such streams. A row is the next row of the stream of its source.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.sources import open_order
 from tokenscale.data.order.digest import row_digest
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.labels import make_labels
 from tokenscale.settings.run import RunSettings
 
-#: documents per slot whose order is computed at once
-BLOCK_DOCUMENTS = 256
+#: documents per slot, and steps of a mixture, whose order is computed at once
+BLOCK_DOCUMENTS, BLOCK_STEPS = 256, 64
 
 
 class Documents(Protocol):
@@ -43,52 +47,93 @@ class StreamBatches:
     """Streams of a rank's slots.
 
     The state contains the step and, for each slot of the rank, (document, offset) of the next row's first token;
-    `document` counts along the endless order. The position of a slot that a state lacks is computed from document
-    lengths: quickly for a store, by tokenizing all previous documents for raw text.
+    `document` counts along the endless order. With a mixture it is a list of these positions, one for each source. The
+    position of a slot that a state lacks is computed from document lengths: quickly for a store, by tokenizing all
+    previous documents for raw text.
     """
 
-    def __init__(self, documents: Documents, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
-        self.vocabulary_size, self._documents = vocabulary_size, documents
-        self._sequence_length = run.sequence_length
+    def __init__(
+        self, sources: Sequence[Documents], run: RunSettings, vocabulary_size: int, rank: int, world_size: int
+    ):
+        self.vocabulary_size, self._sources = vocabulary_size, sources
+        self._sequence_length, self._global_batch = run.sequence_length, run.global_batch
         self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
-        self._streams = [_Stream(documents, int(s), run.global_batch, run.effective_seed) for s in self._slots]
+        sizes = [len(documents) for documents in sources]
+        order = open_order(run, sizes)
+        seeds = [order.source_seed(number) for number in range(len(sources))]
+        #: of a mixture; None without one
+        self._order: Any = order if run.mixture is not None else None
+        firsts = np.cumsum([0, *sizes])[:-1].tolist()
+        facts = list(zip(sources, seeds, firsts, strict=True))
+        #: streams of each slot, one for each source
+        self._streams = [
+            [_Stream(documents, int(slot), run.global_batch, seed, first) for documents, seed, first in facts]
+            for slot in self._slots
+        ]
         self._step = 0
+        self._block_start, self._block = 0, np.zeros((0, len(self._slots)), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
         """See `batch.Batches`."""
-        return self._documents.total_tokens / self._sequence_length
+        return sum(documents.total_tokens for documents in self._sources) / self._sequence_length
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch."""
         rows, width = len(self._streams), self._sequence_length + 1
         tokens = np.empty((rows, width), dtype=np.int64)
-        first = np.array([(*s.position(), s.document()) for s in self._streams], dtype=np.int64).reshape(rows, 3)
-        starts = [stream.fill(row) for stream, row in zip(self._streams, tokens, strict=True)]
+        chosen = self._choose_streams()
+        first = np.array([(*s.position(), s.document()) for s in chosen], dtype=np.int64).reshape(rows, 3)
+        starts = [stream.fill(row) for stream, row in zip(chosen, tokens, strict=True)]
         digest = row_digest(self._step, self._slots, *first.T)
         self._step += 1
         return Batch.from_arrays(tokens[:, :-1], make_labels(tokens, starts), digest)
 
     def state(self) -> dict[str, Any]:
         """Return {"step": the next step, "slots": {slot: [document, offset]}}."""
-        slots = zip(self._slots.tolist(), self._streams, strict=True)
-        return {"step": self._step, "slots": {str(slot): list(stream.position()) for slot, stream in slots}}
+        slots: dict[str, Any] = {}
+        for slot, streams in zip(self._slots.tolist(), self._streams, strict=True):
+            positions = [list(stream.position()) for stream in streams]
+            slots[str(slot)] = positions[0] if self._order is None else positions
+        return {"step": self._step, "slots": slots}
 
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a state of any world size, or at a step: {"step": k}."""
         self._step = int(state["step"])
         known = state.get("slots", {})
-        for slot, stream in zip(self._slots.tolist(), self._streams, strict=True):
+        unknown = [n for n, slot in enumerate(self._slots.tolist()) if str(slot) not in known]
+        for slot, streams in zip(self._slots.tolist(), self._streams, strict=True):
             if str(slot) in known:
-                stream.seek(*known[str(slot)])
-            else:
-                stream.seek_token(self._step * self._sequence_length)
+                positions = [known[str(slot)]] if self._order is None else known[str(slot)]
+                for stream, position in zip(streams, positions, strict=True):
+                    stream.seek(*position)
+        rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
+        if unknown and self._order is not None:
+            rows = self._order.count_by_slot(self._step, self._global_batch, self._slots[unknown])
+        for n, counts in zip(unknown, rows.tolist(), strict=True):
+            for stream, count in zip(self._streams[n], counts, strict=True):
+                stream.seek_token(count * self._sequence_length)
+
+    def _choose_streams(self) -> list["_Stream"]:
+        """Return the stream of each slot that has the slot's row of this step."""
+        if self._order is None:
+            return [stream for (stream,) in self._streams]
+        if not self._block_start <= self._step < self._block_start + len(self._block):
+            steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
+            self._block_start = self._step
+            self._block = self._order.locate(steps[:, None] * self._global_batch + self._slots[None, :])[0]
+        numbers = self._block[self._step - self._block_start].tolist()
+        return [streams[number] for streams, number in zip(self._streams, numbers, strict=True)]
 
 
 class _Stream:
-    """Endless stream of a slot. Its document j is document `slot` + j * `global_batch` of the global order."""
+    """Endless stream of a slot. Its document j is document `slot` + j * `global_batch` of the source's global order.
 
-    def __init__(self, documents: Documents, slot: int, global_batch: int, seed: int):
+    `first_document` is the number of the source's first document among the documents of all sources.
+    """
+
+    def __init__(self, documents: Documents, slot: int, global_batch: int, seed: int, first_document: int):
         self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
+        self._first_document = first_document
         self._block_start, self._block = 0, np.zeros(0, dtype=np.int64)
         self._ids: np.ndarray | None = None
         self._number = self._offset = 0  # document of this stream, and the next row's first token in it
@@ -98,8 +143,8 @@ class _Stream:
         return self._slot + self._number * self._stride, self._offset
 
     def document(self) -> int:
-        """Return the number, within the split, of the document with the next row's first token."""
-        return int(self._order(self._number)[0])
+        """Return the number, among the documents of all sources, of the document with the next row's first token."""
+        return self._first_document + int(self._order(self._number)[0])
 
     def seek(self, document: int, offset: int) -> None:
         """Continue at a value of `position`."""

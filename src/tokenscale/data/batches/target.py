@@ -12,6 +12,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.sources import list_sources
+from tokenscale.data.batches.stored import corpus_manifest
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
@@ -65,9 +67,13 @@ def wrap_batches(
 ) -> TargetBatches:
     """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_held_out` does."""
     if run.store is not None:
-        return TargetBatches(batches, *_read_ids(read_store_manifest(store_directory), run))
-    parts = {"document_parts": read_corpus_manifest(corpus_directory).get("pairs")}
-    return TargetBatches(batches, *_read_ids(read_tokenizer_manifest(tokenizer_directory) | parts, run))
+        manifests = [read_store_manifest(where) for where in list_sources(run, store_directory)]
+    else:
+        corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, corpus_directory)]
+        tokenizer = read_tokenizer_manifest(tokenizer_directory)
+        manifests = [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
+    (ids,) = {_read_ids(manifest, run) for manifest in manifests}
+    return TargetBatches(batches, *ids)
 
 
 def prepare_held_out(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:

@@ -1,5 +1,7 @@
 """Global sample order: a pure function of (seed, epoch, index), without index arrays or state."""
 
+from typing import Protocol
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -89,3 +91,32 @@ def get_rows(step: int, slots: np.ndarray | range, global_batch: int, n: int, se
     The global position is step * global_batch + slot, independent of the world size.
     """
     return get_samples(step * global_batch + np.asarray(slots, dtype=np.int64), n, seed)
+
+
+class SampleOrder(Protocol):
+    """Endless order of samples. Samples of several sources are numbered one source after the other."""
+
+    rows: int
+
+    def samples(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
+        ...
+
+    def source_seed(self, source: int) -> int:
+        """Return the seed of a source's own order."""
+        ...
+
+
+class ShuffledOrder:
+    """Order of one source of `rows` samples."""
+
+    def __init__(self, rows: int, seed: int):
+        self.rows, self._seed = rows, seed
+
+    def samples(self, positions: np.ndarray) -> np.ndarray:
+        """See `SampleOrder`."""
+        return get_samples(positions, self.rows, self._seed)
+
+    def source_seed(self, source: int) -> int:
+        """See `SampleOrder`."""
+        return self._seed

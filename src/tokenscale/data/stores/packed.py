@@ -14,7 +14,7 @@ With the option `packing=concatenate`, shuffled documents are concatenated and c
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -196,15 +196,31 @@ class PackedStore:
 
     Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
     unless `verify` is False. If the store has parts, the tables of a part are opened and verified when one of its rows
-    is first read.
+    is first read. `others` are further stores (folder or manifest, content) of the same tokenizer and sequence length,
+    whose rows follow.
     """
 
-    def __init__(self, where: Path, manifest: dict[str, Any], *, verify: bool = True):
-        self.where, self.manifest = where, manifest
+    def __init__(
+        self,
+        where: Path,
+        manifest: dict[str, Any],
+        *,
+        verify: bool = True,
+        others: Sequence[tuple[Path, dict[str, Any]]] = (),
+    ):
+        stores = [(where, manifest), *others]
+        #: rows of each store
+        self.sizes: list[int] = [content["rows"] for _, content in stores]
+        self.where = where
+        self.manifest = manifest | {name: sum(content[name] for _, content in stores) for name in ("rows", "documents")}
         self.sequence_length: int = manifest["sequence_length"]
         self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self._row_bytes = (self.sequence_length + 1) * self._dtype.itemsize
-        self._parts = _list_parts(where, manifest, verify)
+        self._parts: list[_Part] = []
+        row = document = 0
+        for folder, content in stores:
+            self._parts += _list_parts(folder, content, verify, row, document)
+            row, document = row + content["rows"], document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
         #: the tokens of a small store, mapped, [rows, T + 1]; None if rows are read one by one
         self._tokens: np.ndarray | None = None
@@ -215,9 +231,9 @@ class PackedStore:
         if len(self._parts) == 1:
             self._parts[0].tables  # noqa: B018  # map them now, not in the first batch
         if verify and xxh3_64_intdigest is None:
-            for file in manifest["files"]:
+            for folder, file in ((folder, file) for folder, content in stores for file in content["files"]):
                 if Path(file["name"]).name == "tokens.bin":
-                    path, next = resolve_store(where)[0] / file["name"], rebuild_command(where, file["name"])
+                    path, next = resolve_store(folder)[0] / file["name"], rebuild_command(folder, file["name"])
                     check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
         #: a bit for each row that has not been verified
         self._unseen = np.full(-(-len(self) // 8), 255 * (verify and xxh3_64_intdigest is not None), np.uint8)
@@ -419,15 +435,15 @@ class PackedStore:
         )
 
 
-def _list_parts(where: Path, manifest: dict[str, Any], verify: bool) -> list[_Part]:
-    """Return the folders of a store, in the order of rows."""
+def _list_parts(where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int) -> list[_Part]:
+    """Return the folders of a store whose first row and document have these numbers, in the order of rows."""
     if "parts" not in manifest:
-        return [_Part(where, None, 0, 0)]
+        return [_Part(where, None, row, document)]
     files: dict[str, list[dict[str, Any]]] = {}
     for file in manifest["files"]:
         if "checked_by" not in file:
             files.setdefault(str(Path(file["name"]).parent), []).append(file)
-    parts, row, document = [], 0, 0
+    parts = []
     for part in manifest["parts"]:
         tables = files[part["folder"]] if verify else None
         parts.append(_Part(resolve_store(where)[0] / part["folder"], tables, row, document))

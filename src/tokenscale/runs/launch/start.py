@@ -1,5 +1,6 @@
 """Execute a run from its settings to `done.json`: prepare the attempt, start the ranks, seal the record."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
+from tokenscale.settings.registry import MIXTURES
 from tokenscale.settings.run import RunSettings
 
 
@@ -45,6 +47,9 @@ def open_run(
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
+    if run.mixture is not None:
+        mixtures = importlib.import_module(MIXTURES)  # by name: no other run depends on it
+        mixtures.check_repetitions(run, mixtures.count_sequences(run, manifests))
     state = _find_state(run)
     directory = output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:

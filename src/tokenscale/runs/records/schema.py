@@ -47,7 +47,8 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "events": {
         "schema": "INTEGER",
-        # run_start, resume, init_done, memory, validation, checkpoint, translation (each by one rank), run_stop
+        # run_start, resume, init_done, memory, validation, source_validation (of each corpus of a mixture), checkpoint,
+        # translation (each by one rank), run_stop
         "event": "VARCHAR",
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
@@ -59,6 +60,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "useful_tokens": "BIGINT",  # validation: of the whole slice
         "correct_tokens": "BIGINT",  # validation: of them, with the largest logit; null where nobody counted
         "rows": "BIGINT",  # validation
+        "corpus": "VARCHAR",  # source_validation: of its rows
         "number": "BIGINT",  # translation: of the document in the validation split
         "source": "VARCHAR",  # translation; so the next two
         "hypothesis": "VARCHAR",

@@ -1,6 +1,6 @@
 """Validation loss and accuracy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,6 +20,16 @@ class ValidationSums:
     loss_sum: float
     useful_tokens: int
     correct_tokens: int | None
+
+
+def add_sums(sums: Sequence[ValidationSums]) -> ValidationSums:
+    """Return the sums over several slices."""
+    correct = [found.correct_tokens for found in sums if found.correct_tokens is not None]
+    return ValidationSums(
+        sum(found.loss_sum for found in sums),
+        sum(found.useful_tokens for found in sums),
+        sum(correct) if len(correct) == len(sums) else None,
+    )
 
 
 @torch.no_grad()

@@ -1,0 +1,151 @@
+"""Order of samples of a weighted mixture of sources: a pure function of (seed, position).
+
+A mixture's stage is divided into blocks of one length. Each block has a fixed number of samples of each source, in
+proportion to the weights, and spreads them evenly: sample i of a source that has c of them lies at (i + u) / c of the
+block, where u is a random number below 1. After any number of samples, a source with share w among k sources has
+therefore been drawn within 1 + k w of its share.
+
+The samples of a source are numbered through all stages, and come in the source's own global order: a mixture reads the
+whole source once before it reads anything twice.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenscale.data.order.permutation import get_samples, mix64
+
+#: shortest block. A longer one is used if the smallest weight would have less than `LEAST` samples in it
+BLOCK, LEAST = 1000, 10
+#: between the seeds of sources, so that sources of equal size are in different orders
+SEED_STEP = 0x632BE59BD9B4E019
+#: positions whose order is computed at once, at most
+CHUNK = 1 << 20
+
+
+def block_counts(weights: Sequence[float]) -> np.ndarray:
+    """Return the samples of each source in a block, int64 [sources], for weights that add up to 1.
+
+    The length of the block, their sum, is chosen so that the shares are as close to the weights as possible. Weights
+    that are fractions with a common denominator of up to 1000 are kept exactly.
+
+    >>> block_counts([2 / 3, 1 / 3, 0]).tolist()
+    [668, 334, 0]
+    """
+    shares = np.asarray(weights, dtype=np.float64)
+    shortest = max(BLOCK, int(np.ceil(LEAST / shares[shares > 0].min())))
+    best: tuple[float, np.ndarray] | None = None
+    for length in range(shortest, 2 * shortest):
+        ideal = shares * length
+        counts = np.floor(ideal + 1e-9).astype(np.int64)
+        rest = np.where(shares > 0, ideal - counts, -1)
+        counts[np.argsort(-rest, kind="stable")[: length - int(counts.sum())]] += 1
+        error = float(np.abs(counts / length - shares).max())
+        if best is None or error < best[0] - 1e-12:
+            best = error, counts
+        if error < 1e-12:
+            break
+    assert best is not None
+    return best[1]
+
+
+class _Stage:
+    """Stage of a mixture: its first position, and the samples of each source before it."""
+
+    def __init__(self, number: int, first: int, weights: Sequence[float], before: np.ndarray, seed: int):
+        self.first, self.before = first, before
+        self.counts = block_counts(weights)
+        self.length = int(self.counts.sum())
+        # sample of a block → its source, and its number among the source's samples in the block
+        self._source = np.repeat(np.arange(len(self.counts)), self.counts)
+        self._number = np.arange(self.length) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        self._divisor = self.counts[self._source]
+        key = mix64(np.array([(seed ^ 0x6D69787475726531) & ((1 << 64) - 1)], dtype=np.uint64))
+        self._key = mix64(key ^ np.uint64(number))
+
+    def arrange(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (source, number within the block) of each place of blocks, both int64 [blocks, length]."""
+        keys = mix64(self._key ^ blocks.astype(np.uint64))[:, None]
+        bits = mix64(keys ^ mix64(np.arange(self.length, dtype=np.uint64))[None, :])
+        random = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        order = np.argsort((self._number + random) / self._divisor, axis=1, kind="stable")
+        return self._source[order], self._number[order]
+
+    def count(self, samples: int) -> np.ndarray:
+        """Return how many of the first `samples` samples of the stage come from each source, int64 [sources]."""
+        blocks, rest = divmod(samples, self.length)
+        sources, _ = self.arrange(np.array([blocks]))
+        return blocks * self.counts + np.bincount(sources[0, :rest], minlength=len(self.counts))
+
+
+class MixtureOrder:
+    """Order of a mixture of sources with `sizes` samples.
+
+    `stages` are (first position, weights that add up to 1). The first one begins at position 0. A source whose weights
+    are 0 may be empty. Raises ValueError for an empty source with a weight.
+    """
+
+    def __init__(self, sizes: Sequence[int], stages: Sequence[tuple[int, Sequence[float]]], seed: int):
+        self.sizes, self._seed = np.array(sizes, dtype=np.int64), seed
+        #: sample of the first sample of each source
+        self.first_samples = np.concatenate(([0], np.cumsum(self.sizes)[:-1]))
+        self.rows = int(self.sizes.sum())
+        self._stages: list[_Stage] = []
+        before = np.zeros(len(sizes), dtype=np.int64)
+        for number, (first, weights) in enumerate(stages):
+            if any(weight and not size for weight, size in zip(weights, sizes, strict=True)):
+                raise ValueError("a source with a weight has no samples")
+            if self._stages:
+                before = before + self._stages[-1].count(first - self._stages[-1].first)
+            self._stages.append(_Stage(number, first, weights, before, seed))
+        self._firsts = np.array([stage.first for stage in self._stages], dtype=np.int64)
+
+    def source_seed(self, source: int) -> int:
+        """See `permutation.SampleOrder`."""
+        return self._seed + source * SEED_STEP
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (source, number of the sample among all samples of the source) of positions; int64 of their shape."""
+        flat = np.asarray(positions, dtype=np.int64).reshape(-1)
+        sources, numbers = np.empty_like(flat), np.empty_like(flat)
+        stages = np.searchsorted(self._firsts, flat, side="right") - 1
+        for number in np.unique(stages).tolist():
+            stage = self._stages[number]
+            places = np.flatnonzero(stages == number)
+            blocks, inside = np.divmod(flat[places] - stage.first, stage.length)
+            found, rows = np.unique(blocks, return_inverse=True)
+            source_of, number_of = stage.arrange(found)
+            chosen = source_of[rows, inside]
+            sources[places] = chosen
+            numbers[places] = stage.before[chosen] + blocks * stage.counts[chosen] + number_of[rows, inside]
+        return sources.reshape(np.shape(positions)), numbers.reshape(np.shape(positions))
+
+    def samples(self, positions: np.ndarray) -> np.ndarray:
+        """See `permutation.SampleOrder`."""
+        sources, numbers = self.locate(positions)
+        found = np.empty_like(numbers)
+        for source in np.unique(sources).tolist():
+            own = sources == source
+            found[own] = self.first_samples[source] + get_samples(
+                numbers[own], int(self.sizes[source]), self.source_seed(source)
+            )
+        return found
+
+    def count(self, positions: int) -> np.ndarray:
+        """Return how many of the first `positions` samples come from each source, int64 [sources]."""
+        stage = self._stages[int(np.searchsorted(self._firsts, positions, side="right")) - 1]
+        return stage.before + stage.count(positions - stage.first)
+
+    def count_by_slot(self, steps: int, global_batch: int, slots: np.ndarray) -> np.ndarray:
+        """Return how many of the samples of the first `steps` global batches each source has in each of these slots.
+
+        int64 [slots, sources]. Takes time in proportion to the steps.
+        """
+        found = np.zeros((len(slots), len(self.sizes)), dtype=np.int64)
+        at_once = max(1, CHUNK // max(1, len(slots)))
+        for first in range(0, steps, at_once):
+            numbers = np.arange(first, min(first + at_once, steps), dtype=np.int64)
+            sources, _ = self.locate(numbers[:, None] * global_batch + slots[None, :])
+            for source in range(len(self.sizes)):
+                found[:, source] += np.count_nonzero(sources == source, axis=0)
+        return found

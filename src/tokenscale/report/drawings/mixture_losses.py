@@ -1,0 +1,97 @@
+"""Validation loss of each corpus of a mixture, by its share of the training data."""
+
+import matplotlib.figure
+import pandas as pd
+
+from tokenscale.report import captions, panels
+from tokenscale.report.figure import Figure
+from tokenscale.report.style import PALETTE, figure, no_data, number, plain, style
+from tokenscale.report.table import Table
+
+QUERIES = ("source_validation", "inventory")
+#: panels beside each other
+COLUMNS = 3
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class MixtureLosses(Figure):
+    """Validation loss of each corpus of a mixture, by its share of the training data."""
+
+    title = "Validation loss of each corpus by its share of the training data"
+    queries = QUERIES
+    factor = "corpus"
+    source_validation: pd.DataFrame
+
+    def prepare(self) -> None:
+        """Keep the last validation of each comparable run."""
+        super().prepare()
+        self.rows = self.rows[self.rows["last"].astype(bool)]
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run and corpus."""
+        columns = ["corpus", "series", "world_size", "repeat", "run_id", "source", "share", "step", "loss"]
+        return self.rows[columns].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one panel per corpus: every run a dot, the median of each mixture a bar."""
+        sources = sorted(self.rows["source"].unique())
+        mixtures = self._mixtures()
+        columns = min(COLUMNS, max(1, len(sources)))
+        made, axes = figure(columns, rows=-(-max(1, len(sources)) // columns), height=3.6)
+        with style():
+            if not sources:
+                no_data(axes[0], captions.nothing(self.inventory, self.refusals))
+            for panel in axes[len(sources) :] if sources else ():
+                panel.set_visible(False)
+            for source, panel in zip(sources, axes, strict=False):
+                panels.heading(panel, source)
+                panel.set_xlabel("share of the training sequences (%)")
+                panel.set_ylabel("validation loss (nats / useful token)")
+                for number_of, mixture in enumerate(mixtures):
+                    here = self.rows[(self.rows["source"] == source) & (self.rows["corpus"] == mixture)]
+                    if here.empty:
+                        continue
+                    colour, marker = PALETTE[number_of % len(PALETTE)], _MARKERS[number_of % len(_MARKERS)]
+                    share = 100 * here["share"]
+                    panel.plot(share, here["loss"], marker, color=colour, markersize=5, label=mixture)
+                    panel.plot(share.median(), here["loss"].median(), "_", color=colour, markersize=18)
+                panel.set_xlim(-6, 106)
+                plain(panel.yaxis)
+            panels.legend(made, axes[: len(sources)], order=mixtures)
+        return made
+
+    def caption(self) -> str:
+        """Return what is validated, and how many runs are shown."""
+        slices = self.rows.groupby("source")["validation_tokens"].max()
+        sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
+        text = (
+            "Loss after the last step on a fixed held-out slice of each corpus, the same rows for every mixture "
+            f"(useful tokens: {captions.listing(sizes) or 'none'}); "
+            f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. The share is that of the sequences of "
+            "the whole run; mixtures with stages may reach it in another order. Each dot is a run, bars are medians. "
+        )
+        groups = [group for _, group in self.rows.groupby(["corpus", "source", "series", "world_size"])["loss"]]
+        return text + self.refused() + captions.kinds(groups)
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        found = self.rows.groupby(["source", "corpus"])["loss"].median()
+        texts = [f"{source} with {mixture}: {loss:.3f}" for (source, mixture), loss in found.items()]
+        return f"Validation loss by corpus and mixture. Medians: {captions.listing(texts) or 'no data'}."
+
+    def table(self) -> Table:
+        """Return medians, a row per mixture and corpus."""
+        columns = [("mixture", False), ("corpus", False), ("share (%)", True), ("runs", True), ("loss", True)]
+        columns.append(("lowest to highest", True))
+        rows = []
+        for (mixture, source), group in self.rows.groupby(["corpus", "source"]):
+            low, high = group["loss"].min(), group["loss"].max()
+            spread = f"{low:.3f} to {high:.3f}"
+            share, loss = f"{100 * group['share'].median():.1f}", f"{group['loss'].median():.3f}"
+            rows.append([str(mixture), str(source), share, str(len(group)), loss, spread])
+        return Table(columns, rows)
+
+    def _mixtures(self) -> list[str]:
+        """Return the mixtures, by the share of the first corpus."""
+        first = self.rows["source"].min()
+        return self.rows[self.rows["source"] == first].groupby("corpus")["share"].median().sort_values().index.tolist()

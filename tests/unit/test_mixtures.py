@@ -1,0 +1,403 @@
+"""Weighted mixtures: exact shares, one order at every world size and after restarts, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.corpora import HOSTILE, joined, make_corpus, make_run, make_store, make_tokenizer, same, texts_around
+from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.batches.held_out import load_held_out
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.mixtures import check_repetitions, count_sequences, write_mixture
+from tokenscale.data.order.mixture import MixtureOrder, block_counts
+from tokenscale.data.order.permutation import get_samples
+from tokenscale.settings.config import Config
+from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import BATCHES
+from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings, ValidationSettings
+
+pytestmark = pytest.mark.slow(25)
+
+T = 16
+NAMES = ("prose", "code", "notes")
+#: stages end within a block and within a global batch
+STAGES = ((T * 37 - 5, (1.0, 0.0, 0.0)), (T * 50, (0.3, 0.3, 0.4)), (None, (0.1, 0.65, 0.25)))
+
+
+# --- order --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def mixtures(draw):
+    """Sizes, stages and a seed."""
+    sources = draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(1, 400), min_size=sources, max_size=sources))
+    first, stages = 0, []
+    for _ in range(draw(st.integers(1, 3))):
+        raw = draw(st.lists(st.integers(0, 20), min_size=sources, max_size=sources).filter(any))
+        stages.append((first, [weight / sum(raw) for weight in raw]))
+        first += draw(st.integers(1, 2500))
+    return sizes, stages, draw(st.integers(0, 1 << 40))
+
+
+@given(mixtures())
+@settings(max_examples=60)
+def test_shares_are_exact_and_no_source_repeats_early(mixture):
+    sizes, stages, seed = mixture
+    order = MixtureOrder(sizes, stages, seed)
+    positions = np.arange(stages[-1][0] + 3000)
+    sources, numbers = order.locate(positions)
+    samples = order.samples(positions)
+    for source, size in enumerate(sizes):
+        own = sources == source
+        # all samples of a source in its own order, without gaps
+        assert np.array_equal(numbers[own], np.arange(own.sum()))
+        expected = get_samples(np.arange(own.sum()), size, order.source_seed(source))
+        assert np.array_equal(samples[own] - sum(sizes[:source]), expected)
+    for (first, weights), end in zip(stages, [*(f for f, _ in stages[1:]), len(positions)], strict=True):
+        counts = block_counts(weights)
+        drawn = np.cumsum(sources[first:end, None] == np.arange(len(sizes)), axis=0)
+        share = counts / counts.sum()
+        ideal = np.arange(1, end - first + 1)[:, None] * share
+        assert (np.abs(drawn - ideal) <= 1 + len(sizes) * share + 1e-9).all()
+        if end - first >= counts.sum():
+            assert np.array_equal(drawn[counts.sum() - 1], counts)
+        assert (np.abs(share - weights) < 0.5 / counts.sum() + 1e-12).all() and not counts[np.array(weights) == 0].any()
+
+
+@given(mixtures(), st.integers(1, 7), st.integers(0, 900))
+@settings(max_examples=60)
+def test_an_order_is_a_function_of_the_position(mixture, global_batch, steps):
+    order = MixtureOrder(*mixture)
+    positions = np.arange(steps * global_batch + 50)
+    sources, _ = order.locate(positions)
+    shuffled = np.random.default_rng(0).permutation(positions)
+    assert np.array_equal(order.samples(shuffled), order.samples(positions)[shuffled])
+    for count in (0, steps, len(positions)):
+        assert np.array_equal(order.count(count), np.bincount(sources[:count], minlength=len(mixture[0])))
+    slots = np.arange(global_batch)[::2]
+    by_step = sources[: steps * global_batch].reshape(steps, global_batch)
+    expected = [[np.count_nonzero(by_step[:, slot] == k) for k in range(len(mixture[0]))] for slot in slots]
+    assert order.count_by_slot(steps, global_batch, slots).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        ([0.7, 0.3], [700, 300]),
+        ([1 / 3, 2 / 3], [334, 668]),
+        ([0.125, 0.875], [125, 875]),
+        ([1.0], [1000]),
+        ([0.0, 1.0], [0, 1000]),
+        ([1 / 7, 2 / 7, 4 / 7], [143, 286, 572]),
+    ],
+)
+def test_fractions_are_kept_exactly(weights, counts):
+    assert block_counts(weights).tolist() == counts
+
+
+def test_equal_sources_are_in_different_orders():
+    order = MixtureOrder([500, 500], [(0, [0.5, 0.5])], seed=3)
+    sources, _ = order.locate(np.arange(1000))
+    samples = order.samples(np.arange(1000))
+    assert not np.array_equal(samples[sources == 0], samples[sources == 1] - 500)
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+class MixedLab:
+    """Corpora of one tokenizer, their stores, and the manifests of mixtures of them."""
+
+    def __init__(self, folder, validation_share=1e-9):
+        self.folder = folder
+        texts = ([*HOSTILE, *texts_around(T)], [f"def f{i}(): {'pass ' * i}" for i in range(40)], ["x" * 9, "y" * 50])
+        self.corpora = [
+            make_corpus(folder / "corpus" / name, of_name, validation_share=validation_share)
+            for name, of_name in zip(NAMES, texts, strict=True)
+        ]
+        self.tokenizer = make_tokenizer(folder / "tokenizer", self.corpora[0], 262)
+
+    def manifest(self, names, store=None):
+        """The manifest of the corpora or stores with these names."""
+        found = {}
+        for name in names:
+            corpus = self.corpora[NAMES.index(name)]
+            path = corpus
+            if store is not None:
+                path = self.folder / "tokens" / name / store.directory
+                if not (path / "manifest.json").exists():
+                    make_store(path.parent, corpus, self.tokenizer, store)
+            found[name] = path / "manifest.json"
+        path = self.folder / "mixtures" / "-".join(names) / (store.directory if store else "") / "manifest.json"
+        write_mixture(found, path)
+        return path
+
+    def batches(self, run, rank=0, world_size=1):
+        names = run.mixture.names if run.mixture else ["prose"]
+        text, store = self.manifest(names), self.manifest(names, run.store) if run.store else None
+        if run.mixture is None:
+            text, store = self.corpora[0], self.folder / "tokens/prose" / run.store.directory if run.store else None
+        return open_batches(
+            run,
+            corpus_directory=text.parent if text.suffix else text,
+            tokenizer_directory=self.tokenizer,
+            store_directory=store,
+            rank=rank,
+            world_size=world_size,
+        )
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    return MixedLab(tmp_path_factory.mktemp("mixed"))
+
+
+def make_mixture(stages=STAGES, names=NAMES, limit=None):
+    return MixtureSettings(
+        tuple(MixtureSource(CorpusSettings(name), limit) for name in names),
+        tuple(MixtureStage(*stage) for stage in stages),
+    )
+
+
+def mixed_run(approach, mixture=None, **values):
+    run = make_run(approach, **{"sequence_length": T, "global_batch": 9, "seed": 5, **values})
+    return replace(run, corpus=CorpusSettings("mix"), mixture=mixture or make_mixture())
+
+
+def take(batches, steps):
+    return [batches.next().copy() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_a_mixture_of_one_corpus_is_the_corpus(mixed, approach):
+    one = make_mixture([(T * 20, (1.0,)), (None, (1.0,))], ["prose"])
+    run = mixed_run(approach, one)
+    mixed.batches(run)  # makes the store
+    found, expected = mixed.batches(run), mixed.batches(replace(run, mixture=None))
+    assert all(same(a, b) for a, b in zip(take(found, 40), take(expected, 40), strict=True))
+
+
+@pytest.mark.parametrize(("online", "offline"), [(entry.twin, name) for name, entry in BATCHES.items() if entry.twin])
+@pytest.mark.parametrize("global_batch", [1, 3, 8])
+def test_online_and_offline_are_bit_identical(mixed, online, offline, global_batch):
+    found = [take(mixed.batches(mixed_run(name, global_batch=global_batch)), 60) for name in (online, offline)]
+    assert all(same(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("world_size", range(2, 17))
+def test_every_world_size_reads_the_same_global_batches(mixed, approach, world_size):
+    run = mixed_run(approach, global_batch=16 if world_size > 9 else 9)
+    alone = mixed.batches(run)
+    ranks = [mixed.batches(run, rank, world_size) for rank in range(world_size)]
+    for _ in range(14):  # over both borders of stages
+        assert same(joined([rank.next() for rank in ranks]), alone.next())
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("stop", [0, 3, 4, 9, 10, 30])
+def test_a_state_resumes_at_another_world_size(mixed, approach, stop):
+    run = mixed_run(approach)
+    ranks = [mixed.batches(run, rank, 3) for rank in range(3)]
+    for rank in ranks:
+        take(rank, stop)
+    state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))
+    alone = mixed.batches(run)
+    take(alone, stop)
+    expected = take(alone, 12)
+    for found in (state, {"step": stop}):  # from the positions of streams, and from the step alone
+        resumed = [mixed.batches(run, rank, 2) for rank in range(2)]
+        for rank in resumed:
+            rank.seek(found)
+        assert all(same(joined([rank.next() for rank in resumed]), batch) for batch in expected)
+
+
+@pytest.mark.parametrize("approach", [name for name, entry in BATCHES.items() if name != "length-bucketed"])
+def test_rows_are_those_of_the_sources_in_their_own_order(mixed, approach):
+    """Each source's rows in a mixture are the rows of a mixture of that source alone, for one slot."""
+    run = mixed_run(approach, global_batch=1)
+    starts = run.mixture.stage_starts(T)
+    order = MixtureOrder([5, 5, 5], list(zip(starts, (s.weights for s in run.mixture.stages), strict=True)), 5)
+    sources, _ = order.locate(np.arange(200))
+    rows = take(mixed.batches(run), 200)
+    assert starts == [0, 37, 87] and not sources[:37].any() and set(sources[37:]) == {0, 1, 2}
+    for source, name in enumerate(NAMES):
+        alone = make_mixture([(None, (1.0,))], [name])
+        seed = order.source_seed(source)
+        expected = mixed.batches(replace(run, mixture=alone, seed=seed))
+        for i in np.flatnonzero(sources == source):
+            row = expected.next()
+            assert row.tokens_bt.tolist() == rows[i].tokens_bt.tolist()
+            assert row.labels_bt.tolist() == rows[i].labels_bt.tolist()
+
+
+def test_document_masks_follow_the_rows(mixed):
+    run = mixed_run("packed", document_mask=True)
+    store = run.store
+    readers = [mixed.batches(mixed_run("packed", make_mixture([(None, (1.0,))], [n])))._store for n in NAMES]
+    firsts = np.cumsum([0, *map(len, readers)])
+    batches = mixed.batches(run)
+    for batch in take(batches, 20):
+        assert batch.document_ids_bt.shape == batch.tokens_bt.shape
+    samples = batches._order.samples(np.arange(90))
+    starts = batches._store.starts(samples)
+    for sample, found in zip(samples, starts, strict=True):
+        source = int(np.searchsorted(firsts, sample, side="right")) - 1
+        assert np.array_equal(found, readers[source].starts(np.array([sample - firsts[source]]))[0]), store
+
+
+def test_each_corpus_has_its_own_held_out_rows(tmp_path):
+    mixed = MixedLab(tmp_path, validation_share=0.4)
+    run = replace(mixed_run("packed"), validation=ValidationSettings(rows=2))
+    path = mixed.manifest(NAMES[:2], run.validation_store)
+    run = replace(run, mixture=make_mixture([(None, (0.0, 1.0))], NAMES[:2]))
+    slices = load_held_out(run, path, 262, 0, 1)
+    assert [held_out.corpus for held_out in slices] == ["prose", "code"]  # also of the corpus without a weight
+    for held_out, name in zip(slices, NAMES, strict=False):
+        alone = replace(run, mixture=None, corpus=CorpusSettings(name))
+        (expected,) = load_held_out(alone, mixed.folder / "tokens" / name / run.validation_store.directory, 262, 0, 1)
+        assert held_out.tokens_bt.tolist() == expected.tokens_bt.tolist()
+        assert held_out.global_rows == expected.global_rows > 0
+    shares = [load_held_out(run, path, 262, rank, 3) for rank in range(3)]  # each slice over all ranks
+    for number, held_out in enumerate(slices):
+        rows = [row for rank in shares for row in rank[number].tokens_bt.tolist()]
+        assert rows == held_out.tokens_bt.tolist()
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("approach", APPROACHES)
+def test_more_text_than_there_is_is_refused_before_training(mixed, approach):
+    run = mixed_run(approach, make_mixture([(None, (0.5, 0.5, 0.0))]))
+    manifests = {"corpus": mixed.manifest(NAMES), "tokenizer": mixed.tokenizer / "manifest.json"}
+    if run.store:
+        manifests["store"] = mixed.manifest(NAMES, run.store)
+    limited = replace(run, mixture=make_mixture([(None, (0.5, 0.5, 0.0))], limit=2))
+    once = count_sequences(limited, manifests)
+    enough = int(min(once[:2]) * 2 * 2 / 9)  # 2 passes, half of the sequences, global batches of 9
+    check_repetitions(replace(limited, budget=BudgetSettings(steps=max(1, enough - 1))), once)
+    with pytest.raises(UserError, match="more text of a source than there is") as error:
+        check_repetitions(replace(limited, budget=BudgetSettings(steps=enough + 2)), once)
+    assert error.value.facts["source"] == NAMES[int(np.argmin(once[:2]))]
+    unlimited = replace(run, budget=BudgetSettings(steps=10**9))
+    check_repetitions(unlimited, count_sequences(unlimited, manifests))
+
+
+def test_an_empty_source_needs_the_weight_0(mixed, tmp_path):
+    with pytest.raises(ValueError, match="no samples"):
+        MixtureOrder([3, 0], [(0, [0.5, 0.5])], 0)
+    order = MixtureOrder([3, 0, 2], [(0, [0.5, 0.0, 0.5])], 0)
+    assert set(order.samples(np.arange(100)).tolist()) == set(range(5))
+
+
+def test_changed_missing_and_other_sources_are_refused(tmp_path):
+    lab = MixedLab(tmp_path)
+    run = mixed_run("packed")
+    path = lab.manifest(NAMES, run.store)
+    other = replace(run, mixture=make_mixture([(None, (0.5, 0.5))], NAMES[:2]))
+    with pytest.raises(UserError, match="other sources than the run") as error:
+        open_batches(other, store_directory=path)
+    assert error.value.facts["expected"] == "prose, code" and "snakemake -f" in error.value.facts["next"]
+    source = lab.folder / "tokens/code" / run.store.directory / "manifest.json"
+    text = source.read_text()
+    source.write_text(text + "\n")
+    with pytest.raises(UserError, match="built again with other content") as error:
+        open_batches(run, store_directory=path)
+    assert error.value.facts["source"] == "code"
+    source.unlink()
+    with pytest.raises(UserError, match="a source of the mixture is missing"):
+        open_batches(run, store_directory=path)
+    source.write_text(text)
+    path.write_text('{"schema_version": 1, "sources": [{"name": 3}]}')
+    with pytest.raises(UserError, match="malformed|manifest of the mixture"):
+        open_batches(run, store_directory=path)
+
+
+CORPORA = {"a": {"source": {"documents": 5}}, "b": {"source": {"documents": 6}}}
+TOKENIZERS = {"numbers": {"kind": "numbers", "vocabulary_size": 50260}}
+
+
+def configure(weights, name="mix", **runs):
+    config = Config({"corpora": CORPORA, "tokenizers": TOKENIZERS, "mixtures": {name: weights}, "experiments": []})
+    values = {"corpus": name, "tokenizer": "numbers", **runs}
+    return config.run_settings(values, repeat=0, file="e.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mixture", "key", "says"),
+    [
+        ({"weights": {"a": -1, "b": 2}}, "weights.a", "at least 0"),
+        ({"weights": {"a": 0, "b": 0}}, "weights", "add up to nothing"),
+        ({"weights": {"a": float("nan")}}, "weights.a", "at least 0"),
+        ({"weights": {"a": float("inf")}}, "weights.a", "at least 0"),
+        ({"weights": {"a": 1, "c": 1}}, "weights.c", "unknown corpus 'c'"),
+        ({"weights": {"a": 1, "b": 1e-6}}, "weights.b", "below 0.0001"),
+        ({"weights": {}}, "weights", "either `weights` or `stages`"),
+        ({"weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]}, "weights", "either `weights` or `stages`"),
+        ({"stages": [{"weights": {"a": 1}}, {"weights": {"b": 1}}]}, "stages.0.tokens", "length in tokens"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 5}]}, "stages.0.tokens", "lasts to the end"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 0}, {"weights": {"b": 1}}]}, "stages.0.tokens", "cannot be 0"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"c": 1}}]}, "stages.1.weights.c", "unknown"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"b": -1}}]}, "stages.1.weights.b", "at least 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": 0}, "maximum_repetitions", "above 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": {"b": 2}}, "maximum_repetitions.b", "no such corpus"),
+        ({"weights": {"a": 1}, "weight": 3}, "weight", "unknown key"),
+    ],
+)
+def test_a_wrong_mixture_is_one_message(mixture, key, says):
+    with pytest.raises(UserError, match=says) as error:
+        configure(mixture)
+    assert error.value.facts["key"].startswith(f"mixtures.mix.{key}") and "next" in error.value.facts
+
+
+def test_names_are_of_one_thing():
+    with pytest.raises(UserError, match="cannot be named 'a'"):
+        configure({"weights": {"a": 1}}, name="a")
+    with pytest.raises(UserError, match="filled in"):
+        configure({"weights": {"a": 1}}, mixture={})
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"budget": {"epochs": 1}}, "budget.epochs"),
+        ({"budget": {"useful_tokens": 1000}}, "budget.useful_tokens"),
+        ({"budget": {"wall_s": 10}}, "budget.wall_s"),
+        ({"validation": {"each_epoch": True}}, "validation.each_epoch"),
+        ({"validation": {"bleu": 5}}, "validation.bleu"),
+    ],
+)
+def test_settings_that_a_mixture_cannot_have(values, key):
+    with pytest.raises(UserError, match="do not fit together") as error:
+        configure({"weights": {"a": 1, "b": 1}}, **values)
+    assert error.value.facts["key"] == f"runs.{key}"
+
+
+def test_weights_are_shares_and_names_are_labels():
+    base = configure({"weights": {"a": 7, "b": 3}})
+    assert base.mixture.stages[0].weights == (0.7, 0.3) and base.corpora[1].source.documents == 6
+    assert configure({"weights": {"a": 0.7, "b": 0.3}}).identity == base.identity
+    assert configure({"stages": [{"weights": {"a": 70, "b": 30}}]}, name="other").identity == base.identity
+    assert configure({"weights": {"a": 0.6, "b": 0.4}}).identity != base.identity
+    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity != base.identity
+    assert RunSettings.from_json(base.to_json()) == base
+    assert "mixture" not in to_dict(RunSettings())
+    limits = configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {"b": None}}).mixture.sources
+    assert [source.maximum_repetitions for source in limits] == [1.0, None]
+
+
+def test_shares_of_a_run_follow_its_stages():
+    mixture = make_mixture()
+    assert mixture.shares(37, T) == {"prose": 1.0, "code": 0.0, "notes": 0.0}
+    assert mixture.shares(87, T) == pytest.approx({"prose": (37 + 15) / 87, "code": 15 / 87, "notes": 20 / 87})
+    assert mixture.shares(10, T)["prose"] == 1.0
+    assert sum(mixture.shares(1000, T).values()) == pytest.approx(1)
