@@ -239,6 +239,15 @@ def test_rows_are_those_of_the_sources_in_their_own_order(mixed, approach):
             assert row.labels_bt.tolist() == rows[i].labels_bt.tolist()
 
 
+@pytest.mark.parametrize("approach", [name for name, entry in BATCHES.items() if entry.streams])
+def test_digests_tell_the_documents_of_corpora_apart(mixed, approach):
+    batches = mixed.batches(mixed_run(approach))
+    firsts = np.cumsum([0, *map(len, batches._sources)])
+    for streams in batches._streams:
+        for number, stream in enumerate(streams):
+            assert firsts[number] <= stream.document() < firsts[number + 1]
+
+
 def test_document_masks_follow_the_rows(mixed):
     run = mixed_run("packed", document_mask=True)
     store = run.store
@@ -386,6 +395,7 @@ def test_weights_are_shares_and_names_are_labels():
     base = configure({"weights": {"a": 7, "b": 3}})
     assert base.mixture.stages[0].weights == (0.7, 0.3) and base.corpora[1].source.documents == 6
     assert configure({"weights": {"a": 0.7, "b": 0.3}}).identity == base.identity
+    assert configure({"weights": {"b": 3, "a": 7}}).identity == base.identity
     assert configure({"stages": [{"weights": {"a": 70, "b": 30}}]}, name="other").identity == base.identity
     assert configure({"weights": {"a": 0.6, "b": 0.4}}).identity != base.identity
     assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity != base.identity

@@ -98,9 +98,12 @@ class MixtureSettings:
 
 
 def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) -> MixtureSettings:
-    """Return a mixture with the settings of its corpora, and weights as shares. The names must be known corpora."""
+    """Return a mixture with the settings of its corpora, and weights as shares. The names must be known corpora.
+
+    Corpora are in the order of their names: the order of keys in a configuration has no meaning.
+    """
     stages = named.stages or (NamedStage(weights=named.weights),)
-    names = list(dict.fromkeys(name for stage in stages for name in stage.weights))
+    names = sorted({name for stage in stages for name in stage.weights})
     limits = named.maximum_repetitions
     by_name = limits if isinstance(limits, dict) else dict.fromkeys(names, limits)
     sums = [math.fsum(stage.weights.values()) for stage in stages]

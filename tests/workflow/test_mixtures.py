@@ -1,0 +1,123 @@
+"""Mixtures in the workflow: online and offline runs, world sizes, what reruns, and what is refused before training."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tokenscale.analysis.queries import query
+from tokenscale.data.order.digest import MODULUS
+
+pytestmark = [pytest.mark.workflow, pytest.mark.slow(40)]
+
+CORPORA = {
+    "text": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 60}},
+    "pairs": {"source": {"kind": "grammar", "documents": 80, "held_out": 20}},
+}
+MIXTURES = {
+    "mixed": {"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 5},
+    "staged": {
+        "stages": [{"tokens": 640, "weights": {"text": 1}}, {"weights": {"text": 1, "pairs": 1}}],
+        "maximum_repetitions": None,
+    },
+}
+RUNS = {
+    **{"tokenizer": "bpe", "model": "llama-micro", "sequence_length": 32, "global_batch": 6, "micro_batch": 3},
+    **{"eos": True, "budget": {"steps": 8}, "schedule": {"warmup_steps": 2}, "validation": {"rows": 4, "every": 4}},
+    "device": "cpu",
+}
+EXPERIMENT = {
+    "question": "Do mixtures train on the same data in every approach and at every world size?",
+    "runs": RUNS,
+    "factors": {
+        "corpus": ["mixed", "staged"],
+        "approach, layout.data": [["padding-free", 2], ["token-list", 1], ["packed", 2]],
+    },
+    "figures": ["mixture_losses"],
+}
+OPTIONS = ["--configfile", "own.yaml"]
+
+
+@pytest.fixture
+def project(fresh):
+    """A project with two mixtures of two corpora."""
+    write_config(fresh)
+    (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
+    return fresh
+
+
+def write_config(project, **mixtures):
+    tokenizers = {"bpe": {"kind": "bpe", "corpus": "text", "vocabulary_size": 300}}
+    config = {"corpora": CORPORA, "tokenizers": tokenizers, "mixtures": MIXTURES | mixtures, "experiments": ["mixing"]}
+    (project.root / "own.yaml").write_text(json.dumps(config))
+
+
+def test_mixtures_are_planned_trained_and_reported(project):
+    planned = project.planned("runs", *OPTIONS)
+    stores = {"pretokenize": 6, "mix_stores": 6, "mix_corpora": 2, "corpus_records": 2}
+    assert planned == {"build_corpus": 2, "build_tokenizer": 1, "train": 6} | stores
+    project.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
+    assert "Nothing to be done" in project.dry_run("results/figures/mixing/mixture_losses.svg", *OPTIONS)
+
+    tables = project.root / "results/tables/mixing"
+    runs = query("inventory", tables)
+    assert (runs["validity"] == "valid").all() and len(runs) == 6
+    losses = query("source_validation", tables)
+    last = losses[losses["last"]]
+    assert set(last["source"]) == {"text", "pairs"} and len(losses) == 6 * 2 * 3 and len(last) == 12
+    shares = last.groupby(["corpus", "source"])["share"].first()
+    assert shares["mixed", "text"] == 0.75
+    assert shares["staged", "text"] == pytest.approx((20 + 14) / 48, abs=1e-6)  # 20 sequences, then half of 28
+    # streams that tokenize while training, on two ranks, and stored ones on one rank
+    for _, group in last[last["approach"].isin(["padding-free", "token-list"])].groupby(["corpus", "source"]):
+        assert group["approach"].nunique() == 2 and group["loss"].max() - group["loss"].min() < 1e-5
+    steps = pd.read_parquet(tables / "steps.parquet").merge(runs[["run_id", "approach", "corpus"]], on="run_id")
+    digests = steps.groupby(["corpus", "approach", "step"])["order_digest"].sum() % MODULUS
+    for mixture in MIXTURES:
+        assert digests[mixture, "padding-free"].tolist() == digests[mixture, "token-list"].tolist()
+        assert digests[mixture, "packed"].nunique() == 8
+    logged = query("validation", tables).set_index(["run_id", "step"])
+    for (run_id, step), of_run in losses.groupby(["run_id", "step"]):
+        total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run["validation_tokens"].sum()
+        assert logged.loc[(run_id, step), "loss"] == pytest.approx(total, rel=1e-12)
+
+    # other weights are other runs of the same stores, and no other run
+    write_config(project, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
+    assert project.planned("runs", *OPTIONS) == {"train": 3}
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message", "following"),
+    [
+        ({"weights": {"text": -3, "pairs": 1}}, "a weight must be a number of at least 0", "0 leaves the corpus out"),
+        ({"weights": {"text": 0, "pairs": 0}}, "add up to nothing", "a weight above 0"),
+        ({"weights": {"text": 1, "pair": 1}}, "unknown corpus 'pair'", "did you mean 'pairs'?"),
+    ],
+)
+def test_a_wrong_mixture_is_one_message(project, mixture, message, following):
+    write_config(project, mixed=mixture)
+    done = project.snakemake("-n", "runs", *OPTIONS, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stdout
+    assert message in done.stdout and following in done.stdout and "mixtures.mixed.weights" in done.stdout
+
+
+def test_more_text_than_there_is_is_refused_before_the_ranks_start(project):
+    write_config(project, mixed={"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 0.01})
+    done = project.snakemake("--cores", "2", "--keep-going", "runs", *OPTIONS, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stdout
+    assert "the run needs more text of a source than there is." in done.stdout
+    assert "raise mixtures.mixed.maximum_repetitions" in done.stdout
+    finished = list(project.root.glob("results/runs/*/done.json"))
+    started = list(project.root.glob("results/runs/*/attempt=*"))
+    assert len(finished) == len(started) == 3  # those of the other mixture
+
+
+def test_a_source_that_was_built_again_is_named(project):
+    project.snakemake("--cores", "2", "tokens", *OPTIONS)
+    path = project.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"
+    assert project.planned("runs", *OPTIONS) == {"train": 6, "mix_corpora": 2, "mix_stores": 6, "corpus_records": 2}
+    project.snakemake("--cores", "2", "runs", *OPTIONS)
+    text = path.read_text()
+    path.write_text(text + "\n")
+    assert project.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
+    path.write_text(text)
