@@ -137,7 +137,7 @@ def check_repetitions(run: RunSettings, available: list[float]) -> None:
             mixture=run.corpus.name,
             source=name,
             needed=f"{sequences:,} sequences: {passes:.3g} passes over its {once:,.0f}",
-            allowed=f"{limit:g} passes  (maximum_repetitions)",
+            allowed=f"{limit:g}  (maximum_repetitions)",
             next=f"raise mixtures.{run.corpus.name}.maximum_repetitions, lower the weight of {name}, or train "
             "fewer steps",
         )
