@@ -13,7 +13,9 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.report import registry, save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.style import SCHEDULES, inline
+from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
 from tokenscale.settings.presets import PRESETS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
@@ -122,8 +124,33 @@ def translated(tmp_path_factory):
     return folder / "tables"
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Three repeats of two mixtures of two corpora, one of them with stages."""
+    folder, runs = tmp_path_factory.mktemp("mixed"), []
+    sources = tuple(MixtureSource(CorpusSettings(name)) for name in ("prose", "code"))
+    half = (MixtureStage(None, (0.5, 0.5)),)
+    staged = (MixtureStage(1024 * 24, (1.0, 0.0)), MixtureStage(None, (0.0, 1.0)))
+    for name, stages in (("half", half), ("code-last", staged)):
+        fields = {"corpus": CorpusSettings(name), "mixture": MixtureSettings(sources, stages)}
+        runs += [logs.settings(repeat=k, **fields) for k in range(3)]
+    for run in runs:
+        path = logs.write_run(folder / "runs", run) / "attempt=00/rank=00000/events.jsonl"
+        found = {"event": "source_validation", "schema": 2, "rank": 0, "useful_tokens": 100, "rows": 4}
+        lines = [
+            {**found, "step": step, "corpus": name, "loss_sum": 100 * (3 - step / 12 + number + 0.1 * run.repeat)}
+            for number, name in enumerate(("prose", "code"))
+            for step in (0, 12)
+        ]
+        path.write_text(path.read_text() + "".join(f"{json.dumps(line)}\n" for line in lines))
+    table = logs.write_table(folder / "runs.json", runs, further=("corpus.name",))
+    ingest(table, folder / "runs", folder / "tables")
+    return folder / "tables"
+
+
 #: figure → what it is drawn from where the demo does not have it
 FITTING = {
+    "mixture_losses": "mixed",
     "storage_against_entropy": "stored",
     "storage_benchmark": "stored",
     "memory_by_method": "laid_out",
@@ -166,6 +193,17 @@ def test_figures_have_units_words_and_data(request, name):
     assert ("95 %" in caption) == (name == "translation")
     assert len(kind(*rows).alt()) > 40
     assert len(kind(*rows).data()) > 0
+
+
+def test_losses_of_a_mixture_stand_at_the_share_of_each_corpus(mixed):
+    kind, frames = parts("mixture_losses", mixed)
+    data = kind(*frames).data()
+    assert len(data) == 2 * 3 * 2 and set(data["step"]) == {12}
+    shares = data.groupby(["corpus", "source"])["share"].first().to_dict()
+    assert shares[("half", "prose")] == 0.5
+    assert shares[("code-last", "prose")] == pytest.approx(24 / 96) and shares[("code-last", "code")] == 0.75
+    assert data[data["source"] == "prose"]["loss"].tolist() == pytest.approx([2.0, 2.1, 2.2] * 2)
+    assert kind(*frames).table().rows[0] == ["code-last", "code", "75.0", "3", "3.100", "3.000 to 3.200"]
 
 
 @pytest.mark.parametrize("name", registry.FIGURES)

@@ -41,12 +41,13 @@ class MixtureLosses(Figure):
         with style():
             if not sources:
                 no_data(axes[0], captions.nothing(self.inventory, self.refusals))
+            for panel in axes:
+                panel.set_xlabel("share of the training sequences (%)")
+                panel.set_ylabel("validation loss (nats / useful token)")
             for panel in axes[len(sources) :] if sources else ():
                 panel.set_visible(False)
             for source, panel in zip(sources, axes, strict=False):
                 panels.heading(panel, source)
-                panel.set_xlabel("share of the training sequences (%)")
-                panel.set_ylabel("validation loss (nats / useful token)")
                 for number_of, mixture in enumerate(mixtures):
                     here = self.rows[(self.rows["source"] == source) & (self.rows["corpus"] == mixture)]
                     if here.empty:
