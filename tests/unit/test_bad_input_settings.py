@@ -134,6 +134,8 @@ OTHER_SCHEMES += ["ftp://host/x.txt", "s3://bucket/x.txt", "gopher://host/x.txt"
 @pytest.mark.parametrize("address", OTHER_SCHEMES)
 @pytest.mark.parametrize("option", ["files", "validation_files"])
 def test_only_http_is_read_from_elsewhere(tmp_path, kind, address, option):
+    if (kind, option) == (None, "files") and address.startswith("s3:"):
+        pytest.skip("a source of kind bucket")
     source = {"files": ["x.txt"] if kind != "url" else ["https://host/x.txt"], option: [address]}
     source |= {"kind": kind} if kind else {}
     source |= {"repository": "a/b", "revision": "0" * 40} if kind == "hub" else {}

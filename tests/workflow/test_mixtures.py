@@ -5,7 +5,9 @@ import json
 import pandas as pd
 import pytest
 
+from tests.workflow.jobs import changed
 from tokenscale.analysis.queries import query
+from tokenscale.cli.verify import verify_results
 from tokenscale.data.order.digest import MODULUS
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow(40)]
@@ -80,6 +82,12 @@ def test_mixtures_are_planned_trained_and_reported(project):
     for (run_id, step), of_run in losses.groupby(["run_id", "step"]):
         total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run["validation_tokens"].sum()
         assert logged.loc[(run_id, step), "loss"] == pytest.approx(total, rel=1e-12)
+
+    found, counts = verify_results(project.root / "results")
+    assert not found and counts["mixtures"] == 8
+    with changed(project.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"):
+        found, _ = verify_results(project.root / "results")
+        assert sum("built again with other content" in finding.what for finding in found) == 2
 
     # other weights are other runs of the same stores, and no other run
     write_config(project, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})

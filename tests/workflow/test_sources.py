@@ -101,3 +101,30 @@ def test_one_key_puts_every_experiment_on_another_corpus(fresh):
     text = fresh.snakemake("-n", "tokens", "--configfile", "mine.yaml").stdout
     assert "corpus mine" in text and "tokens mine / bpe-mine / packed-sequence_length=32" in text
     assert "tokens small" not in text
+
+
+def test_files_in_a_bucket_become_a_corpus_once(fresh, monkeypatch):
+    """Over an S3 server on the loopback interface, which the environment names."""
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "planted")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="workflow-texts")
+        for number in range(2):
+            write_parquet(fresh.root / "one.parquet", DOCUMENTS[number::2][:200])
+            client.upload_file(str(fresh.root / "one.parquet"), "workflow-texts", f"raw/{number}.parquet")
+        configure(fresh, files="s3://workflow-texts/raw/*.parquet", text_column="body")
+        assert fresh.planned("corpus") == {"download": 1, "build_corpus": 1}
+        fresh.snakemake("--cores", "1", "corpus")
+        manifest = json.loads((fresh.root / "results/corpus/small/manifest.json").read_text())
+        assert manifest["cleaning"]["documents"]["kept"] == 400 and manifest["source"]["kind"] == "bucket"
+        assert fresh.planned("corpus") == {}
+    finally:
+        server.stop()
+    assert fresh.planned("corpus") == {}, "the server is gone, the corpus is here"

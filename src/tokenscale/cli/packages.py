@@ -59,6 +59,11 @@ PACKAGES = (
     Package("furo", "furo", "test", "the documentation site"),
     Package("latex2mathml", "latex2mathml", "test", "formulas of the documentation site"),
     Package("tensorboard", "tensorboard", "test"),
+    Package("s3fs", "s3fs", "test", "sources in a bucket"),
+    Package("moto", "moto", "test", "sources in a bucket"),
+    Package("py-partiql-parser", "py_partiql_parser", "test", "sources in a bucket"),
+    Package("flask", "flask", "test", "sources in a bucket"),
+    Package("flask-cors", "flask_cors", "test", "sources in a bucket"),
     Package("accelerate", "accelerate", "test"),
 )
 

@@ -276,6 +276,8 @@ def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
 
 def _find_unknown_entries(folder: Path, pattern: str) -> Iterator[Finding]:
     """Find folders without a manifest, and files where only such folders should be."""
+    if "**" in pattern:  # folders of several levels
+        return
     depth = pattern.count("/")
     for path in sorted(folder.glob("/".join(["*"] * depth))) if folder.is_dir() else ():
         if path.is_dir() and not (path / pattern.rsplit("/", 1)[1]).is_file():

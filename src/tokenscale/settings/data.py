@@ -13,6 +13,7 @@ from tokenscale.settings.registry import DOWNLOADS, FORMATS, SOURCES, TOKENIZERS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 #: prefix of names that are not local files: `s3://…`, `file:…`, `data:…`
+_BUCKET = re.compile(r"s3://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.IGNORECASE)
 
 
@@ -52,8 +53,9 @@ class SourceSettings:
     )
     files: tuple[str, ...] = option(
         (),
-        "files: paths and globs; url: addresses; hub: paths and globs in the repository. `#sha256=…` after an address "
-        "or hub path declares its content; without it, the first download records the hash",
+        "files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: paths and globs in the "
+        "repository. `#sha256=…` after an address or hub path declares its content; without it, the first download "
+        "records the hash",
     )
     validation_files: tuple[str, ...] = option(
         (), "files of validation documents, instead of holding out a share of `files`"
@@ -162,6 +164,8 @@ class SourceSettings:
             return "hub"
         if any(is_address(str(f)) for f in files):
             return "url"
+        if any(_BUCKET.match(str(f)) for f in files):
+            return "bucket"
         if "files" in values:
             return "files"
         if "held_out" in values:
@@ -179,8 +183,8 @@ def find_address_problem(file: str, kind: str) -> str | None:
 
     >>> find_address_problem("https://me:secret@host/a.txt?sig=9f3c", "url").split(",")[0]
     'https://…@host/a.txt?sig=… holds a password or a signature'
-    >>> find_address_problem("file:///etc/passwd", "files")
-    'file:///etc/passwd is not a path of this machine or an http(s) address'
+    >>> find_address_problem("file:///etc/passwd", "files").split(",")[0]
+    'file:///etc/passwd is not a path of this machine'
     """
     shown = redact_credentials(file)
     if kind == "url":
@@ -197,8 +201,17 @@ def find_address_problem(file: str, kind: str) -> str | None:
                 f"{shown} holds a password or a signature, which would appear in logs and records: put the password "
                 "into ~/.netrc, or download the file from a signed address and use its path"
             )
+    elif kind == "bucket":
+        bucket, _, path = file.partition("#sha256=")[0][len("s3://") :].partition("/")
+        if not _BUCKET.match(file) or not bucket or not path:
+            return f"{shown!r} is not an address in a bucket: s3://BUCKET/PATH"
+        if "@" in bucket or ":" in bucket or "?" in bucket:
+            return (
+                f"s3://…/{path}: a bucket's name has no password or options. Credentials belong into AWS_PROFILE or "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
     elif _SCHEME.match(file):
-        return f"{shown} is not a path of this machine or an http(s) address"
+        return f"{shown} is not a path of this machine, an http(s) address or an s3 address"
     return None
 
 

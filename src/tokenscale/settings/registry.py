@@ -109,6 +109,14 @@ SOURCES = {
         download="tokenscale.data.corpus.url",
         splittable=True,
     ),
+    "bucket": SourceSpec(
+        "tokenscale.data.corpus.fetched",
+        "such files from an S3 bucket",
+        ("files",),
+        _FETCHED,
+        download="tokenscale.data.corpus.bucket",
+        splittable=True,
+    ),
     "hub": SourceSpec(
         "tokenscale.data.corpus.fetched",
         "files of a Hugging Face dataset",
