@@ -64,6 +64,7 @@ PACKAGES = (
     Package("py-partiql-parser", "py_partiql_parser", "test", "sources in a bucket"),
     Package("flask", "flask", "test", "sources in a bucket"),
     Package("flask-cors", "flask_cors", "test", "sources in a bucket"),
+    Package("datasets", "datasets", "test", "streamed datasets"),
     Package("accelerate", "accelerate", "test"),
 )
 

@@ -81,8 +81,15 @@ class SourceSettings:
     separator: str | None = option(
         None, 'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document'
     )
-    repository: str | None = option(None, "hub: name of the dataset, such as roneneldan/TinyStories")
-    revision: str | None = option(None, "hub: commit of the dataset (40 hex digits), which fixes the data")
+    repository: str | None = option(
+        None, "hub, stream: name of the dataset, such as roneneldan/TinyStories; stream: also a folder"
+    )
+    revision: str | None = option(None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data")
+    subset: str | None = option(None, "stream: configuration of the dataset")
+    split: str = option("train", "stream: split of the training documents")
+    validation_split: str | None = option(
+        None, "stream: split of validation documents, instead of holding out a share of `split`"
+    )
     downloaded: bool | None = option(
         None, "false: not yet downloaded with this configuration, which `plan` reports", science=False
     )
@@ -110,7 +117,7 @@ class SourceSettings:
         for name in fields.keys() - {"kind", "maximum_documents", *needed, *known}:
             if getattr(self, name) != get_default(fields[name]):
                 found.append((name, f"has no meaning for kind {self.kind}"))
-        if self.kind == "hub" and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+        if self.kind in ("hub", "stream") and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
         for name in FILE_LISTS:
             found += [(name, text) for f in getattr(self, name) if (text := find_address_problem(f, self.kind))]
@@ -149,7 +156,7 @@ class SourceSettings:
     @property
     def has_own_validation(self) -> bool:
         """Whether the source defines its own validation documents."""
-        return bool(self.validation_files) or SOURCES[self.kind].validation
+        return bool(self.validation_files or self.validation_split) or SOURCES[self.kind].validation
 
     @staticmethod
     def infer_kind(values: dict[str, object]) -> str:
@@ -160,6 +167,8 @@ class SourceSettings:
         """
         files = values.get("files")
         files = [files] if isinstance(files, str) else files if isinstance(files, (list, tuple)) else []
+        if {"subset", "split", "validation_split"} & values.keys():
+            return "stream"
         if "repository" in values:
             return "hub"
         if any(is_address(str(f)) for f in files):

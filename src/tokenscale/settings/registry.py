@@ -125,6 +125,12 @@ SOURCES = {
         download="tokenscale.data.corpus.hub",
         splittable=True,
     ),
+    "stream": SourceSpec(
+        "tokenscale.data.corpus.stream",
+        "documents of a Hugging Face dataset, streamed",
+        ("repository",),
+        ("revision", "subset", "split", "validation_split", "text_column", "target_column", "published_documents"),
+    ),
     "dummy": SourceSpec(
         "tokenscale.data.corpus.dummy", "random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")
     ),

@@ -1,0 +1,123 @@
+"""Source `stream`: documents of a Hugging Face dataset, streamed by its library without downloading the files first.
+
+Nothing but the built corpus is kept on disk. A dataset of the hub is pinned by its commit. Of a local folder, the
+manifest records the hash of each file.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError, redact_credentials
+from tokenscale.base.files import sha256_file
+from tokenscale.data.corpus.columns import get_value, join_pairs, list_columns, missing_column_error
+from tokenscale.settings.data import SourceSettings
+
+#: a dataset is pinned by its commit, or by the hashes of its files
+KEEP_EARLIER = False
+
+
+def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
+    """Return the manifest entry of the source. Raises UserError for a dataset of the hub without a commit."""
+    facts = {name: getattr(source, name) for name in ("repository", "revision", "subset", "split", "validation_split")}
+    facts = {"kind": "stream"} | {name: value for name, value in facts.items() if value is not None}
+    folder = Path(str(source.repository))
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        facts["files"] = [{"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files]
+    elif source.revision is None:
+        raise UserError(
+            "a dataset of the hub needs its commit.",
+            key="source.revision",
+            dataset=source.repository,
+            next="set revision to the 40 hex digits of a commit, or name a folder",
+        )
+    return facts
+
+
+def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+    """Yield (text, origin) of each training document, in the order of the dataset."""
+    return islice(_stream(source, source.split, "split"), source.maximum_documents)
+
+
+def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
+    """Yield (text, origin) of each document of the validation split."""
+    return _stream(source, str(source.validation_split), "validation_split")
+
+
+def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[str | None, str]]:
+    dataset = _open_dataset(source, split, option)
+    columns = list_columns(source)
+    iterator = iter(dataset)
+    number = -1
+
+    def rows() -> Iterator[tuple[str | None, ...]]:
+        nonlocal number
+        while True:
+            try:
+                row = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:  # errors of the library have no common base but Exception
+                raise _stream_error(source, f"document {number + 1:,} of split {split}", error) from None
+            number += 1
+            yield tuple(_get_text(row, name, key, source) for key, name in columns.items())
+
+    for text in join_pairs(rows(), Path(f"{source.repository}, split {split}")):
+        yield text, f"{source.repository}/{split}::{number}"
+
+
+def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError(
+            "sources of kind stream need the package datasets, which is missing.",
+            dataset=source.repository,
+            next='pip install "tokenscale[datasets]"',
+        ) from None
+    try:
+        return load_dataset(
+            source.repository, name=source.subset, split=split, revision=source.revision, streaming=True
+        )
+    except Exception as error:
+        if "split" in str(error):
+            raise UserError(
+                f"the dataset has no split {split!r}.",
+                key=f"source.{option}",
+                dataset=source.repository,
+                reason=_first_line(error),
+                next="choose one of its splits",
+            ) from None
+        raise _stream_error(source, f"split {split}", error) from None
+
+
+def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSettings) -> str | None:
+    try:
+        value = get_value(row, name)
+    except (KeyError, TypeError):
+        raise missing_column_error(name, list(row), source.repository, "column", option) from None
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"the column {name!r} holds no text.",
+            key=f"source.{option}",
+            dataset=source.repository,
+            found=type(value).__name__,
+            next="name a column of strings",
+        )
+    return value
+
+
+def _stream_error(source: SourceSettings, what: str, error: Exception) -> UserError:
+    return UserError(
+        "a dataset cannot be streamed.",
+        dataset=f"{source.repository}{f' at {source.revision}' if source.revision else ''}",
+        file=what,
+        reason=f"{type(error).__name__}: {_first_line(error)}",
+        next="check name, revision, subset, network and, for gated data, `hf auth login`",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return redact_credentials((str(error).strip().splitlines() or [""])[0][:200])
