@@ -1,5 +1,6 @@
 """Documents that the library datasets streams, from Parquet files on this machine."""
 
+import contextlib
 import sys
 
 import pyarrow as pa
@@ -96,6 +97,20 @@ def test_without_its_package_the_message_says_what_to_install(folder, tmp_path, 
     with pytest.raises(UserError, match="need the package datasets") as error:
         build(corpus_of(folder), tmp_path)
     assert error.value.facts["next"] == 'pip install "tokenscale[datasets]"'
+
+
+def test_a_version_that_runs_scripts_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.__version__", "3.6.0")
+    with pytest.raises(UserError, match="need the package datasets") as error:
+        build(corpus_of(folder), tmp_path)
+    assert error.value.facts["found"] == "version 3.6.0"
+
+
+def test_no_script_of_a_dataset_runs(folder, tmp_path):
+    (folder / "dataset.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with contextlib.suppress(UserError):
+        build(corpus_of(folder), tmp_path / "c")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_kind_follows_from_the_keys():

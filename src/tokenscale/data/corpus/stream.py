@@ -16,6 +16,8 @@ from tokenscale.settings.data import SourceSettings
 
 #: a dataset is pinned by its commit, or by the hashes of its files
 KEEP_EARLIER = False
+#: earlier versions of the library run scripts that a dataset contains
+LEAST_VERSION = 4
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
@@ -70,13 +72,17 @@ def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[s
 
 def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
     try:
-        from datasets import load_dataset
+        from datasets import __version__, load_dataset
     except ImportError:
+        __version__, load_dataset = "", None
+    if load_dataset is None or int(__version__.split(".")[0]) < LEAST_VERSION:
         raise UserError(
-            "sources of kind stream need the package datasets, which is missing.",
+            "sources of kind stream need the package datasets.",
             dataset=source.repository,
+            found=f"version {__version__}" if __version__ else "not installed",
+            expected=f"version {LEAST_VERSION} or later",
             next='pip install "tokenscale[datasets]"',
-        ) from None
+        )
     try:
         return load_dataset(
             source.repository, name=source.subset, split=split, revision=source.revision, streaming=True
