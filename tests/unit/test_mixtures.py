@@ -1,6 +1,7 @@
 """Weighted mixtures: exact shares, one order at every world size and after restarts, and what is refused."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, joined, make_corpus, make_run, make_store, make_tokenizer, same, texts_around
 from tokenscale.base.errors import UserError
+from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches.batch import merge_states
 from tokenscale.data.batches.held_out import load_held_out
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.mixtures import check_repetitions, count_sequences, write_mixture
+from tokenscale.data.mixtures import mixture_order
 from tokenscale.data.order.mixture import MixtureOrder, block_counts
 from tokenscale.data.order.permutation import get_samples
+from tokenscale.runs.launch.repetitions import check_repetitions, count_sequences
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
@@ -62,7 +65,7 @@ def test_shares_are_exact_and_no_source_repeats_early(mixture):
         expected = get_samples(np.arange(own.sum()), size, order.source_seed(source))
         assert np.array_equal(samples[own] - sum(sizes[:source]), expected)
     for (first, weights), end in zip(stages, [*(f for f, _ in stages[1:]), len(positions)], strict=True):
-        counts = block_counts(weights)
+        counts = block_counts(tuple(weights))
         drawn = np.cumsum(sources[first:end, None] == np.arange(len(sizes)), axis=0)
         share = counts / counts.sum()
         ideal = np.arange(1, end - first + 1)[:, None] * share
@@ -100,7 +103,7 @@ def test_an_order_is_a_function_of_the_position(mixture, global_batch, steps):
     ],
 )
 def test_fractions_are_kept_exactly(weights, counts):
-    assert block_counts(weights).tolist() == counts
+    assert block_counts(tuple(weights)).tolist() == counts
 
 
 def test_equal_sources_are_in_different_orders():
@@ -141,7 +144,7 @@ class MixedLab:
         return path
 
     def batches(self, run, rank=0, world_size=1):
-        names = run.mixture.names if run.mixture else ["prose"]
+        names = [corpus.name for corpus in run.trained_corpora] if run.mixture else ["prose"]
         text, store = self.manifest(names), self.manifest(names, run.store) if run.store else None
         if run.mixture is None:
             text, store = self.corpora[0], self.folder / "tokens/prose" / run.store.directory if run.store else None
@@ -286,24 +289,67 @@ def test_each_corpus_has_its_own_held_out_rows(tmp_path):
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_more_text_than_there_is_is_refused_before_training(mixed, approach):
-    run = mixed_run(approach, make_mixture([(None, (0.5, 0.5, 0.0))]))
-    manifests = {"corpus": mixed.manifest(NAMES), "tokenizer": mixed.tokenizer / "manifest.json"}
+    stages = [(None, (0.5, 0.5, 0.0))]
+    run = mixed_run(approach, make_mixture(stages))
+    trained = NAMES[:2]  # the third corpus is only validated
+    manifests = {"corpus": mixed.manifest(trained), "tokenizer": mixed.tokenizer / "manifest.json"}
     if run.store:
-        manifests["store"] = mixed.manifest(NAMES, run.store)
-    limited = replace(run, mixture=make_mixture([(None, (0.5, 0.5, 0.0))], limit=2))
-    once = count_sequences(limited, manifests)
-    enough = int(min(once[:2]) * 2 * 2 / 9)  # 2 passes, half of the sequences, global batches of 9
-    check_repetitions(replace(limited, budget=BudgetSettings(steps=max(1, enough - 1))), once)
-    with pytest.raises(UserError, match="more text of a source than there is") as error:
-        check_repetitions(replace(limited, budget=BudgetSettings(steps=enough + 2)), once)
-    assert error.value.facts["source"] == NAMES[int(np.argmin(once[:2]))]
-    unlimited = replace(run, budget=BudgetSettings(steps=10**9))
-    check_repetitions(unlimited, count_sequences(unlimited, manifests))
+        manifests["store"] = mixed.manifest(trained, run.store)
+    limited = replace(run, mixture=make_mixture(stages, limit=2))
+    per_pass = count_sequences(limited, manifests, [1, 1])
+    assert len(per_pass) == 2
+    enough = int(min(per_pass) * 2 * 2 / 9)  # 2 passes, half of the sequences, global batches of 9
+    check_repetitions(replace(limited, budget=BudgetSettings(steps=max(1, enough - 1))), manifests)
+    with pytest.raises(UserError, match="maximum number of repetitions") as error:
+        check_repetitions(replace(limited, budget=BudgetSettings(steps=enough + 2)), manifests)
+    assert error.value.facts["source"] == NAMES[int(np.argmin(per_pass))]
+    check_repetitions(replace(run, budget=BudgetSettings(steps=10**9)), {})  # no limits: nothing is read
+
+
+def test_only_what_is_needed_is_tokenized_to_be_counted(mixed):
+    """A corpus that has a weight only in a stage that the run does not reach is not counted."""
+    run = mixed_run("padding-free", make_mixture([(T * 10_000, (1.0, 0.0)), (None, (0.5, 0.5))], NAMES[:2], limit=9))
+    run = replace(run, budget=BudgetSettings(steps=2))
+    manifests = {"corpus": mixed.manifest(NAMES[:2]), "tokenizer": mixed.tokenizer / "manifest.json"}
+    assert count_sequences(run, manifests, [18, 0])[1] == np.inf
+    check_repetitions(run, manifests)
+
+
+def test_a_corpus_without_a_weight_changes_no_batch(mixed):
+    for approach in ("packed", "token-list"):
+        run = mixed_run(approach, make_mixture([(None, (0.4, 0.6))], ("code", "prose")))
+        more = mixed_run(approach, make_mixture([(None, (0.4, 0.0, 0.6))], ("code", "notes", "prose")))
+        both = [take(mixed.batches(each), 30) for each in (run, more)]
+        assert all(same(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_stores_of_different_tokenizers_are_refused(tmp_path):
+    lab = MixedLab(tmp_path)
+    run = mixed_run("packed", make_mixture([(None, (0.5, 0.5))], NAMES[:2]))
+    lab.manifest(["prose"], run.store)
+    lab.tokenizer = make_tokenizer(tmp_path / "other", lab.corpora[1], 261)
+    with pytest.raises(UserError, match="does not match this run") as error:
+        lab.batches(run)
+    assert "tokenizer file" in error.value.facts["run"]
+
+
+def test_large_and_uneven_mixtures_stay_cheap():
+    """Blocks of many positions are computed one after the other: memory is bounded."""
+    weights = [1e-4, *[(1 - 1e-4) / 299] * 299]
+    assert block_counts(tuple(weights)).sum() >= 100_000
+    order = MixtureOrder([10**9] * 300, [(0, weights)], 1)
+    before = tracemalloc.start() or tracemalloc.get_traced_memory()[0]
+    sources, _ = order.locate(np.arange(0, 20_000_000, 1000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(sources) == 20_000 and peak - before < 200 << 20
 
 
 def test_an_empty_source_needs_the_weight_0(mixed, tmp_path):
     with pytest.raises(ValueError, match="no samples"):
         MixtureOrder([3, 0], [(0, [0.5, 0.5])], 0)
+    with pytest.raises(UserError, match="no training documents"):
+        mixture_order(mixed_run("packed"), [3, 0, 2])
     order = MixtureOrder([3, 0, 2], [(0, [0.5, 0.0, 0.5])], 0)
     assert set(order.samples(np.arange(100)).tolist()) == set(range(5))
 
@@ -344,10 +390,18 @@ def configure(weights, name="mix", **runs):
 @pytest.mark.parametrize(
     ("mixture", "key", "says"),
     [
-        ({"weights": {"a": -1, "b": 2}}, "weights.a", "at least 0"),
-        ({"weights": {"a": 0, "b": 0}}, "weights", "add up to nothing"),
-        ({"weights": {"a": float("nan")}}, "weights.a", "at least 0"),
-        ({"weights": {"a": float("inf")}}, "weights.a", "at least 0"),
+        ({"weights": {"a": -1, "b": 2}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": 0, "b": 0}}, "weights", "add up to 0"),
+        ({"weights": {"a": float("nan")}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": float("inf")}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": 1e308, "b": 1e308}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": True}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": "0.5"}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {"a": None}}, "weights.a", "from 0 to 1e"),
+        ({"weights": {1: 0.5}}, "", "not text: 1"),
+        ({"weights": [1, 2]}, "weights", "cannot be"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": True}, {"weights": {"b": 1}}]}, "stages.0.tokens", "cannot be"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 10**22}, {"weights": {"b": 1}}]}, "stages.0.tokens", "cannot be"),
         ({"weights": {"a": 1, "c": 1}}, "weights.c", "unknown corpus 'c'"),
         ({"weights": {"a": 1, "b": 1e-6}}, "weights.b", "below 0.0001"),
         ({"weights": {}}, "weights", "either `weights` or `stages`"),
@@ -356,8 +410,12 @@ def configure(weights, name="mix", **runs):
         ({"stages": [{"weights": {"a": 1}, "tokens": 5}]}, "stages.0.tokens", "lasts to the end"),
         ({"stages": [{"weights": {"a": 1}, "tokens": 0}, {"weights": {"b": 1}}]}, "stages.0.tokens", "cannot be 0"),
         ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"c": 1}}]}, "stages.1.weights.c", "unknown"),
-        ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"b": -1}}]}, "stages.1.weights.b", "at least 0"),
+        ({"stages": [{"weights": {"a": 1}, "tokens": 5}, {"weights": {"b": -1}}]}, "stages.1.weights.b", "from 0"),
         ({"weights": {"a": 1}, "maximum_repetitions": 0}, "maximum_repetitions", "above 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": float("inf")}, "maximum_repetitions", "above 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": True}, "maximum_repetitions", "above 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": [1]}, "maximum_repetitions", "above 0"),
+        ({"weights": {"a": 1}, "maximum_repetitions": {"a": "x"}}, "maximum_repetitions.a", "above 0"),
         ({"weights": {"a": 1}, "maximum_repetitions": {"b": 2}}, "maximum_repetitions.b", "no such corpus"),
         ({"weights": {"a": 1}, "weight": 3}, "weight", "unknown key"),
     ],
@@ -365,7 +423,7 @@ def configure(weights, name="mix", **runs):
 def test_a_wrong_mixture_is_one_message(mixture, key, says):
     with pytest.raises(UserError, match=says) as error:
         configure(mixture)
-    assert error.value.facts["key"].startswith(f"mixtures.mix.{key}") and "next" in error.value.facts
+    assert error.value.facts["key"].startswith(f"mixtures.mix.{key}".rstrip(".")) and "next" in error.value.facts
 
 
 def test_names_are_of_one_thing():
@@ -398,7 +456,10 @@ def test_weights_are_shares_and_names_are_labels():
     assert configure({"weights": {"b": 3, "a": 7}}).identity == base.identity
     assert configure({"stages": [{"weights": {"a": 70, "b": 30}}]}, name="other").identity == base.identity
     assert configure({"weights": {"a": 0.6, "b": 0.4}}).identity != base.identity
-    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity != base.identity
+    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": 2}).identity == base.identity
+    assert configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {}}).identity == base.identity
+    thirds = [configure({"weights": {"a": 9 * x, "b": 7 * x}}).identity for x in (1, 0.1, 1e-3, 1e6)]
+    assert len(set(thirds)) == 1
     assert RunSettings.from_json(base.to_json()) == base
     assert "mixture" not in to_dict(RunSettings())
     limits = configure({"weights": {"a": 7, "b": 3}, "maximum_repetitions": {"b": None}}).mixture.sources

@@ -97,8 +97,8 @@ def test_mixtures_are_planned_trained_and_reported(project):
 @pytest.mark.parametrize(
     ("mixture", "message", "following"),
     [
-        ({"weights": {"text": -3, "pairs": 1}}, "a weight must be a number of at least 0", "0 leaves the corpus out"),
-        ({"weights": {"text": 0, "pairs": 0}}, "add up to nothing", "a weight above 0"),
+        ({"weights": {"text": -3, "pairs": 1}}, "a weight must be a number from 0", "with 0 the corpus is validated"),
+        ({"weights": {"text": 0, "pairs": 0}}, "add up to 0", "a weight above 0"),
         ({"weights": {"text": 1, "pair": 1}}, "unknown corpus 'pair'", "did you mean 'pairs'?"),
     ],
 )
@@ -113,7 +113,7 @@ def test_more_text_than_there_is_is_refused_before_the_ranks_start(project):
     write_config(project, mixed={"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 0.01})
     done = project.snakemake("--cores", "2", "--keep-going", "runs", *OPTIONS, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stdout
-    assert "the run needs more text of a source than there is." in done.stdout
+    assert "the run needs more text of a source than its maximum number of repetitions allows." in done.stdout
     assert "raise mixtures.mixed.maximum_repetitions" in done.stdout
     finished = list(project.root.glob("results/runs/*/done.json"))
     started = list(project.root.glob("results/runs/*/attempt=*"))

@@ -26,6 +26,7 @@ from tokenscale.settings.manifests import (
     corpus_records,
     done_file,
     list_manifests,
+    mixture_manifest,
     store_manifest,
     tokenizer_manifest,
 )
@@ -175,6 +176,14 @@ def part_manifests(folder, corpus):
         f"{folder}/parts/{number:05d}/manifest.json"
         for number in range(settings.corpora[corpus].parts)
     ]
+
+
+def mixed_corpora(mixture, store=None):
+    """Return the corpora of a mixture that runs read: in a validation store all, otherwise those with a weight."""
+    mixture = settings.mixtures[mixture]
+    held_out = store is not None and StoreSettings.parse(store).split == "validation"
+    sources = mixture.sources if held_out else mixture.trained_sources
+    return [source.corpus.name for source in sources]
 
 
 def downloads_of(corpus):
@@ -369,7 +378,7 @@ def run_inputs(w):
     named = list_manifests(run)
     roles = ("corpus", "tokenizer", "store", "validation_store")
     return {role: named.get(role, []) for role in roles} | {
-        "records": [corpus_records(corpus.name) for corpus in run.corpora]
+        "records": [corpus_records(corpus.name) for corpus in run.trained_corpora]
         * (run.store is None),
         "resume_from": resumed_from(run),
     }
@@ -473,6 +482,7 @@ def files_of_all():
     """Return the files of every experiment that may be requested by their paths."""
     found = [done_file(run_id) for run_id in RUNS] + table_files(settings.available)
     found += [corpus_manifest(name) for name in settings.corpora]
+    found += [mixture_manifest(name) for name in settings.mixtures]
     found += [tokenizer_manifest(name) for name in settings.tokenizers]
     found += [store_manifest(*store) for store in settings.stores(EXPERIMENTS)]
     found += [

@@ -133,7 +133,7 @@ rule mix_corpora:
     """List the corpora of a mixture, for approaches that tokenize while training."""
     input:
         sources=lambda w: [
-            corpus_manifest(name) for name in settings.mixtures[w.mixture].names
+            corpus_manifest(name) for name in mixed_corpora(w.mixture)
         ],
         code=lambda w: code_of("mixture"),
     output:
@@ -142,7 +142,7 @@ rule mix_corpora:
         "results/logs/mixture/{mixture}.log",
     localrule: True
     params:
-        names=lambda w: settings.mixtures[w.mixture].names,
+        names=lambda w: mixed_corpora(w.mixture),
     message:
         "mixture {wildcards.mixture}"
     shell:

@@ -142,7 +142,7 @@ rule mix_stores:
     input:
         sources=lambda w: [
             store_manifest(name, w.tokenizer, w.store)
-            for name in settings.mixtures[w.mixture].names
+            for name in mixed_corpora(w.mixture, w.store)
         ],
         code=lambda w: code_of("mixture"),
     output:
@@ -153,7 +153,7 @@ rule mix_stores:
         store=stores_of("|".join(FORMATS)),
     localrule: True
     params:
-        names=lambda w: settings.mixtures[w.mixture].names,
+        names=lambda w: mixed_corpora(w.mixture, w.store),
     message:
         "mixture {wildcards.mixture} / {wildcards.tokenizer} / {wildcards.store}"
     shell:

@@ -206,12 +206,12 @@ def _settings(run: RunSettings | None) -> Row:
 
 
 def _mixture(run: RunSettings) -> str | None:
-    """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None without a mixture."""
+    """Return the corpora of a run's mixture with their shares of its sequences, as JSON; None if they are not known."""
     if run.mixture is None:
         return None
-    # without a number of steps, the shares of the last stage
-    sequences = run.budget.steps * run.global_batch if run.budget.kind == "steps" else 1 << 50
-    shares = run.mixture.shares(sequences, run.sequence_length)
+    if run.budget.kind != "steps" and len(run.mixture.stages) > 1:
+        return None  # the settings do not determine the length of the last stage
+    shares = run.mixture.shares(run.budget.steps * run.global_batch, run.sequence_length)
     return canonical_json({name: round(share, 6) for name, share in shares.items()})
 
 

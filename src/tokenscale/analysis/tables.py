@@ -53,7 +53,7 @@ TABLES: dict[str, dict[str, str]] = {
         "micro_batch": "INTEGER",
         "tokenizer": "VARCHAR",
         "corpus": "VARCHAR",
-        "mixture": "VARCHAR",  # JSON: corpus → its share of the sequences; null without a mixture
+        "mixture": "VARCHAR",  # JSON: corpus → its share of the sequences; null without a mixture, or if not known
         "precision": "VARCHAR",
         "seed": "BIGINT",
         "objective": "VARCHAR",

@@ -7,6 +7,7 @@ reading the result.
 import functools
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -357,7 +358,7 @@ def check_mixtures(design: Design) -> list[Problem]:
             continue
         sequences = run.budget.steps * run.global_batch
         shares = mixture.shares(sequences, run.sequence_length)
-        for source in mixture.sources:
+        for source in mixture.trained_sources:
             rows, limit = _count_rows(run, source.corpus.name, design.texts), source.maximum_repetitions
             passes = shares[source.corpus.name] * sequences / rows if rows else 0
             if limit is not None and passes > limit:
@@ -370,7 +371,10 @@ def check_mixtures(design: Design) -> list[Problem]:
         if stages < len(mixture.stages):
             what = f"the run ends in stage {stages} of the {len(mixture.stages)} stages of mixture {name}"
             cure = f"shorter stages in mixtures.{name}, or more steps"
-            found[name, ""] = stages, Problem("warn", what, "runs.budget", cure)
+            fewest = found.get((name, ""), (math.inf, None))
+            found[name, ""] = min(
+                fewest, (stages, Problem("warn", what, "runs.budget", cure)), key=lambda pair: pair[0]
+            )
     return [problem for _, problem in found.values()]
 
 

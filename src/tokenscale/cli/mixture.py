@@ -1,10 +1,14 @@
 """Write the manifest of a mixture, which lists the corpora or the token stores that its runs read."""
 
 import argparse
+import os
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.mixtures import write_mixture
+from tokenscale.base.files import pretty_json, sha256_file, write_json
+
+VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,3 +27,22 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--names and --sources differ in number.", found=found, next="one manifest for each name")
     write_mixture(dict(zip(arguments.names, arguments.sources, strict=True)), arguments.output)
     print(f"{arguments.output}: {', '.join(arguments.names)}")
+
+
+def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
+    """Write and return the manifest of a mixture; `sources` are corpus → manifest of the corpus or of its store.
+
+    A manifest that is equal is not written again. Raises UserError for a missing source.
+    """
+    listed = []
+    for name, manifest in sources.items():
+        if not manifest.is_file():
+            raise UserError(
+                "a source of the mixture is missing.", source=name, path=manifest, next=f"snakemake {manifest}"
+            )
+        relative = os.path.relpath(manifest, path.parent)
+        listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
+    content = {"schema_version": VERSION, "sources": listed}
+    if not (path.is_file() and path.read_text(encoding="utf-8") == pretty_json(content)):
+        write_json(path, content)
+    return content

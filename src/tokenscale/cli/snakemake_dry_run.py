@@ -22,6 +22,7 @@ KINDS = {
     "corpus": ("corpora", r"results/corpus/(?P<name>[^/]+)/.*"),
     "tokenizer": ("tokenizers", r"results/tokenizers/(?P<name>[^/]+)/.*"),
     "store": ("stores", r"results/tokens/(?P<name>.+)/manifest\.json"),
+    "mixture": ("mixtures", r"results/mixtures/(?P<name>.+)/manifest\.json"),
     "run": ("runs", r"results/runs/(?P<name>[^/]+)/.*"),
     "benchmark": ("benchmarks", r"results/benchmarks/(?P<name>[^/]+)/(?P<of>[^/]+)\.json"),
     "run table": ("run tables", r"results/experiments/(?P<of>[^/]+)/.*"),

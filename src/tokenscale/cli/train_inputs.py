@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
+from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
@@ -29,7 +30,7 @@ from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import BATCHES, DOWNLOADS, MIXTURES, OBJECTIVES, SOURCES
+from tokenscale.settings.registry import BATCHES, DOWNLOADS, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 RESULTS = Path("results")
@@ -123,18 +124,20 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
             next="give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out",
         )
     manifests = {}
-    for corpus in corpora if run.store is None else ():
+    trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
+    for corpus in trained if run.store is None else ():
         if RawText(corpus.parent).needs_records:
             log("records: writing the documents again, to read them in random order")
             write_text_records(corpus.parent)
     if run.reads_text:
-        manifests["corpus"] = _list_sources(run, "corpus", corpora)
+        manifests["corpus"] = _list_sources(run, "corpus", trained)
     if run.reads_tokenizer:
         manifests["tokenizer"] = tokenizer
     for role in ("store", "validation_store"):
         store: StoreSettings | None = getattr(run, role)
         if store is not None:
-            found = [ensure_store(store, corpus, tokenizer, log) for corpus in corpora]
+            read = trained if role == "store" else corpora
+            found = [ensure_store(store, corpus, tokenizer, log) for corpus in read]
             manifests[role] = _list_sources(run, role, found)
     return run, manifests
 
@@ -144,7 +147,8 @@ def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
     if run.mixture is None:
         return manifests[0]
     path = Path(list_manifests(run)[role])
-    importlib.import_module(MIXTURES).write_mixture(dict(zip(run.mixture.names, manifests, strict=True)), path)
+    corpora = run.corpora if role == "validation_store" else run.trained_corpora
+    write_mixture({corpus.name: manifest for corpus, manifest in zip(corpora, manifests, strict=True)}, path)
     return path
 
 

@@ -39,7 +39,8 @@ from tokenscale.settings.experiments import (
     varied_keys,
 )
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problem, resolve_mixture
+from tokenscale.settings.mixture import MixtureSettings
+from tokenscale.settings.mixture_file import NamedMixture, find_mixture_problem, resolve_mixture
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
@@ -264,6 +265,11 @@ class Config:
             what = f"a mixture cannot be named {name!r}."
             taken = f"another name than those of the corpora: {NAME_RULE}"
             raise UserError(what, file=self.file_of(key), key=key, expected=taken, next="rename it")
+        for weights in self._list_weights(values):
+            for corpus in weights:
+                if not isinstance(corpus, str):
+                    what = f"the name of a corpus is not text: {corpus!r}."
+                    raise UserError(what, file=self.file_of(key), key=key, next=f'put it in quotes: "{corpus}"')
         named: NamedMixture = validate.build(NamedMixture, values, file=self.file_of, key=key)
         if (problem := find_mixture_problem(named)) is not None:
             field, what, following = problem
@@ -274,6 +280,14 @@ class Config:
                 if corpus not in self.corpora:
                     raise self._unknown("corpus", corpus, self.corpora, f"{where}.{corpus}")
         return resolve_mixture(named, self.corpora)
+
+    @staticmethod
+    def _list_weights(values: Any) -> list[dict[Any, Any]]:
+        """Return the mappings of weights of a mixture that is not yet validated."""
+        stages = values.get("stages") if isinstance(values, dict) else None
+        found = [values] + [*stages] if isinstance(stages, list | tuple) else [values]
+        found = [part.get("weights") if isinstance(part, dict) else None for part in found]
+        return [weights for weights in found if isinstance(weights, dict)]
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment with the scale's overlay merged. Raises UserError for an unknown name or a bad file."""
@@ -566,10 +580,11 @@ class Config:
         found = set()
         for name in names:
             for run in self.runs(name):
-                for store in (run.settings.store, run.settings.validation_store):
+                settings = run.settings
+                read = ((settings.store, settings.trained_corpora), (settings.validation_store, settings.corpora))
+                for store, corpora in read:
                     if store is not None:
-                        corpora = [corpus.name for corpus in run.settings.corpora]
-                        found |= {(corpus, run.settings.tokenizer.name, store.directory) for corpus in corpora}
+                        found |= {(corpus.name, settings.tokenizer.name, store.directory) for corpus in corpora}
             benchmark = self.experiment(name).data_benchmark
             if benchmark is not None:
                 found |= {
@@ -717,6 +732,8 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     }
     run["properties"].pop("repeat")  # experiments set `repeats`
     run["properties"].pop("mixture")  # filled in
+    for name in ("MixtureSettings", "MixtureSource", "MixtureStage"):
+        definitions.pop(name)
     run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
     run["properties"][resuming.KEY]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
     definitions["ResumeFrom"] = pydantic.TypeAdapter(resuming.ResumeFrom).json_schema()

@@ -11,7 +11,7 @@ from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.experiments import Experiment
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.mixture import NamedMixture, NamedStage
+from tokenscale.settings.mixture_file import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import get_default
 from tokenscale.settings.presets import PRESETS

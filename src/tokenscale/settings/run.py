@@ -263,8 +263,13 @@ class RunSettings:
 
     @property
     def corpora(self) -> list[CorpusSettings]:
-        """Corpora that the run reads: its corpus, or those of its mixture."""
+        """The corpus of the run, or the corpora of its mixture."""
         return [self.corpus] if self.mixture is None else [source.corpus for source in self.mixture.sources]
+
+    @property
+    def trained_corpora(self) -> list[CorpusSettings]:
+        """The corpus of the run, or the corpora with a weight in its mixture."""
+        return [self.corpus] if self.mixture is None else [source.corpus for source in self.mixture.trained_sources]
 
     @property
     def keeps_weights(self) -> bool:
@@ -359,6 +364,9 @@ class RunSettings:
                 f"maximum_repetitions: null of the mixture {self.corpus.name}"
             )
             found.append((f"budget.{self.budget.kind}", text))
+        if self.labels == "target":
+            unpaired = [corpus.name for corpus in self.corpora if not corpus.source.pairs]
+            found += [("labels", f"documents of corpus {name} are not pairs: they have no target") for name in unpaired]
         return found
 
     def _translation_problems(self) -> list[str]:

@@ -62,6 +62,8 @@ class Measures:
         self._steps: dict[int, _Step] = {}  # not handed out yet
         self._handed: dict[int, int] = {}  # step → attempt
         self._validations: dict[int, tuple[tuple, dict[str, Any]]] = {}
+        #: step → corpus of a mixture → line of its validation
+        self._sources: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
         self._validated: set[int] = set()
         self._others: dict[str, dict[int, tuple[int, dict[str, Any]]]] = defaultdict(dict)  # event → rank → the last
         self._last = -1  # last step handed out
@@ -181,6 +183,9 @@ class Measures:
                 if step in self._validated:
                     raise Rewritten(f"attempt {attempt} repeats the validation at step {step}")
                 self._validations[step] = key, line
+        elif event == "source_validation":
+            if _number(line.get("useful_tokens")) and isinstance(line.get("corpus"), str):
+                self._sources[line.get("step") or 0][line["corpus"]] = line
         elif isinstance(event, str):
             numbers = _numbers(line)
             if numbers and attempt >= self._others[event].get(rank, (attempt,))[0]:
@@ -217,7 +222,9 @@ class Measures:
             if loss is not None:
                 values["validation/loss"] = loss
                 values["validation/perplexity"] = math.exp(loss) if loss < 700 else math.inf
-            finite = {name: value for name, value in values.items() if math.isfinite(value)}
+            for corpus, found in self._sources.get(step, {}).items():  # logged before the validation over all corpora
+                values[f"validation/{corpus}/loss"] = _ratio(_number(found.get("loss_sum")), found["useful_tokens"])
+            finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
             yield step, Point(step, _number(line.get("t_unix_s")) or 0.0, finite)
 
     def _count(self, attempt_step: int, merged: dict[str, float]) -> None:

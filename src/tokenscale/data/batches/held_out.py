@@ -55,7 +55,7 @@ def load_held_out(
         )
     return [
         _load_slice(run, where, corpus.name, vocabulary_size, rank, world_size, tokenizer_directory)
-        for where, corpus in zip(list_sources(run, directory), run.corpora, strict=True)
+        for where, corpus in zip(list_sources(run, directory, held_out=True), run.corpora, strict=True)
     ]
 
 

@@ -65,6 +65,7 @@ class RowOrder(ABC):
         """Compute the order of a block of steps, and prepare their rows."""
         continues = step == self._first + len(self._digests)
         count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
+        count = max(1, min(count, self._order.positions_ahead // self._global_batch))
         steps = np.arange(step, step + count, dtype=np.int64)
         positions = steps[:, None] * self._global_batch + self.slots[None, :]
         indices = self._order.samples(positions)

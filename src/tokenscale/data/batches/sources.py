@@ -12,9 +12,14 @@ from tokenscale.settings.registry import MIXTURES
 from tokenscale.settings.run import RunSettings
 
 
-def list_sources(run: RunSettings, where: Path) -> list[Path]:
-    """Return the folders or manifests that the run reads at `where`: one, or one for each corpus of its mixture."""
-    return [where] if run.mixture is None else importlib.import_module(MIXTURES).list_sources(run, where)
+def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
+    """Return the folders or manifests that the run reads at `where`: one, or one for each corpus of its mixture.
+
+    Corpora without a weight are left out, unless `held_out` documents are to be read.
+    """
+    if run.mixture is None:
+        return [where]
+    return importlib.import_module(MIXTURES).list_sources(run, where, held_out=held_out)
 
 
 def open_order(run: RunSettings, sizes: list[int]) -> SampleOrder:
@@ -32,8 +37,7 @@ def join(sources: Sequence[Any]) -> Any:
 class JoinedSources:
     """Several sources whose samples are numbered one source after the other.
 
-    Has the methods for reading of its sources: `document` and `lengths_of` of `streams.Documents`, and `documents` and
-    `rows` of those that have them.
+    Methods read from the sources, which are documents (see `streams.Documents`), or rows of a `padded` store.
     """
 
     def __init__(self, sources: Sequence[Any]):

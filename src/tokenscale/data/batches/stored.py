@@ -33,25 +33,24 @@ def open_run_stores(
     corpora: list[Path | None] = [None] * len(stores)
     if _exists(corpus_directory):
         corpora = [corpus_manifest(path) for path in list_sources(run, corpus_directory)]
-    return [
-        (
+    opened: list[tuple[Path, dict[str, Any]]] = []
+    for where, corpus in zip(stores, corpora, strict=True):
+        manifest = open_store(
             where,
-            open_store(
-                where,
-                run.store,
-                requested_by=run.identity,
-                tokenizer_name=run.tokenizer.name,
-                tokenizer_sha256=tokenizer_sha256,
-                vocabulary_size=run.model.vocabulary_size,
-                corpus_manifest_sha256=sha256_file(corpus) if corpus is not None else None,
-            ),
+            run.store,
+            requested_by=run.identity,
+            tokenizer_name=run.tokenizer.name,
+            # the stores of a mixture have the same tokenizer
+            tokenizer_sha256=tokenizer_sha256 or (opened[0][1]["tokenizer"]["file_sha256"] if opened else None),
+            vocabulary_size=run.model.vocabulary_size,
+            corpus_manifest_sha256=sha256_file(corpus) if corpus is not None else None,
         )
-        for where, corpus in zip(stores, corpora, strict=True)
-    ]
+        opened.append((where, manifest))
+    return opened
 
 
 def corpus_manifest(where: Path) -> Path:
-    """Return the manifest of a corpus, given it or its folder."""
+    """Return the path of a corpus's manifest. `where` is the manifest or the folder of the corpus."""
     return where if where.suffix == ".json" else Path(where) / "manifest.json"
 
 

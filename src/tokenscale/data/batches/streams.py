@@ -61,7 +61,7 @@ class StreamBatches:
         sizes = [len(documents) for documents in sources]
         order = open_order(run, sizes)
         seeds = [order.source_seed(number) for number in range(len(sources))]
-        #: of a mixture; None without one
+        #: None without a mixture
         self._order: Any = order if run.mixture is not None else None
         firsts = np.cumsum([0, *sizes])[:-1].tolist()
         facts = list(zip(sources, seeds, firsts, strict=True))

@@ -10,6 +10,7 @@ whole source once before it reads anything twice.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -19,34 +20,30 @@ from tokenscale.data.order.permutation import get_samples, mix64
 BLOCK, LEAST = 1000, 10
 #: between the seeds of sources, so that sources of equal size are in different orders
 SEED_STEP = 0x632BE59BD9B4E019
-#: positions whose order is computed at once, at most
-CHUNK = 1 << 20
+#: positions whose order is computed at once: in one call, and for batches read ahead
+CHUNK, AHEAD = 1 << 20, 1 << 17
 
 
-def block_counts(weights: Sequence[float]) -> np.ndarray:
+@cache
+def block_counts(weights: tuple[float, ...]) -> np.ndarray:
     """Return the samples of each source in a block, int64 [sources], for weights that add up to 1.
 
-    The length of the block, their sum, is chosen so that the shares are as close to the weights as possible. Weights
-    that are fractions with a common denominator of up to 1000 are kept exactly.
+    The length of the block, their sum, is chosen among `BLOCK` lengths so that the shares are as close to the weights
+    as possible. Weights that are fractions with a common denominator of up to 1000 are kept exactly.
 
-    >>> block_counts([2 / 3, 1 / 3, 0]).tolist()
+    >>> block_counts((2 / 3, 1 / 3, 0)).tolist()
     [668, 334, 0]
     """
     shares = np.asarray(weights, dtype=np.float64)
-    shortest = max(BLOCK, int(np.ceil(LEAST / shares[shares > 0].min())))
-    best: tuple[float, np.ndarray] | None = None
-    for length in range(shortest, 2 * shortest):
-        ideal = shares * length
-        counts = np.floor(ideal + 1e-9).astype(np.int64)
-        rest = np.where(shares > 0, ideal - counts, -1)
-        counts[np.argsort(-rest, kind="stable")[: length - int(counts.sum())]] += 1
-        error = float(np.abs(counts / length - shares).max())
-        if best is None or error < best[0] - 1e-12:
-            best = error, counts
-        if error < 1e-12:
-            break
-    assert best is not None
-    return best[1]
+    shortest = max(BLOCK, int(np.ceil(LEAST / shares[shares > 0].min() - 1e-6)))
+    lengths = np.arange(shortest, shortest + BLOCK)
+    ideal = shares[:, None] * lengths
+    errors = (np.abs(np.rint(ideal) - ideal) / lengths).max(axis=0)
+    length = int(lengths[np.argmax(errors <= errors.min() + 1e-12)])
+    counts = np.floor(shares * length + 1e-6).astype(np.int64)
+    rest = np.where(shares > 0, shares * length - counts, -1)
+    counts[np.argsort(-rest, kind="stable")[: length - int(counts.sum())]] += 1
+    return counts
 
 
 class _Stage:
@@ -54,7 +51,7 @@ class _Stage:
 
     def __init__(self, number: int, first: int, weights: Sequence[float], before: np.ndarray, seed: int):
         self.first, self.before = first, before
-        self.counts = block_counts(weights)
+        self.counts = block_counts(tuple(weights))
         self.length = int(self.counts.sum())
         # sample of a block → its source, and its number among the source's samples in the block
         self._source = np.repeat(np.arange(len(self.counts)), self.counts)
@@ -85,6 +82,8 @@ class MixtureOrder:
     are 0 may be empty. Raises ValueError for an empty source with a weight.
     """
 
+    positions_ahead = AHEAD
+
     def __init__(self, sizes: Sequence[int], stages: Sequence[tuple[int, Sequence[float]]], seed: int):
         self.sizes, self._seed = np.array(sizes, dtype=np.int64), seed
         #: sample of the first sample of each source
@@ -114,10 +113,15 @@ class MixtureOrder:
             places = np.flatnonzero(stages == number)
             blocks, inside = np.divmod(flat[places] - stage.first, stage.length)
             found, rows = np.unique(blocks, return_inverse=True)
-            source_of, number_of = stage.arrange(found)
-            chosen = source_of[rows, inside]
-            sources[places] = chosen
-            numbers[places] = stage.before[chosen] + blocks * stage.counts[chosen] + number_of[rows, inside]
+            at_once = max(1, CHUNK // stage.length)
+            for first in range(0, len(found), at_once):
+                source_of, number_of = stage.arrange(found[first : first + at_once])
+                own = slice(None) if len(found) <= at_once else (rows >= first) & (rows < first + at_once)
+                row, place = rows[own] - first, inside[own]
+                chosen = source_of[row, place]
+                sources[places[own]] = chosen
+                base = stage.before[chosen] + blocks[own] * stage.counts[chosen]
+                numbers[places[own]] = base + number_of[row, place]
         return sources.reshape(np.shape(positions)), numbers.reshape(np.shape(positions))
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
@@ -142,7 +146,7 @@ class MixtureOrder:
         int64 [slots, sources]. Takes time in proportion to the steps.
         """
         found = np.zeros((len(slots), len(self.sizes)), dtype=np.int64)
-        at_once = max(1, CHUNK // max(1, len(slots)))
+        at_once = max(1, CHUNK // global_batch)
         for first in range(0, steps, at_once):
             numbers = np.arange(first, min(first + at_once, steps), dtype=np.int64)
             sources, _ = self.locate(numbers[:, None] * global_batch + slots[None, :])

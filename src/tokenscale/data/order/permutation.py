@@ -97,6 +97,8 @@ class SampleOrder(Protocol):
     """Endless order of samples. Samples of several sources are numbered one source after the other."""
 
     rows: int
+    #: positions whose order is cheap enough to be computed together for batches read ahead
+    positions_ahead: int
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
         """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
@@ -109,6 +111,8 @@ class SampleOrder(Protocol):
 
 class ShuffledOrder:
     """Order of one source of `rows` samples."""
+
+    positions_ahead = 1 << 62
 
     def __init__(self, rows: int, seed: int):
         self.rows, self._seed = rows, seed

@@ -76,6 +76,14 @@ def _hash_files(code: Sequence[Path]) -> dict[str, str]:
     return hashes
 
 
+def is_sealed(directory: Path, identity: Identity) -> bool:
+    """Whether a run has ended with this identity."""
+    record = read_sealed(directory / "run.json")
+    return (
+        record is not None and record.get("digest") == identity.digest and record["outcome"]["status"] in FINAL_STATUSES
+    )
+
+
 def prepare_attempt(
     directory: Path, run: RunSettings, identity: Identity, launch: dict[str, Any] | None = None
 ) -> int | None:
@@ -84,9 +92,9 @@ def prepare_attempt(
     `launch` describes machine and job in the record. Attempts of other code or inputs move to `superseded/`, together
     with their record.
     """
-    record = read_sealed(directory / "run.json")
-    if record is not None and record.get("digest") == identity.digest and record["outcome"]["status"] in FINAL_STATUSES:
+    if is_sealed(directory, identity):
         return None
+    record = read_sealed(directory / "run.json")
     attempts = sorted(directory.glob("attempt=*"))
     stale = [a for a in attempts if _read_digest(a) != identity.digest]
     if stale or (record is not None and record.get("digest") != identity.digest):

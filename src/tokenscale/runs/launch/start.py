@@ -1,6 +1,5 @@
 """Execute a run from its settings to `done.json`: prepare the attempt, start the ranks, seal the record."""
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +14,17 @@ from tokenscale.runs.launch.attempts import (
     delete_resume_states,
     find_interrupted_step,
     hash_identity,
+    is_sealed,
     prepare_attempt,
     write_done_file,
 )
 from tokenscale.runs.launch.command import Launch, find_job
 from tokenscale.runs.launch.hang_report import describe_hang
+from tokenscale.runs.launch.repetitions import check_repetitions
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
-from tokenscale.settings.registry import MIXTURES
 from tokenscale.settings.run import RunSettings
 
 
@@ -47,14 +47,13 @@ def open_run(
             raise UserError(
                 f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
             )
-    if run.mixture is not None:
-        mixtures = importlib.import_module(MIXTURES)  # by name: no other run depends on it
-        mixtures.check_repetitions(run, mixtures.count_sequences(run, manifests))
     state = _find_state(run)
     directory = output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = hash_identity(_to_paths(training_code(run)), manifests, _to_paths(layout_code(run)), state)
+        if run.mixture is not None and not is_sealed(directory, identity):
+            check_repetitions(run, manifests)
         attempt = prepare_attempt(directory, run, identity, launch)
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")

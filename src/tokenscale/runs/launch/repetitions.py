@@ -1,0 +1,63 @@
+"""Check that a run with a mixture repeats no corpus more often than allowed, before its ranks start."""
+
+import math
+from pathlib import Path
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
+from tokenscale.data.mixtures import list_sources, mixture_order
+from tokenscale.data.stores.manifest import read_store_manifest
+from tokenscale.settings.registry import BATCHES
+from tokenscale.settings.run import RunSettings
+
+
+def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
+    """Raise UserError if the run repeats a corpus more often than its maximum number of repetitions allows.
+
+    `manifests` are the inputs of the run by role. For a stream, a repetition is as many tokens as the corpus has. Reads
+    manifests only, except for approach padding-free, which tokenizes the limited corpora.
+    """
+    mixture = run.mixture
+    assert mixture is not None
+    sources = mixture.trained_sources
+    if all(source.maximum_repetitions is None for source in sources):
+        return  # the run may have another budget than steps
+    needed = mixture_order(run, [1] * len(sources)).count(run.budget.steps * run.global_batch).tolist()
+    available = count_sequences(run, manifests, needed)
+    for source, sequences, per_pass in zip(sources, needed, available, strict=True):
+        limit, name = source.maximum_repetitions, source.corpus.name
+        if limit is not None and sequences > limit * per_pass:
+            passes = f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}" if per_pass else "it has none"
+            raise UserError(
+                "the run needs more text of a source than its maximum number of repetitions allows.",
+                mixture=run.corpus.name,
+                source=name,
+                needed=f"{sequences:,} sequences: {passes}",
+                allowed=f"{limit:g}  (maximum_repetitions)",
+                next=f"raise mixtures.{run.corpus.name}.maximum_repetitions, lower the weight of {name}, or train "
+                "fewer steps",
+            )
+
+
+def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:
+    """Return the sequences in one pass over each source that is trained on; for streams, its tokens by their length.
+
+    A source that approach padding-free need not count, without a limit or not `needed`, is infinitely large.
+    """
+    assert run.mixture is not None
+    streams = BATCHES[run.approach].streams
+    if run.store is not None:
+        stores = [read_store_manifest(path) for path in list_sources(run, manifests["store"])]
+        return [m["tokens_total"] / run.sequence_length if streams else m["rows"] for m in stores]
+    if not streams:
+        folders = [path.parent for path in list_sources(run, manifests["corpus"])]
+        return [read_corpus_manifest(folder)["splits"]["train"]["rows"] for folder in folders]
+    from tokenscale.data.batches.online import open_documents
+
+    opened = open_documents(run, manifests["corpus"], manifests["tokenizer"].parent)
+    return [
+        documents.total_tokens / run.sequence_length
+        if source.maximum_repetitions is not None and sequences
+        else math.inf
+        for source, documents, sequences in zip(run.mixture.trained_sources, opened, needed, strict=True)
+    ]
