@@ -132,9 +132,7 @@ rule corpus_records:
 rule mix_corpora:
     """List the corpora of a mixture, for approaches that tokenize while training."""
     input:
-        sources=lambda w: [
-            corpus_manifest(name) for name in mixed_corpora(w.mixture)
-        ],
+        sources=lambda w: [corpus_manifest(name) for name in mixed_corpora(w.mixture)],
         code=lambda w: code_of("mixture"),
     output:
         "results/mixtures/{mixture}/manifest.json",
