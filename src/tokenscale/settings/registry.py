@@ -167,6 +167,7 @@ FOREIGN = {
     "megatron": "tokenscale.data.stores.foreign.megatron",
     "nanogpt": "tokenscale.data.stores.foreign.nanogpt",
     "hf-datasets": "tokenscale.data.stores.foreign.hf_datasets",
+    "litdata": "tokenscale.data.stores.foreign.litdata",
 }
 #: approach → module that makes its batches
 BATCHES = {
