@@ -1,4 +1,4 @@
-"""Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets and litdata."""
+"""Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets, litdata and MosaicML."""
 
 import argparse
 import dataclasses
@@ -53,11 +53,11 @@ class ConvertSettings:
 
     to: str = option(
         "",
-        "megatron, nanogpt, hf-datasets, litdata; or a store by its name: packed, "
+        "megatron, nanogpt, hf-datasets, litdata, mds; or a store by its name: packed, "
         "token-list-dtype=int64, packed-sequence_length=2048",
         metavar="FORMAT",
     )
-    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets", "litdata"] | None = option(
+    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets", "litdata", "mds"] | None = option(
         None, "format of the source (default: detected)"
     )
     sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
@@ -81,11 +81,16 @@ class ConvertSettings:
     bos: Literal["keep", "drop"] | None = option(
         None, "foreign targets: the BOS of each document (default: keep; nanogpt: drop)"
     )
-    dtype: Literal["uint16", "uint32"] | None = option(
-        None, "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
+    dtype: Literal["uint16", "uint32", "int32", "int64"] | None = option(
+        None,
+        "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536), or of a column of bytes of an mds "
+        "source (default: int64)",
     )
     column: str | None = option(
-        None, "column of a hf-datasets source (default: input_ids, else tokens)", metavar="NAME"
+        None,
+        "column of a hf-datasets source (default: input_ids, else tokens), or of an mds source (default: tokens, else "
+        "input_ids, else the only one of integer arrays)",
+        metavar="NAME",
     )
     force: bool = option(False, "replace TARGET if it is of the same kind")
 
@@ -206,7 +211,7 @@ def _detect_format(path: Path) -> str:
         raise UserError(
             "the format of the source is unknown.",
             source=path,
-            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets or litdata",
+            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS",
             next=f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
             "python -m tokenscale pretokenize --help, for text",
         )
@@ -222,8 +227,8 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
         "sequence_length": goal.store is not None,
         "bos": goal.foreign is not None,
         "document_end": goal.foreign is not None or kind != "store",
-        "dtype": kind == "nanogpt",
-        "column": kind == "hf-datasets",
+        "dtype": kind in ("nanogpt", "mds"),
+        "column": kind in ("hf-datasets", "mds"),
     }
     for name, used in means.items():
         if not used and getattr(settings, name) is not None:

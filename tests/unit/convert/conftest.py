@@ -16,7 +16,7 @@ from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
-FOREIGN = ["megatron", "nanogpt", "hf-datasets", "litdata"]
+FOREIGN = ["megatron", "nanogpt", "hf-datasets", "litdata", "mds"]
 KNOWN = {"vocabulary_size": 100, "bos_id": 0, "eos_id": 1}
 
 
