@@ -17,6 +17,7 @@ from tests.unit.convert.conftest import KNOWN, digest, documents_in, documents_o
 from tokenscale.data.stores.foreign import reframe, shards
 
 PEER = Path(__file__).with_name("peer_mds.py")
+pytestmark = pytest.mark.slow(60)
 
 
 def encode(value, encoding):
