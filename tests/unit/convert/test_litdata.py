@@ -251,6 +251,7 @@ def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path):
 
 
 @pytest.mark.experiment
+@pytest.mark.slow(55)
 def test_litdata_reads_what_is_written(lab, tmp_path, monkeypatch, peers):
     monkeypatch.setattr(shards, "SHARD_BYTES", 700)
     source = write_hf(tmp_path / "hf", input_ids=[[0, 70_000, 5], [0, 6]])
@@ -267,6 +268,7 @@ def test_litdata_reads_what_is_written(lab, tmp_path, monkeypatch, peers):
 
 
 @pytest.mark.experiment
+@pytest.mark.slow(55)
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 def test_what_litdata_writes_is_read(lab, tmp_path, peers, dtype):
     documents = documents_of(ours(lab, "token-list"))
@@ -278,6 +280,7 @@ def test_what_litdata_writes_is_read(lab, tmp_path, peers, dtype):
 
 
 @pytest.mark.experiment
+@pytest.mark.slow(55)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -17,7 +17,6 @@ from tests.unit.convert.conftest import KNOWN, digest, documents_in, documents_o
 from tokenscale.data.stores.foreign import reframe, shards
 
 PEER = Path(__file__).with_name("peer_mds.py")
-pytestmark = pytest.mark.slow(60)
 
 
 def encode(value, encoding):
@@ -473,6 +472,7 @@ def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path):
 
 
 @pytest.mark.experiment
+@pytest.mark.slow(55)
 @pytest.mark.parametrize("kind", ["StreamingDataset", "LocalDataset"])
 def test_streaming_reads_what_is_written(lab, tmp_path, monkeypatch, peers, kind):
     monkeypatch.setattr(shards, "SHARD_BYTES", 900)
@@ -489,6 +489,7 @@ def test_streaming_reads_what_is_written(lab, tmp_path, monkeypatch, peers, kind
 
 
 @pytest.mark.experiment
+@pytest.mark.slow(55)
 @pytest.mark.parametrize(
     ("columns", "dtype", "options"),
     [
