@@ -177,14 +177,16 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
     chunks: list[dict[str, Any]] = []
     hashes: dict[str, str] = {}
     with replace_folder(path) as folder:
-        shards = split_shards(export_chunks(documents, rule, count), 8, lambda lengths: 4 + lengths * dtype.itemsize)
+        shards = split_shards(
+            export_chunks(documents, rule, count), dtype, 8, lambda lengths: 4 + lengths * dtype.itemsize
+        )
         for parts in shards:
             name, tokens = f"chunk-0-{len(chunks)}.bin", sum(len(part.ids) for part in parts)
             head = pack_offsets(np.concatenate([part.lengths for part in parts]) * dtype.itemsize, 0, NAME)
             with HashedFile(folder / name) as file:
                 file.write(head)
                 for part in parts:
-                    file.write(part.ids.astype(dtype))
+                    file.write(part.ids)
             hashes[name] = file.sha256
             chunks.append({"chunk_bytes": int(head[-1]), "chunk_size": int(head[0]), "dim": tokens, "filename": name})
         documents.confirm()

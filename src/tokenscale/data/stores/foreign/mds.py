@@ -370,7 +370,7 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
 
     with replace_folder(path) as folder:
         shards = split_shards(
-            export_chunks(documents, rule, count), 8 + len(columns), lambda lengths: 4 + count_bytes(lengths)
+            export_chunks(documents, rule, count), dtype, 8 + len(columns), lambda lengths: 4 + count_bytes(lengths)
         )
         for parts in shards:
             name = f"shard.{len(entries):05}.mds"
@@ -380,7 +380,7 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
                 file.write(head)
                 file.write(columns)
                 for part in parts:
-                    file.write(_encode_samples(part, dtype))
+                    file.write(_encode_samples(part))
             hashes[name] = file.sha256
             raw = {"basename": name, "bytes": int(head[-1]), "hashes": {"sha256": file.sha256}}
             entries.append({**config, "samples": len(sizes), "raw_data": raw, "zip_data": None})
@@ -395,15 +395,15 @@ def _choose_width(lengths: np.ndarray) -> np.ndarray:
     return 1 << np.searchsorted([1 << 8, 1 << 16], lengths, side="right")
 
 
-def _encode_samples(chunk: Chunk, dtype: np.dtype) -> bytes:
+def _encode_samples(chunk: Chunk) -> bytes:
     """Return consecutive samples with one column of arrays.
 
-    >>> _encode_samples(Chunk(np.array([7, 8, 9], np.int32), np.array([2, 1])), np.dtype("<u2")).hex(" ", 2)
+    >>> _encode_samples(Chunk(np.array([7, 8, 9], "<u2"), np.array([2, 1]))).hex(" ", 2)
     '0600 0000 0402 0700 0800 0400 0000 0401 0900'
     """
     pieces = []
     for document, width in zip(chunk.documents(), _choose_width(chunk.lengths).tolist(), strict=True):
         number = bytes([4 + width // 2]) + len(document).to_bytes(width, "little")
-        ids = document.astype(dtype).tobytes()
+        ids = document.tobytes()
         pieces += [(len(number) + len(ids)).to_bytes(4, "little"), number, ids]
     return b"".join(pieces)

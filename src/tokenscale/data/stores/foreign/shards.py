@@ -6,7 +6,7 @@ begins and the last one ends (items + 1).
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,21 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def split_shards(
-    chunks: Iterator[Chunk], head_bytes: int, item_bytes: Callable[[np.ndarray], np.ndarray]
+    chunks: Iterable[Chunk], dtype: np.dtype, head_bytes: int, item_bytes: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[list[Chunk]]:
-    """Yield the documents of each shard. `item_bytes` returns the bytes of documents in a shard, given their lengths.
+    """Yield the documents of each shard, with ids of `dtype`.
 
-    >>> documents = Chunk(np.arange(SHARD_BYTES // 2, dtype=np.int32), np.array([1, SHARD_BYTES // 2 - 2, 1]))
-    >>> [[part.lengths.tolist() for part in shard] for shard in split_shards(iter([documents]), 8, lambda n: 2 * n)]
+    `item_bytes` returns the bytes of documents in a shard, offset included, given their lengths.
+
+    >>> documents = Chunk(np.zeros(SHARD_BYTES // 2, np.int32), np.array([1, SHARD_BYTES // 2 - 2, 1]))
+    >>> shards = split_shards([documents], np.dtype("<u2"), 8, lambda lengths: 2 * lengths)
+    >>> [[part.lengths.tolist() for part in parts] for parts in shards]
     [[[1]], [[33554430]], [[1]]]
     """
     parts: list[Chunk] = []
     room = SHARD_BYTES - head_bytes
-    for chunk in chunks:
+    for int32 in chunks:
+        chunk = Chunk(int32.ids.astype(dtype), int32.lengths)
         ends = np.concatenate(([0], np.cumsum(item_bytes(chunk.lengths))))
         first, documents = 0, len(chunk.lengths)
         while first < documents:
