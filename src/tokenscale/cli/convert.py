@@ -1,4 +1,4 @@
-"""Convert token stores from and to Megatron-LM pairs, nanoGPT .bin files and Hugging Face data sets on disk."""
+"""Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets, litdata and MosaicML."""
 
 import argparse
 import dataclasses
@@ -40,6 +40,9 @@ Log = Callable[[str], None]
 
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
 
+#: foreign formats that are a folder
+FOLDERS = ("hf-datasets", "litdata", "mds")
+
 
 HELP = "python -m tokenscale convert --help"
 
@@ -50,11 +53,11 @@ class ConvertSettings:
 
     to: str = option(
         "",
-        "megatron, nanogpt, hf-datasets; or a store by its name: packed, token-list-dtype=int64, "
-        "packed-sequence_length=2048",
+        "megatron, nanogpt, hf-datasets, litdata, mds; or a store by its name: packed, "
+        "token-list-dtype=int64, packed-sequence_length=2048",
         metavar="FORMAT",
     )
-    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets"] | None = option(
+    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets", "litdata", "mds"] | None = option(
         None, "format of the source (default: detected)"
     )
     sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
@@ -78,11 +81,16 @@ class ConvertSettings:
     bos: Literal["keep", "drop"] | None = option(
         None, "foreign targets: the BOS of each document (default: keep; nanogpt: drop)"
     )
-    dtype: Literal["uint16", "uint32"] | None = option(
-        None, "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536)"
+    dtype: Literal["uint16", "uint32", "int32", "int64"] | None = option(
+        None,
+        "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536), or of a column of bytes of an mds "
+        "source (default: int64)",
     )
     column: str | None = option(
-        None, "column of a hf-datasets source (default: input_ids, else tokens)", metavar="NAME"
+        None,
+        "column of a hf-datasets source (default: input_ids, else tokens), or of an mds source (default: tokens, else "
+        "input_ids, else the only one of integer arrays)",
+        metavar="NAME",
     )
     force: bool = option(False, "replace TARGET if it is of the same kind")
 
@@ -203,7 +211,7 @@ def _detect_format(path: Path) -> str:
         raise UserError(
             "the format of the source is unknown.",
             source=path,
-            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of Dataset.save_to_disk",
+            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS",
             next=f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
             "python -m tokenscale pretokenize --help, for text",
         )
@@ -219,8 +227,8 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
         "sequence_length": goal.store is not None,
         "bos": goal.foreign is not None,
         "document_end": goal.foreign is not None or kind != "store",
-        "dtype": kind == "nanogpt",
-        "column": kind == "hf-datasets",
+        "dtype": kind in ("nanogpt", "mds"),
+        "column": kind in ("hf-datasets", "mds"),
     }
     for name, used in means.items():
         if not used and getattr(settings, name) is not None:
@@ -250,22 +258,16 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         known = find_manifest(path).is_file()
     elif goal.foreign:
         there = [p for p in ours if p.exists()]
-        known = goal.module.detect(path) if goal.foreign == "hf-datasets" else all(p.is_file() for p in there)
+        known = goal.module.detect(path) if goal.foreign in FOLDERS else all(p.is_file() for p in there)
+        if known and hasattr(goal.module, "list_files"):
+            _check_folder(path, [*goal.module.list_files(path), "tokenscale.json"], goal.module.NAME)
     else:
         there = [path] if path.exists() and (path.is_file() or any(_list_visible(path))) else []
         known = path.is_dir() and (path / "manifest.json").is_file()
         if known:  # a store's writer deletes token files that it does not know
             manifest = read_json(path / "manifest.json", "manifest")
             files = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
-            known_names = {"manifest.json", "build.json", *(file["name"] for file in files)}
-            strange = sorted(p.name for p in _list_visible(path) if p.name not in known_names)
-            if strange:
-                raise UserError(
-                    "the target's folder holds more than a store.",
-                    target=path,
-                    found=", ".join(strange[:5]),
-                    next="name another folder",
-                )
+            _check_folder(path, ["manifest.json", "build.json", *(file["name"] for file in files)], "a store")
     if there and not known:
         raise UserError(
             f"the existing target is not a {goal.foreign or 'token store'}.",
@@ -274,6 +276,18 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         )
     if there and not force:
         raise UserError("the target already exists.", target=there[0], next="--force replaces it")
+
+
+def _check_folder(folder: Path, known: list[str], what: str) -> None:
+    """Raise UserError if a folder to be replaced has other files than the known ones."""
+    strange = sorted(p.name for p in _list_visible(folder) if p.name not in known)
+    if strange:
+        raise UserError(
+            f"the target's folder holds more than {what}.",
+            target=folder,
+            found=", ".join(strange[:5]),
+            next="name another folder",
+        )
 
 
 def _list_visible(folder: Path) -> Iterator[Path]:
@@ -336,7 +350,7 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         column=settings.column,
     )
     documents = ReframedDocuments(reader, framing, eos)
-    hashes = {file.name: sha256_file(file) for file in reader.files}
+    hashes = {file: sha256_file(file) for file in reader.files}
     if record is not None:
         check_record(record, hashes, module.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
@@ -356,7 +370,7 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
             "converted_from": {
                 "format": kind,
                 "files": [
-                    {"name": file.name, "bytes": file.stat().st_size, "sha256": hashes[file.name]}
+                    {"name": _name_file(file, path), "bytes": file.stat().st_size, "sha256": hashes[file]}
                     for file in reader.files
                 ],
                 "dtype": reader.dtype,
@@ -368,6 +382,11 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         engine=f"converted from {kind}",
     )
     return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
+
+
+def _name_file(file: Path, source: Path) -> str:
+    """Return the name of a file of a source: its path in the source's folder, or its own name."""
+    return file.relative_to(source).as_posix() if file.is_relative_to(source) and file != source else file.name
 
 
 def _resolve_tokenizer(

@@ -181,6 +181,8 @@ FOREIGN = {
     "megatron": "tokenscale.data.stores.foreign.megatron",
     "nanogpt": "tokenscale.data.stores.foreign.nanogpt",
     "hf-datasets": "tokenscale.data.stores.foreign.hf_datasets",
+    "litdata": "tokenscale.data.stores.foreign.litdata",
+    "mds": "tokenscale.data.stores.foreign.mds",
 }
 #: approach → module that makes its batches
 BATCHES = {

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.peers import Peers
 from tests.unit.conftest import T
 from tokenscale.base.errors import UserError
 from tokenscale.cli.convert import ConvertSettings, convert
@@ -15,7 +16,7 @@ from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
-FOREIGN = ["megatron", "nanogpt", "hf-datasets"]
+FOREIGN = ["megatron", "nanogpt", "hf-datasets", "litdata", "mds"]
 KNOWN = {"vocabulary_size": 100, "bos_id": 0, "eos_id": 1}
 
 
@@ -81,3 +82,16 @@ def write_hf(folder, **columns):
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": n} for n in names]}))
     (folder / "dataset_info.json").write_text("{}")
     return folder
+
+
+@pytest.fixture
+def peers(tmp_path):
+    """Python with litdata and streaming. Skips the test where pip cannot install them."""
+    pytest.importorskip("torch")
+    return Peers(tmp_path / "peers")
+
+
+def documents_in(source, folder):
+    """The documents of a foreign source with BOS 0 and no EOS, as our reader finds them."""
+    run(source, folder, to="token-list", vocabulary_size=1 << 20, bos_id=0)
+    return documents_of(folder)

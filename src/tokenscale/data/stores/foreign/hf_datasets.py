@@ -6,7 +6,6 @@ Arrow schema.
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, sha256_file, write_json
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks
+from tokenscale.data.stores.foreign.shards import replace_folder
 
 NAME = "a Hugging Face data set"
 KEEPS_BOS = True
@@ -119,6 +119,10 @@ class Reader:
         """Return the number of documents, which are rows."""
         return sum(self._rows)
 
+    def find_file(self, document: int) -> Path:
+        """See `reframe.Reader`."""
+        return self.files[int(np.searchsorted(np.cumsum(self._rows), document, side="right"))]
+
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `reframe.Reader`."""
         row = 0
@@ -180,17 +184,14 @@ class Reader:
 
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
-    building = path.with_name(f".{path.name}.{os.getpid()}.building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    try:
-        shards = _write_shards(documents, building, rule, count)
+    with replace_folder(path) as folder:
+        shards = _write_shards(documents, folder, rule, count)
         documents.confirm()
         names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
         for shard, name in zip(shards, names, strict=True):
-            shard.rename(building / name)
-        hashes = {name: sha256_file(building / name) for name in names}
-        write_json(building / "dataset_info.json", {"citation": "", "description": "", "homepage": "", "license": ""})
+            shard.rename(folder / name)
+        hashes = {name: sha256_file(folder / name) for name in names}
+        write_json(folder / "dataset_info.json", {"citation": "", "description": "", "homepage": "", "license": ""})
         state = {
             "_data_files": [{"filename": name} for name in names],
             "_fingerprint": next(iter(hashes.values()))[:16],
@@ -200,14 +201,7 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
             "_output_all_columns": False,
             "_split": None,
         }
-        write_json(building / "state.json", state)
-        old = path.with_name(f".{path.name}.{os.getpid()}.old")
-        if path.exists():
-            path.rename(old)
-        building.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        write_json(folder / "state.json", state)
     return {path / name: sha256 for name, sha256 in hashes.items()}
 
 

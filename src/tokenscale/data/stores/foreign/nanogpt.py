@@ -120,6 +120,10 @@ class Reader:
         """Return the number of documents."""
         return len(self._bounds) - 1
 
+    def find_file(self, document: int) -> Path:
+        """See `reframe.Reader`."""
+        return self.files[0]
+
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `reframe.Reader`. Documents include the id that ends them; one before a document is moved to its end."""
         for a, b in group_documents(self._bounds, first, last):

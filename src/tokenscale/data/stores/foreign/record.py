@@ -22,10 +22,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
 
 
-def check_record(record: dict[str, Any], hashes: dict[str, str], path: Path) -> None:
-    """Raise UserError if a file's hash is not in the record. Files may have been renamed."""
+def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) -> None:
+    """Raise UserError if a file's hash is not in the record. `hashes` are file → SHA-256; files may be renamed."""
     known = record["files"]
-    for name, sha256 in hashes.items():
+    for name, sha256 in ((file.name, sha256) for file, sha256 in hashes.items()):
         if sha256 not in known.values():
             same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
             raise UserError(

@@ -31,6 +31,10 @@ class Reader(Protocol):
 
     def __len__(self) -> int: ...
 
+    def find_file(self, document: int) -> Path:
+        """Return the file that contains a document, for messages."""
+        ...
+
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (concatenated ids of any integer type, lengths int64) of documents [first, last)."""
         ...
@@ -183,7 +187,7 @@ class ReframedDocuments:
         document = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
         inside = place - int(lengths[:document].sum())
         where = f"{number + document:,} of {len(self):,}, token {inside:,} of {int(lengths[document]):,} (from 0)"
-        return UserError(what, source=self.reader.files[0], document=where, **facts)
+        return UserError(what, source=self.reader.find_file(number + document), document=where, **facts)
 
 
 # ------------------------------------------------------------------------------------------------------------ outgoing
