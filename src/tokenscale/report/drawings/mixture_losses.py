@@ -50,7 +50,7 @@ class MixtureLosses(Figure):
             for panel in axes[len(sources) :] if sources else ():
                 panel.set_visible(False)
             for number_of_panel, panel in enumerate(axes):
-                panel.set_xlabel("share of the training sequences (%)")
+                panel.set_xlabel("share of sequences (%)")
                 if number_of_panel % columns == 0:
                     panel.set_ylabel("validation loss (nats / useful token)")
             for source, panel in zip(sources, axes, strict=False):
@@ -69,6 +69,8 @@ class MixtureLosses(Figure):
         """Return what is validated, and how many runs are shown."""
         slices = self.rows.groupby("source")["validation_tokens"].max()
         sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
+        if len(sizes) > COLUMNS:
+            sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
         text = (
             "Loss after the last step on a fixed held-out slice of each corpus, the same rows for every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
