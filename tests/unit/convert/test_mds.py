@@ -241,7 +241,8 @@ def test_shards_with_other_columns_are_refused(tmp_path):
 @pytest.mark.parametrize("size", [300, 400, 4096])
 def test_documents_are_distributed_to_shards_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, size):
     monkeypatch.setattr(shards, "SHARD_BYTES", size)
-    run(ours(lab), tmp_path / "m", to="mds")
+    run(ours(lab), tmp_path / "pair", to="megatron")  # which is read in blocks smaller than a shard
+    run(tmp_path / "pair", tmp_path / "m", to="mds")
     found = parse(tmp_path / "m")
     assert flatten(found) == documents_of(ours(lab, "token-list"))
     sizes = [p.stat().st_size for p in sorted((tmp_path / "m").glob("*.mds"))]
@@ -363,6 +364,8 @@ def test_a_merged_index_of_folders_is_read(tmp_path):
     files = json.loads((tmp_path / "s/manifest.json").read_text())["converted_from"]["files"]
     assert [file["name"] for file in files] == ["index.json", "0/shard.00000.mds", "1/shard.00000.mds"]
     assert len({file["sha256"] for file in files}) == 3
+    text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)  # their folders may hold other files
+    assert "more than an MDS folder" in text
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -388,6 +391,7 @@ def test_a_shard_of_another_size_than_the_index_says_is_refused(tmp_path, change
         (8, 1, "offsets that decrease"),
         (8, 1 << 20, "offsets that decrease"),
         (12, 1 << 20, "outside of the file"),
+        (8, -2, "ends inside the sizes of its columns"),  # a second sample of two bytes
         (-18, 7, "sizes of its columns"),  # the size of the first sample's column
         (-18, 1 << 31, "sizes of its columns"),
     ],
@@ -396,7 +400,7 @@ def test_a_wrong_number_of_a_shard_is_refused(tmp_path, at, value, words):
     source = write_tokens(tmp_path / "m", [[[5, 6], [7]]])  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
     data = bytearray((source / "shard.00000.mds").read_bytes())
     at %= len(data)
-    data[at : at + 4] = value.to_bytes(4, "little")
+    data[at : at + 4] = (value if value >= 0 else len(data) + value).to_bytes(4, "little")
     (source / "shard.00000.mds").write_bytes(data)
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert words in text and "shard.00000.mds" in text and "next" in text
@@ -410,6 +414,13 @@ def test_a_wrong_byte_of_an_array_is_refused(tmp_path, at, value):
     assert data[-14:-12] == b"\x04\x02" and data[-4:-2] == b"\x04\x01"
     data[-at] = value
     (source / "shard.00000.mds").write_bytes(data)
+    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
+
+
+@pytest.mark.parametrize("values", [[], [7], [4], [4, 1], [5, 1]])
+def test_an_array_that_ends_early_is_refused(tmp_path, values):
+    source = write_tokens(tmp_path / "m", [[values]], "bytes:u1", column_encodings=["ndarray:uint16"])
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
 

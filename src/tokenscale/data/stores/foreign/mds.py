@@ -65,9 +65,9 @@ def list_outputs(path: Path) -> list[Path]:
 
 
 def list_files(path: Path) -> list[str]:
-    """Return the names in the folder that its index has: files, and folders with shards."""
+    """Return the names of the folder's files that its index has."""
     files = [shard.get(name) for shard in read_index(path)["shards"] for name in ("raw_data", "zip_data")]
-    return [INDEX, *(str(file.get("basename")).split("/")[0] for file in files if isinstance(file, dict))]
+    return [INDEX, *(str(file.get("basename")) for file in files if isinstance(file, dict))]
 
 
 def record_path(path: Path) -> Path:
