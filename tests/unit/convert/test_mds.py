@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.convert.conftest import KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
+from tokenscale.base.errors import UserError
 from tokenscale.data.stores.foreign import reframe, shards
 
 PEER = Path(__file__).with_name("peer_mds.py")
@@ -51,8 +52,8 @@ def write_mds(folder, parts, columns, hashes=(), compression=None, **entry):
     names = sorted(columns)
     encodings = [columns[name] for name in names]
     sizes = [find_size(encoding) for encoding in encodings]
-    stated = ["bytes" if e.startswith("bytes") else e for e in encodings]
-    config = {"column_encodings": stated, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
+    declared = ["bytes" if e.startswith("bytes") else e for e in encodings]
+    config = {"column_encodings": declared, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
     for number, samples in enumerate(parts):
         items = []
         for sample in samples:
@@ -277,6 +278,12 @@ def test_any_documents_are_written_and_read(documents, encoding, compression, sh
         assert documents_of(folder / "s") == [[0, *ids] for ids in documents]
 
 
+def test_a_document_beyond_the_offsets_is_refused():
+    assert shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1] == (1 << 32) - 1
+    with pytest.raises(UserError, match="a document is too long for x"):
+        shards.pack_offsets(np.array([1 << 31, (1 << 31) - 16]), 0, "x")
+
+
 # ---------------------------------------------------------------------------------------- compression, hashes, folders
 
 
@@ -303,14 +310,14 @@ def test_another_compression_is_refused(tmp_path, name):
     assert "a compression that is not read here" in text and name in text and "shard.00000.mds.zstd" in text
 
 
-@pytest.mark.parametrize("change", ["truncated", "no zstd", "smaller", "larger"])
+@pytest.mark.parametrize("change", ["truncated", "no zstd", "smaller", "larger", "huge"])
 def test_broken_compressed_shards_are_refused(tmp_path, change):
     source = write_tokens(tmp_path / "m", [[[5, 6] * 99]], compression="zstd")
     file, index = source / "shard.00000.mds.zstd", json.loads((source / "index.json").read_text())
     (entry,) = index["shards"]
     data = file.read_bytes()
-    if change in ("smaller", "larger"):
-        entry["raw_data"]["bytes"] += {"smaller": -1, "larger": 1}[change]
+    if change in ("smaller", "larger", "huge"):
+        entry["raw_data"]["bytes"] += {"smaller": -1, "larger": 1, "huge": 1 << 50}[change]
     else:
         file.write_bytes(data[:-9] if change == "truncated" else b"x" * len(data))
         entry["zip_data"]["bytes"] = file.stat().st_size

@@ -33,6 +33,7 @@ from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
 from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
 from tokenscale.data.stores.foreign.shards import (
     INDEX,
+    OFFSETS_END,
     SHARD_BYTES,
     check_size,
     pack_offsets,
@@ -333,7 +334,7 @@ def _decompress(file: Path, size: int) -> np.ndarray:
         ) from None
     try:
         with open(file, "rb") as source, zstandard.ZstdDecompressor().stream_reader(source) as reader:
-            data = reader.read(size + 1)
+            data = reader.read(min(size, OFFSETS_END) + 1)
     except zstandard.ZstdError as error:
         raise UserError("a shard of the MDS folder is not zstd data.", file=file, reason=error, next=AGAIN) from None
     if len(data) != size:
