@@ -61,6 +61,14 @@ def test_what_a_data_set_contradicts_is_refused(tmp_path, columns, settings, wor
     assert words in refused(source, tmp_path / "s", **{"to": "token-list", **KNOWN, **settings})
 
 
+def test_an_id_outside_of_the_vocabulary_names_its_file(tmp_path):
+    for place in range(4):
+        ids = [[5], [6], [7], [8]]
+        ids[place] = [100]
+        text = refused(write_hf(tmp_path / f"hf{place}", input_ids=ids), tmp_path / "s", to="token-list", **KNOWN)
+        assert f"data-0000{place // 2}-of-00002.arrow" in text and f"document  {place} of 4" in text
+
+
 def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
     folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
     file = folder / "data-00001-of-00002.arrow"

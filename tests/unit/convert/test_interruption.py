@@ -50,5 +50,5 @@ def test_a_source_that_changes_meanwhile_is_refused(lab, tmp_path, monkeypatch):
         (tmp_path / "m.bin").touch()
 
     monkeypatch.setattr(reframe.ReframedDocuments, "chunks", changing)
-    for to in ("nanogpt", "hf-datasets"):
+    for to in ("nanogpt", "hf-datasets", "litdata", "mds"):
         assert "has changed while it was converted" in refused(tmp_path / "m", tmp_path / "x", to=to)

@@ -102,7 +102,8 @@ def test_every_integer_type_is_read(tmp_path, form, dtype):
 @pytest.mark.parametrize("size", [40, 100, 4096])
 def test_documents_are_distributed_to_chunks_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, size):
     monkeypatch.setattr(shards, "SHARD_BYTES", size)
-    run(ours(lab), tmp_path / "l", to="litdata")
+    run(ours(lab), tmp_path / "pair", to="megatron")  # which is read in blocks smaller than a chunk
+    run(tmp_path / "pair", tmp_path / "l", to="litdata")
     chunks = parse(tmp_path / "l")
     assert flatten(chunks) == documents_of(ours(lab, "token-list"))
     sizes = [8 + sum(4 + 2 * len(ids) for ids in chunk) for chunk in chunks]
@@ -222,7 +223,7 @@ def test_a_wrong_entry_of_the_index_is_refused(tmp_path, name, value, words):
 
 def test_a_broken_or_missing_index_is_refused(tmp_path):
     source = write_litdata(tmp_path / "l", [[[5, 6], [7]]])
-    for text in ("{", "[]", "{}", '{"chunks": {}, "config": {}}'):
+    for text in ("{", "[]", "{}", '{"chunks": {}, "config": {}}', '{"chunks": []}'):
         (source / "index.json").write_text(text)
         assert "format of the source is unknown" in refused(source, tmp_path / "s", to="packed", **KNOWN)
         assert "index" in refused(source, tmp_path / "s", to="token-list", from_format="litdata", **KNOWN)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.convert.conftest import KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
+from tokenscale.base.errors import UserError
 from tokenscale.data.stores.foreign import reframe, shards
 
 PEER = Path(__file__).with_name("peer_mds.py")
@@ -51,8 +52,8 @@ def write_mds(folder, parts, columns, hashes=(), compression=None, **entry):
     names = sorted(columns)
     encodings = [columns[name] for name in names]
     sizes = [find_size(encoding) for encoding in encodings]
-    stated = ["bytes" if e.startswith("bytes") else e for e in encodings]
-    config = {"column_encodings": stated, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
+    declared = ["bytes" if e.startswith("bytes") else e for e in encodings]
+    config = {"column_encodings": declared, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
     for number, samples in enumerate(parts):
         items = []
         for sample in samples:
@@ -241,7 +242,8 @@ def test_shards_with_other_columns_are_refused(tmp_path):
 @pytest.mark.parametrize("size", [300, 400, 4096])
 def test_documents_are_distributed_to_shards_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, size):
     monkeypatch.setattr(shards, "SHARD_BYTES", size)
-    run(ours(lab), tmp_path / "m", to="mds")
+    run(ours(lab), tmp_path / "pair", to="megatron")  # which is read in blocks smaller than a shard
+    run(tmp_path / "pair", tmp_path / "m", to="mds")
     found = parse(tmp_path / "m")
     assert flatten(found) == documents_of(ours(lab, "token-list"))
     sizes = [p.stat().st_size for p in sorted((tmp_path / "m").glob("*.mds"))]
@@ -276,6 +278,12 @@ def test_any_documents_are_written_and_read(documents, encoding, compression, sh
         assert documents_of(folder / "s") == [[0, *ids] for ids in documents]
 
 
+def test_a_document_beyond_the_offsets_is_refused():
+    assert shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1] == (1 << 32) - 1
+    with pytest.raises(UserError, match="a document is too long for x"):
+        shards.pack_offsets(np.array([1 << 31, (1 << 31) - 16]), 0, "x")
+
+
 # ---------------------------------------------------------------------------------------- compression, hashes, folders
 
 
@@ -302,14 +310,14 @@ def test_another_compression_is_refused(tmp_path, name):
     assert "a compression that is not read here" in text and name in text and "shard.00000.mds.zstd" in text
 
 
-@pytest.mark.parametrize("change", ["truncated", "no zstd", "smaller", "larger"])
+@pytest.mark.parametrize("change", ["truncated", "no zstd", "smaller", "larger", "huge"])
 def test_broken_compressed_shards_are_refused(tmp_path, change):
     source = write_tokens(tmp_path / "m", [[[5, 6] * 99]], compression="zstd")
     file, index = source / "shard.00000.mds.zstd", json.loads((source / "index.json").read_text())
     (entry,) = index["shards"]
     data = file.read_bytes()
-    if change in ("smaller", "larger"):
-        entry["raw_data"]["bytes"] += {"smaller": -1, "larger": 1}[change]
+    if change in ("smaller", "larger", "huge"):
+        entry["raw_data"]["bytes"] += {"smaller": -1, "larger": 1, "huge": 1 << 50}[change]
     else:
         file.write_bytes(data[:-9] if change == "truncated" else b"x" * len(data))
         entry["zip_data"]["bytes"] = file.stat().st_size
@@ -363,6 +371,8 @@ def test_a_merged_index_of_folders_is_read(tmp_path):
     files = json.loads((tmp_path / "s/manifest.json").read_text())["converted_from"]["files"]
     assert [file["name"] for file in files] == ["index.json", "0/shard.00000.mds", "1/shard.00000.mds"]
     assert len({file["sha256"] for file in files}) == 3
+    text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)  # their folders may hold other files
+    assert "more than an MDS folder" in text
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -388,6 +398,7 @@ def test_a_shard_of_another_size_than_the_index_says_is_refused(tmp_path, change
         (8, 1, "offsets that decrease"),
         (8, 1 << 20, "offsets that decrease"),
         (12, 1 << 20, "outside of the file"),
+        (8, -2, "ends inside the sizes of its columns"),  # a second sample of two bytes
         (-18, 7, "sizes of its columns"),  # the size of the first sample's column
         (-18, 1 << 31, "sizes of its columns"),
     ],
@@ -396,7 +407,7 @@ def test_a_wrong_number_of_a_shard_is_refused(tmp_path, at, value, words):
     source = write_tokens(tmp_path / "m", [[[5, 6], [7]]])  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
     data = bytearray((source / "shard.00000.mds").read_bytes())
     at %= len(data)
-    data[at : at + 4] = value.to_bytes(4, "little")
+    data[at : at + 4] = (value if value >= 0 else len(data) + value).to_bytes(4, "little")
     (source / "shard.00000.mds").write_bytes(data)
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert words in text and "shard.00000.mds" in text and "next" in text
@@ -410,6 +421,13 @@ def test_a_wrong_byte_of_an_array_is_refused(tmp_path, at, value):
     assert data[-14:-12] == b"\x04\x02" and data[-4:-2] == b"\x04\x01"
     data[-at] = value
     (source / "shard.00000.mds").write_bytes(data)
+    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
+
+
+@pytest.mark.parametrize("values", [[], [7], [4], [4, 1], [5, 1]])
+def test_an_array_that_ends_early_is_refused(tmp_path, values):
+    source = write_tokens(tmp_path / "m", [[values]], "bytes:u1", column_encodings=["ndarray:uint16"])
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
 

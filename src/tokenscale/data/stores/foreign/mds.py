@@ -33,6 +33,7 @@ from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
 from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
 from tokenscale.data.stores.foreign.shards import (
     INDEX,
+    OFFSETS_END,
     SHARD_BYTES,
     check_size,
     pack_offsets,
@@ -65,9 +66,9 @@ def list_outputs(path: Path) -> list[Path]:
 
 
 def list_files(path: Path) -> list[str]:
-    """Return the names in the folder that its index has: files, and folders with shards."""
+    """Return the names of the folder's files that its index has."""
     files = [shard.get(name) for shard in read_index(path)["shards"] for name in ("raw_data", "zip_data")]
-    return [INDEX, *(str(file.get("basename")).split("/")[0] for file in files if isinstance(file, dict))]
+    return [INDEX, *(str(file.get("basename")) for file in files if isinstance(file, dict))]
 
 
 def record_path(path: Path) -> Path:
@@ -333,7 +334,7 @@ def _decompress(file: Path, size: int) -> np.ndarray:
         ) from None
     try:
         with open(file, "rb") as source, zstandard.ZstdDecompressor().stream_reader(source) as reader:
-            data = reader.read(size + 1)
+            data = reader.read(min(size, OFFSETS_END) + 1)
     except zstandard.ZstdError as error:
         raise UserError("a shard of the MDS folder is not zstd data.", file=file, reason=error, next=AGAIN) from None
     if len(data) != size:

@@ -20,6 +20,8 @@ from tokenscale.data.stores.documents import Chunk
 INDEX = "index.json"
 #: maximum size of a written shard, the default of both libraries; a longer document is a shard of its own
 SHARD_BYTES = 1 << 26
+#: size that a shard's offsets cannot count
+OFFSETS_END = 1 << 32
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -88,11 +90,11 @@ def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
     """
     head = np.concatenate(([len(sizes), 0], np.cumsum(sizes)))
     head[1:] += 4 * len(head) + gap
-    if head[-1] >= 1 << 32:
+    if head[-1] >= OFFSETS_END:
         raise UserError(
             f"a document is too long for {name}.",
             found=f"{head[-1]:,} bytes",
-            expected=f"fewer than {1 << 32:,} bytes, which its offsets can count",
+            expected=f"fewer than {OFFSETS_END:,} bytes, which its offsets can count",
             next="choose another format: --to megatron",
         )
     return head.astype("<u4")
