@@ -88,6 +88,7 @@ def test_mixtures_are_planned_trained_and_reported(project):
     with changed(project.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"):
         found, _ = verify_results(project.root / "results")
         assert sum("built again with other content" in finding.what for finding in found) == 2
+        assert project.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
 
     # other weights are other runs of the same stores, and no other run
     write_config(project, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
@@ -111,21 +112,10 @@ def test_a_wrong_mixture_is_one_message(project, mixture, message, following):
 
 def test_more_text_than_there_is_is_refused_before_the_ranks_start(project):
     write_config(project, mixed={"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 0.01})
+    levels = EXPERIMENT["factors"] | {"corpus": ["mixed"]}
+    (project.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT | {"factors": levels}))
     done = project.snakemake("--cores", "2", "--keep-going", "runs", *OPTIONS, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stdout
     assert "the run needs more text of a source than its maximum number of repetitions allows." in done.stdout
     assert "raise mixtures.mixed.maximum_repetitions" in done.stdout
-    finished = list(project.root.glob("results/runs/*/done.json"))
-    started = list(project.root.glob("results/runs/*/attempt=*"))
-    assert len(finished) == len(started) == 3  # those of the other mixture
-
-
-def test_a_source_that_was_built_again_is_named(project):
-    project.snakemake("--cores", "2", "tokens", *OPTIONS)
-    path = project.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"
-    assert project.planned("runs", *OPTIONS) == {"train": 6, "mix_corpora": 2, "mix_stores": 6, "corpus_records": 2}
-    project.snakemake("--cores", "2", "runs", *OPTIONS)
-    text = path.read_text()
-    path.write_text(text + "\n")
-    assert project.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
-    path.write_text(text)
+    assert not list(project.root.glob("results/runs/*/attempt=*"))
