@@ -38,10 +38,13 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
     with closing(connect_logs(directory, record["attempt"])) as connection:
         losses = [row["loss"] for row in _rows(connection, "loss") if row["loss"] is not None]
         held_out = _rows(connection, "validation")
+        mixed = bool(record.get("run", {}).get("mixture"))
+        sources = [row for row in _rows(connection, "source_validation") if row["last"]] if mixed else []
         speed = next(iter(_rows(connection, "throughput")), {})
     return found | {
         "loss": losses[-1] if losses else None,
         "held_out_loss": held_out[-1]["loss"] if held_out else None,
+        "held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources},
         "useful_tokens_per_s": speed.get("useful_tokens_per_s"),
         "total_tokens_per_s": speed.get("total_tokens_per_s"),
     }
@@ -56,6 +59,10 @@ def summary_lines(directory: Path) -> list[str]:
     lines = [f"run    {directory}  {found['status']} after {found['steps']} steps"]
     if found["loss"] is not None:
         lines.append(f"loss   {found['loss']:.4f} in the last step{held_out}  (nats per useful token)")
+    if by_corpus := found["held_out_loss_by_corpus"]:
+        lines.append(
+            f"       held out by corpus: {', '.join(f'{name} {loss:.4f}' for name, loss in by_corpus.items())}"
+        )
     if found["useful_tokens_per_s"] is not None:
         useful, total = found["useful_tokens_per_s"], found["total_tokens_per_s"]
         lines.append(f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps left out)")

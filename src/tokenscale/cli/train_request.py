@@ -231,7 +231,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
             known = sorted({"dummy", *config.corpora, *config.mixtures})
             near = find_nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
             raise UserError(
-                f"there is no dataset {words.dataset!r}: neither a file nor a corpus of {CONFIG}.",
+                f"there is no dataset {words.dataset!r}: neither a file nor a corpus or mixture of {CONFIG}.",
                 flag="--dataset",
                 allowed=f"a file; {', '.join(known)}",
                 next=f"did you mean {near!r}?" if near else "correct the path, or choose a corpus",

@@ -49,7 +49,8 @@ class TrainOptions:
     """Options of `train` besides the settings of a run."""
 
     dataset: str = option(
-        "dummy", "a file, `dummy` (random numbers over the model's vocabulary), or a corpus in config/config.yaml"
+        "dummy",
+        "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or mixture in config/config.yaml",
     )
     data_path: str | None = option(None, "local file to use instead of the corpus's download", metavar="FILE")
     dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
