@@ -14,6 +14,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.parts import part_folder
 from tokenscale.data.stores import documents as documents_module
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
+from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.parts import merge_store
 from tokenscale.data.stores.write import write_store
 from tokenscale.settings.data import StoreSettings
@@ -190,3 +191,29 @@ def test_an_interrupted_part_goes_on_and_finished_parts_stay(made, tmp_path, mon
     make_store(tmp_path, made / "c", made / "t", "token-list")
     merged = merge_store(settings, made / "c", tmp_path / "many", 2)
     assert merged["ids_digest"] == read_store_manifest(tmp_path / "token-list")["ids_digest"]
+
+
+def test_packed_stores_and_parts_are_read_one_after_the_other(made, tmp_path):
+    """As the stores of a mixture: rows, document boundaries and documents are those of each store."""
+    store = "packed-sequence_length=16"
+    make_store(tmp_path, made / "c", made / "t", store)
+    write_in_parts(made, store, tmp_path / "many", 5)
+    whole = tmp_path / StoreSettings.parse(store).directory
+    folders = [tmp_path / "many", whole, tmp_path / "many"]
+    opened = [(folder, open_store(folder, StoreSettings.parse(store))) for folder in folders]
+    readers = [PackedStore(*each) for each in opened]
+    joined = PackedStore(*opened[0], others=opened[1:])
+    assert joined.sizes == [len(reader) for reader in readers] and len(joined) == sum(joined.sizes)
+    rows = np.random.default_rng(1).permutation(len(joined))
+    firsts = np.cumsum([0, *joined.sizes])
+    tokens, labels = joined.rows(rows)
+    starts = joined.starts(rows)
+    for n, row in enumerate(rows.tolist()):
+        source = int(np.searchsorted(firsts, row, side="right")) - 1
+        own = np.array([row - firsts[source]])
+        expected = *(values[0] for values in readers[source].rows(own)), readers[source].starts(own)[0]
+        for found, right in zip((tokens[n], labels[n], starts[n]), expected, strict=True):
+            assert np.array_equal(found, right)
+    ids = np.concatenate([chunk.ids for chunk in joined.chunks(100, 600)])
+    parts = [readers[0].chunks(100, 240), readers[1].chunks(0, 240), readers[2].chunks(0, 120)]
+    assert np.array_equal(ids, np.concatenate([chunk.ids for part in parts for chunk in part]))
