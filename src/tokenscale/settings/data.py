@@ -65,8 +65,10 @@ class SourceSettings:
         "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
     )
     validation_target_files: tuple[str, ...] = option((), "translations of `validation_files`, line by line")
-    format: Literal["auto", "parquet", "jsonl", "tsv", "text"] = option(
-        "auto", "auto: by file extension (.parquet, .jsonl, .tsv, .txt, …; all except Parquet also with .gz or .zst)"
+    format: Literal["auto", "parquet", "jsonl", "tsv", "text", "mds", "litdata"] = option(
+        "auto",
+        "auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all except Parquet also with "
+        ".gz or .zst)",
     )
     text_column: str = option(
         "text",

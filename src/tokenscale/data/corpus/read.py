@@ -1,4 +1,7 @@
-"""Reader of one raw file: Parquet, or JSON lines, TSV and text, also compressed. Memory holds a part of the file."""
+"""Reader of one raw file: Parquet, JSON lines, TSV, text, or a shard of MDS or litdata.
+
+All but Parquet may be compressed. Memory holds a part of the file, or one whole shard.
+"""
 
 import codecs
 import gzip
@@ -24,6 +27,7 @@ from tokenscale.data.corpus.columns import (
     read_line_pairs,
     read_tsv,
 )
+from tokenscale.data.corpus.shards import read_litdata, read_mds
 from tokenscale.settings.data import SourceSettings
 
 #: format → file endings; all but Parquet may be followed by `.gz`, `.zst` or `.zstd`
@@ -32,10 +36,14 @@ ENDINGS = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "tsv": (".tsv",),
     "text": (".txt", ".text", ".md", ".rst"),
+    "mds": (".mds",),
+    "litdata": (".bin",),
 }
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+#: format of shards → function that yields the texts of a decompressed shard
+SHARDS = {"mds": read_mds, "litdata": read_litdata}
 #: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
 
@@ -57,6 +65,8 @@ def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -
         yield from join_pairs(_read_json_lines(path, list_columns(source)), path)
     elif form == "tsv":
         yield from join_pairs(read_tsv(_split_text(path, "\n"), list_columns(source), path), path)
+    elif form in SHARDS:
+        yield from join_pairs(SHARDS[form](_read_shard(path), list_columns(source), path), path)
     elif source.target_column is not None:
         raise UserError(
             "a text file has no columns to hold pairs.",
@@ -96,7 +106,7 @@ def detect_format(path: Path) -> str:
         "the ending of a source file does not say what it holds.",
         file=path,
         known=", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst",
-        next="set `format` of the source to parquet, jsonl, tsv or text",
+        next="set `format` of the source to one of " + ", ".join(ENDINGS),
     )
 
 
@@ -306,9 +316,20 @@ def _read_characters(path: Path) -> Iterator[str]:
             done += len(data)
 
 
+def _read_shard(path: Path) -> bytes:
+    try:
+        with _open_binary(path) as file:
+            return file.read()
+    except (EOFError, OSError, zlib.error) as error:
+        raise UserError(
+            "a source file breaks off or is damaged.", file=path, reason=_first_line(error), next="replace it"
+        ) from None
+
+
 @contextmanager
 def _open_binary(path: Path) -> Iterator[Any]:
-    kind = COMPRESSION.get(path.suffix.lower())
+    name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
+    kind = COMPRESSION.get(Path(name).suffix)
     if kind == "gzip":
         with gzip.open(path) as file:
             yield file

@@ -1,0 +1,165 @@
+"""Reader of texts in one file of a MosaicML Streaming (MDS) or litdata folder.
+
+Both begin with little-endian uint32: number of items, byte at which each item begins and the last one ends.
+
+MDS: JSON of the columns follows the offsets. A sample is the uint32 size of each column whose size varies, then the
+columns. A file has all that is needed to read it (streaming/base/format/mds, mosaicml-streaming 0.13.0).
+
+litdata: `index.json` of the folder has the type of each leaf of an item. An item is the uint32 size of each leaf, then
+the leaves. Chunks of dictionaries have empty items, and end with an Arrow file of them, its size as uint32, and
+the magic `LDARW01` (litdata/streaming/writer.py and item_loader.py, litdata 0.2.76).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import check_types, read_json, report_malformed
+from tokenscale.data.corpus.columns import get_column, get_type, missing_column_error
+from tokenscale.data.stores.foreign.shards import INDEX, read_offsets
+
+ARROW_END = b"LDARW01\0"
+#: types of litdata's leaves that are UTF-8
+LITDATA_TEXT = ("str", "text")
+AGAIN = "copy the file again, or rebuild its folder"
+
+
+def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of each sample of an MDS shard, in the order of `columns` (option → name).
+
+    `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a missing column, a column
+    that is not text, a damaged shard, and malformed UTF-8.
+    """
+    offsets = _read_offsets(data, path, "MDS shard")
+    config_at = 4 * (len(offsets) + 1)
+    with report_malformed(path, "description of the columns of the MDS shard", AGAIN):
+        config = json.loads(data[config_at : offsets[0]])
+        check_types(config, {"column_names": list, "column_encodings": list, "column_sizes": list})
+        encodings = dict(zip(config["column_names"], config["column_encodings"], strict=True))
+        sizes = [int(size) if size else None for size in config["column_sizes"]]
+        if len(sizes) != len(encodings):
+            raise ValueError(f"{len(sizes)} column_sizes for {len(encodings)} columns")
+    places = [_find_text(name, option, encodings, ("str",), path) for option, name in columns.items()]
+    yield from _read_items(data, offsets, sizes, places, path)
+
+
+def read_litdata(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str | None, ...]]:
+    """Yield the texts of each item of a litdata chunk, in the order of `columns` (option → name).
+
+    An item that is a string is its column `text`. Arguments and errors as in `read_mds`; also raises UserError without
+    the folder's index, and for chunks that are compressed in themselves, or encrypted.
+    """
+    index = path.with_name(INDEX)
+    config = read_json(index, "index of the litdata folder", f"put the folder's {INDEX} next to {path.name}")
+    with report_malformed(index, "index of the litdata folder", AGAIN):
+        check_types(config, {"config": {"data_format": list, "data_spec": str}})
+        config = config["config"]
+        formats = dict(zip(_list_leaves(json.loads(config["data_spec"])[1]), config["data_format"], strict=True))
+    whole = path.name.endswith(".zstd.bin")
+    if config.get("encryption") or (config.get("compression") and not whole):
+        raise UserError(
+            "the items of a litdata chunk are compressed or encrypted.",
+            file=path,
+            found=f"compression {config.get('compression')}, encryption {config.get('encryption')}  ({INDEX})",
+            expected="no encryption, and compression of whole chunks or none",
+            next='write it again with litdata.optimize(…, compression="zstd", compression_level="chunk")',
+        )
+    if data[-len(ARROW_END) :] == ARROW_END:
+        yield from _read_arrow(data, columns, path)
+        return
+    places = [_find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()]
+    yield from _read_items(data, _read_offsets(data, path, "litdata chunk"), [None] * len(formats), places, path)
+
+
+def _read_offsets(data: bytes, path: Path, what: str) -> np.ndarray:
+    """Return the byte at which each item begins and the last one ends. Raises UserError if they are inconsistent."""
+    items = int.from_bytes(data[:4], "little") if len(data) >= 4 else -1
+    return read_offsets(np.frombuffer(data, np.uint8)[: 4 * (items + 2)], len(data), items, path, f"the {what}", AGAIN)
+
+
+def _find_text(name: str, option: str, encodings: dict[str, str], text: tuple[str, ...], path: Path) -> int:
+    """Return the place of a column among all. Raises UserError if it is missing or has another type than `text`."""
+    if name not in encodings:
+        raise missing_column_error(name, list(encodings), path, "column", option)
+    if encodings[name] not in text:
+        raise UserError(
+            f"the column {name!r} does not hold text.",
+            file=path,
+            key=f"source.{option}",
+            found=encodings[name],
+            expected="str",
+            next="name a column of strings; for ids: python -m tokenscale convert --help",
+        )
+    return list(encodings).index(name)
+
+
+def _read_items(
+    data: bytes, offsets: np.ndarray, sizes: list[int | None], places: list[int], path: Path
+) -> Iterator[tuple[str, ...]]:
+    """Yield the columns `places` of each item. `sizes` are bytes of each column, None where the item has it."""
+    head = 4 * sizes.count(None)
+    for number, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        stored = iter(np.frombuffer(data[begin : min(end, begin + head)], "<u4", (min(end, begin + head) - begin) // 4))
+        lengths = [int(next(stored, 0)) if size is None else size for size in sizes]
+        if begin + head + sum(lengths) != end:
+            raise _damaged_error(path, number, f"{end - begin:,} bytes, but {head + sum(lengths):,} in its columns")
+        bounds = np.cumsum([begin + head, *lengths]).tolist()
+        try:
+            yield tuple(data[bounds[place] : bounds[place + 1]].decode() for place in places)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                "a text of a source file is not UTF-8.",
+                file=path,
+                row=f"{number:,}",
+                reason=error.reason,
+                next="mend or remove the row",
+            ) from None
+
+
+def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str | None, ...]]:
+    """Yield the texts of a chunk that ends with an Arrow file of its items."""
+    end = len(data) - len(ARROW_END) - 4
+    start = end - int.from_bytes(data[end : end + 4], "little")
+    if start < 0:
+        raise _damaged_error(path, 0, f"an Arrow file of {end - start:,} bytes in a chunk of {len(data):,}")
+    try:
+        file = pa.ipc.open_file(pa.py_buffer(data)[start:end])
+        for option, name in columns.items():
+            kind = get_type(file.schema, name)
+            if kind is None:
+                raise missing_column_error(name, file.schema.names, path, "column", option)
+            _find_text(name, option, {name: str(kind)}, ("string", "large_string", "null"), path)
+        for number in range(file.num_record_batches):
+            batch = file.get_batch(number)
+            batch.validate(full=True)
+            yield from zip(*(get_column(batch, name).to_pylist() for name in columns.values()), strict=True)
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise _damaged_error(path, 0, str(error).splitlines()[0]) from None
+
+
+def _damaged_error(path: Path, number: int, reason: str) -> UserError:
+    return UserError(
+        "a source file breaks off or is damaged.", file=path, row=f"{number:,} or after", reason=reason, next=AGAIN
+    )
+
+
+def _list_leaves(spec: dict[str, Any], name: str = "") -> list[str]:
+    """Return the names of the leaves of a tree of PyTorch (`torch.utils._pytree.treespec_dumps`).
+
+    >>> leaf = {"type": None, "context": None, "children_spec": []}
+    >>> _list_leaves({"type": "builtins.dict", "context": '["id", "text"]', "children_spec": [leaf, leaf]})
+    ['id', 'text']
+    >>> _list_leaves(leaf)
+    ['text']
+    """
+    if spec["type"] is None:
+        return [name or "text"]
+    children = spec["children_spec"]
+    keys = json.loads(spec["context"]) if spec["type"].endswith("ict") else range(len(children))
+    named = zip(keys, children, strict=True)
+    return [leaf for key, child in named for leaf in _list_leaves(child, f"{name}.{key}" if name else str(key))]
