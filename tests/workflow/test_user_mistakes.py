@@ -210,6 +210,12 @@ MISTAKES = [
         ("own/ways.yaml", "runs.model", "llama-micro"),
         experiment(runs=RUNS | {"model": "lama-micro"}),
     ),
+    Mistake(
+        "two corpora for one run",
+        MINE,
+        ("own/ways.yaml", "runs.corpus", "factors", "{corpus: [a, b]}"),
+        experiment(runs=RUNS | {"corpus": ["a", "b"]}),
+    ),
     Mistake("an unknown approach", MINE, ("own/ways.yaml", "packed"), experiment(factors={"approach": ["paked"]})),
     Mistake(
         "an unknown figure", MINE, ("own/ways.yaml", "figures", "loss_over_time"), experiment(figures=["los_over_time"])

@@ -532,7 +532,16 @@ class Config:
         if "mixture" in values:
             what = "this key is filled in automatically."
             raise UserError(what, file=file, key="runs.mixture", next="name a mixture of config.yaml as `corpus`")
-        if (mixture := values.get("corpus")) in self.mixtures:
+        for key in ("corpus", "tokenizer", "model", "approach"):
+            if isinstance(found := values.get(key), list):
+                raise UserError(
+                    f"a run has one {key}.",
+                    file=file,
+                    key=f"runs.{key}",
+                    found=", ".join(map(str, found)),
+                    next=f"to compare them, move the list to `factors`: {{{key}: [{', '.join(map(str, found))}]}}",
+                )
+        if (mixture := str(values.get("corpus"))) in self.mixtures:
             values["mixture"] = self.mixtures[mixture]
         corpora = self.corpora | {name: CorpusSettings(name) for name in self.mixtures}
         for key, known in (("corpus", corpora), ("tokenizer", self.tokenizers)):
