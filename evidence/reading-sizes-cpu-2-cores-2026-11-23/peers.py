@@ -23,7 +23,7 @@ BATCHES, ROWS, ROUNDS, PLANNED = 200, 8, 3, 8
 
 def time_store(folder: Path, order: np.ndarray) -> float:
     """Median milliseconds of a batch, after one pass over these rows, which verifies them."""
-    store = PackedStore(folder, open_store(folder, StoreSettings("packed")))
+    store = PackedStore(folder, open_store(folder, StoreSettings("packed", sequence_length=2048)))
     buffers, found = store.buffers(ROWS), []
     for number in range(2):
         for first in range(0, len(order), PLANNED):
@@ -38,11 +38,11 @@ def time_store(folder: Path, order: np.ndarray) -> float:
 
 def main() -> None:
     work, interpreter, *named = sys.argv[1:]
-    stores = dict(name.split("=") for name in named)
+    stores = dict(name.split("=", 1) for name in named)
     times: dict[str, dict[str, list[float]]] = {name: {} for name in stores}
     peers = {}
     for name, folder in stores.items():
-        store = PackedStore(Path(folder), open_store(Path(folder), StoreSettings("packed")))
+        store = PackedStore(Path(folder), open_store(Path(folder), StoreSettings("packed", sequence_length=2048)))
         if "parts" not in name:
             peers[name] = Peers(store.stored(np.arange(len(store))), Path(work) / name, interpreter)
     for number in range(ROUNDS):
