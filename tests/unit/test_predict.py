@@ -2,9 +2,11 @@
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
-from tokenscale.analysis import projection, tables
+from tests import tables
+from tokenscale.analysis import projection
 from tokenscale.analysis.projection import project
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
@@ -14,7 +16,8 @@ RUN = {
     **{"experiment": "e", "approach": "packed", "series": "packed", "model": "m", "method": "ddp", "parameters": 10**8},
     **{"pipeline": 1, "data": 1, "shard": 1, "tensor": 1, "sharding": "zero3", "schedule": "1f1b"},
     **{"stages_per_rank": 1, "sequence_length": 128, "global_batch": 64, "micro_batch": 1, "precision": "fp32"},
-    **{"validity": "valid", "device": "cpu", "device_kind": "cpu", "threads_per_rank": 1, "oversubscribed": False},
+    **{"validity": "valid", "device": "cpu", "device_kind": "cpu", "cores": 64, "threads_per_rank": 1},
+    "oversubscribed": False,
 }
 COMPUTE, BETWEEN = 6.4, 1e-9
 
@@ -29,7 +32,7 @@ def write(folder, runs, waited=0.0, steps=8):
     rows, lines = [], []
     for number, run in enumerate(runs):
         row = {**RUN, "run_id": f"r{number}", "data": run["world_size"], **run}
-        seconds = row.pop("step_s", None) or step_s(row["world_size"])
+        seconds = row.pop("step_s", step_s(row["world_size"]))
         rows.append(row)
         for rank in range(row["world_size"]):
             for step in range(steps):
@@ -39,9 +42,7 @@ def write(folder, runs, waited=0.0, steps=8):
                     "attempt_step": step, "step_s": slow * seconds, "data_wait_s": waited, "loss_sum": 1.0,
                     "useful_tokens": row["global_batch"] * 100 // row["world_size"], "total_tokens": 128,
                 })  # fmt: skip
-    for table in tables.TABLES:
-        tables.write(folder / f"{table}.parquet", table, {"runs": rows, "steps": lines}.get(table, []))
-    return folder
+    return tables.write(folder, runs=rows, steps=lines)
 
 
 def runs(sizes, **fields):
@@ -65,28 +66,34 @@ def sweep(path, **fields):
     return path
 
 
-def test_runs_of_small_worlds_give_the_planted_larger_ones(tables_of):
-    (found,) = project(tables_of(runs([1, 2])), world_sizes=[1, 2, 8, 64])
-    assert found.fit.constants == pytest.approx({"compute": COMPUTE, "between": BETWEEN})
-    assert [p.step_s for p in found.predictions] == pytest.approx([step_s(n) for n in (1, 2, 8, 64)])
-    rate, low, high = found.rate(found.predictions[2])
-    assert rate == pytest.approx(6400 / step_s(8)) and low < rate < high
-    assert found.efficiency(found.predictions[2]) == pytest.approx(step_s(1) / step_s(8) / 8)
+def test_runs_of_small_worlds_predict_the_planted_larger_ones(tables_of):
+    (found,) = project(tables_of(runs([1, 2])), world_sizes=[1, 2, 8])
+    assert [c.constants for c in found.fit.candidates if "inter_node" in c.constants] == [
+        pytest.approx({"compute": COMPUTE, "inter_node": BETWEEN})
+    ]
+    assert all(p.low_s < step_s(p.world_size) < p.high_s for p in found.predictions)
+
+
+def test_the_band_of_the_throughput_is_the_reciprocal_of_that_of_the_step_time(tables_of):
+    (found,) = project(tables_of(runs([1, 2])), world_sizes=[2, 4, 8])
+    for p in found.predictions:
+        assert found.throughput(p) == pytest.approx((6400 / p.step_s, 6400 / p.high_s, 6400 / p.low_s))
+        assert 0 < found.throughput(p)[1] < found.throughput(p)[0] < found.throughput(p)[2]
+    last = found.predictions[-1]
+    assert found.efficiency(last) == pytest.approx(found.reference.step_s / last.step_s / 8)
 
 
 def test_warm_up_steps_do_not_count_and_waiting_for_data_is_apart(tables_of):
     (found,) = project(tables_of(runs([1, 2]), waited=0.05), world_sizes=[1])
-    assert found.predictions[0].parts_s["data"] == pytest.approx((0.05 + 0.05 * 2) / 2)
+    assert found.fit.data_wait_s == pytest.approx((0.05 + 0.05 * 2) / 2)
+    assert found.predictions[0].step_s == pytest.approx(COMPUTE, rel=0.03)
 
 
 def test_weak_scaling_is_seen_by_the_global_batch(tables_of):
-    given = [{"world_size": n, "global_batch": 8 * n, "repeat": 0, "step_s": 1 + 0.1 * (n > 1)} for n in (1, 2)]
-    (found,) = project(tables_of(given), world_sizes=[2, 1024])
-    assert found.fit.work.global_rows is None and "weak scaling: the rows of a rank stay" in found.notes
-    two, many = found.predictions
-    assert found.rate(many)[0] == pytest.approx(800 * 1024 / many.step_s) and many.step_s == pytest.approx(
-        1.1998, abs=1e-4
-    )
+    given = [{"world_size": n, "global_batch": 8 * n, "repeat": 0, "step_s": 1 + 0.01 * (n > 1)} for n in (1, 2)]
+    (found,) = project(tables_of(given), world_sizes=[2, 4])
+    assert found.fit.workload.global_rows is None and "weak scaling: rows per rank are constant" in found.notes
+    assert found.throughput(found.predictions[1])[0] == pytest.approx(800 * 4 / found.predictions[1].step_s)
 
 
 def weak(n, **fields):
@@ -97,8 +104,7 @@ def weak(n, **fields):
 
 def test_weak_scaling_whose_batch_is_a_factor_is_one_line(tables_of):
     (found,) = project(tables_of([weak(1), weak(2)]), world_sizes=[4])
-    assert found.series == "packed" and found.fit.world_sizes == [1, 2] and found.fit.work.global_rows is None
-    assert found.predictions[0].step_s == pytest.approx(1.15)
+    assert found.series == "packed" and found.fit.world_sizes == [1, 2] and found.fit.workload.global_rows is None
 
 
 def test_degrees_of_sharding_are_one_line(tables_of):
@@ -132,52 +138,63 @@ THEIRS = {name: None for name in ("pipeline", "data", "shard", "tensor", "shardi
 def test_runs_of_other_programs_are_left_out_and_it_says_so(tables_of):
     theirs = runs([1, 2], external=True, **THEIRS)
     (found,) = project(tables_of([*runs([1, 2]), *theirs]), world_sizes=[4])
-    assert len(found.fit.points) == 4 and found.notes[0] == "left out: 4 runs of other programs"
+    assert len(found.fit.measurements) == 4 and found.notes[0] == "excluded: 4 runs of other programs"
     named = [run | {"series": "theirs"} for run in theirs]
     assert [one.series for one in project(tables_of([*runs([1, 2]), *named]), world_sizes=[4])] == ["packed"]
-    with pytest.raises(UserError, match="of another program"):
+    with pytest.raises(UserError, match="another program"):
         project(tables_of(named), series="theirs")
 
 
 def test_the_tail_is_a_bucket_of_ddp(tables_of):
     (found,) = project(tables_of(runs([1, 2])), world_sizes=[4])
-    assert found.fit.work.tail_bytes == 25 * 1024**2 and found.fit.work.messages == round(4e8 / (25 * 1024**2))
+    assert found.fit.workload.tail_bytes == 25 * 1024**2 and found.fit.workload.messages == round(4e8 / (25 * 1024**2))
 
 
-def test_sizes_that_cannot_be_predicted_are_left_out_with_the_reason_unless_asked_for(tables_of, capsys):
+def test_sizes_to_which_the_model_does_not_apply_are_named_and_refused_if_requested(tables_of, capsys):
     folder = tables_of(runs([1, 2]))
     assert main(["predict", "--tables", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "a model, not a measurement" in said and "\n      64 " in said
-    assert "note: not predicted: 128, 256, 512, 1024: there are more replicas than rows" in said
+    text = capsys.readouterr().out
+    assert "a model, not a measurement" in text and "\n       2 " in text
+    assert "note: not predicted: 128, 256: there are more replicas than rows" in text
     assert main(["predict", "--tables", str(folder), "--world-sizes", "2,128"]) == 2
     assert "world size 128" in capsys.readouterr().err
+
+
+def test_a_size_that_cannot_be_predicted_gets_the_size_to_measure_and_no_number(tables_of, capsys):
+    (found,) = project(tables_of(runs([1, 2])), world_sizes=[4, 64])
+    near, far = found.predictions
+    assert near.measure is None and 2 < far.measure <= 64
+    text = projection.format_projection(found)
+    assert text.endswith(f"\n      64 cannot be predicted from these sizes; measure {far.measure}")
+    noisy = [run | {"step_s": (1.0, 1.9)[run["repeat"]]} for run in runs([1, 2])]
+    assert "they vary too much; repeat the runs at 2" in projection.format_projection(project(tables_of(noisy))[0])
 
 
 def test_json_says_that_it_is_a_model(tables_of, capsys):
     given = [run | {"step_s": step_s(run["world_size"]) * (1 + 0.01 * run["repeat"])} for run in runs([1, 2])]
     assert main(["predict", "--tables", str(tables_of(given)), "--world-sizes", "1,4", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "model" and told["fitted_world_sizes"] == [1, 2] and told["runs"] == 4
-    assert [p["world_size"] for p in told["predictions"]] == [1, 4]
-    assert all(p["low_s"] < p["step_s"] < p["high_s"] for p in told["predictions"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "model" and found["fitted_world_sizes"] == [1, 2] and found["runs"] == 4
+    assert [p["world_size"] for p in found["predictions"]] == [1, 4]
+    assert all(p["low_s"] < p["step_s"] < p["high_s"] and p["measure"] is None for p in found["predictions"])
 
 
 def test_nodes_are_those_that_the_launcher_named(tables_of):
     given = [*runs([2], node_names="a"), *runs([4], node_names="a, b")]
     (found,) = project(tables_of(given), world_sizes=[8])
-    assert found.fit.work.ranks_per_node == 2 and found.fit.work.legs(8) == (2, 4)
+    assert found.fit.workload.ranks_per_node == 2 and found.fit.workload.hierarchy(8) == (2, 4)
 
 
 def test_a_sweep_on_one_machine_is_its_link(tables_of, tmp_path):
     given = runs([1, 2])
     (found,) = project(tables_of(given), collectives=[sweep(tmp_path / "c.json")], world_sizes=[4])
-    assert found.fit.links.between.beta_s_per_byte == 4e-9 and found.fit.links.inside is None
-    assert 0 < found.fit.constants["exchange"] < 1 and "link between nodes, from a sweep" in projection.words(found)
+    assert found.fit.links.inter_node.beta_s_per_byte == 4e-9 and found.fit.links.intra_node is None
+    assert any(0 < c.constants.get("exposed", 0.0) < 1 for c in found.fit.candidates)
+    assert "link inter_node, from a sweep" in projection.format_projection(found)
     (found,) = project(
         tables_of(given), collectives=[sweep(tmp_path / "c.json")], world_sizes=[2], ranks_per_node=2
     )  # fmt: skip
-    assert found.fit.links.inside.beta_s_per_byte == 4e-9 and found.fit.links.between is None
+    assert found.fit.links.intra_node.beta_s_per_byte == 4e-9 and found.fit.links.inter_node is None
 
 
 def test_all_series_with_two_world_sizes_are_shown_and_one_by_its_name(tables_of):
@@ -186,18 +203,26 @@ def test_all_series_with_two_world_sizes_are_shown_and_one_by_its_name(tables_of
     assert [one.series for one in project(tables_of(given), series="padded")] == ["padded"]
 
 
-def test_crowded_runs_are_left_out(tables_of):
-    given = [*runs([1, 2]), *runs([4], oversubscribed=True, step_s=99.0)]
+@pytest.mark.parametrize("fields", [{"oversubscribed": True}, {"cores": None}])
+def test_runs_whose_ranks_share_cores_are_excluded(tables_of, fields):
+    given = [*runs([1, 2]), *runs([4], step_s=99.0, **fields)]
     (found,) = project(tables_of(given), world_sizes=[4])
-    assert found.fit.world_sizes == [1, 2] and found.predictions[0].step_s == pytest.approx(step_s(4))
-    assert found.notes[0].startswith("left out: world size 4: ranks wanted more cores")
+    assert found.fit.world_sizes == [1, 2] and found.predictions[0].step_s < 9
+    assert found.notes[0].startswith("excluded: world size 4: ranks x threads exceed the cores")
 
 
-def test_threads_that_differ_are_told_and_reckoned_with(tables_of):
-    given = [*runs([1], threads_per_rank=2, step_s=COMPUTE / 2), *runs([2], step_s=COMPUTE / 2)]
-    (found,) = project(tables_of(given), world_sizes=[4])
-    assert any(note.startswith("threads of a rank: 2 at 1, 1 at 2") for note in found.notes)
-    assert found.predictions[0].step_s == pytest.approx(COMPUTE / 4)
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        ([*runs([1]), *runs([2], oversubscribed=True, cores=1)], "2 ranks: 1 threads each, 1 cores"),
+        ([*runs([1]), *runs([2], cores=None)], "2 ranks: 1 threads each, unknown cores"),
+        ([*runs([1], threads_per_rank=2, cores=2), *runs([2], cores=2)], "1 rank: 2 threads each, 2 cores"),
+    ],
+)
+def test_nothing_is_predicted_from_ranks_that_share_cores(tables_of, capsys, given, found):
+    assert main(["predict", "--tables", str(tables_of(given))]) == 2
+    message = capsys.readouterr().err
+    assert "share the cores of one machine" in message and found in message and "cores_per_rank" in message
 
 
 @pytest.mark.parametrize(
@@ -206,10 +231,17 @@ def test_threads_that_differ_are_told_and_reckoned_with(tables_of):
         (runs([2]), {}, "at least two world sizes"),
         (runs([1, 2]), {"series": "paked"}, "did you mean 'packed'"),
         ([*runs([1], precision="bf16"), *runs([2])], {}, "differ in precision"),
-        ([*runs([1], global_batch=64), *runs([2], global_batch=96)], {}, "neither the global batch nor the rows"),
-        ([*runs([1]), *runs([2], oversubscribed=True)], {}, "more cores than there are"),
+        (
+            [*runs([1], global_batch=64), *runs([2], global_batch=96)],
+            {},
+            "neither the global batch nor the rows per rank",
+        ),
+        (runs([1, 2], step_s=0.0), {}, "impossible step time"),
+        (runs([1, 2], step_s=-1.0), {}, "impossible step time"),
         (runs([1, 2], validity="invalid"), {}, "no run of these tables"),
-        (runs([1, 2], parameters=None), {}, "how many parameters"),
+        (runs([1, 2], parameters=None), {}, "valid value of `parameters`"),
+        (runs([1, 2], tensor=None), {}, "valid value of `tensor`"),
+        (runs([1, 2], global_batch=0), {}, "valid value of `global_batch`"),
         (runs([2, 4]), {"world_sizes": [1]}, "below the smallest fitted one"),
     ],
 )
@@ -218,11 +250,23 @@ def test_what_cannot_be_modelled_is_refused(tables_of, given, options, said):
         project(tables_of(given), **options)
 
 
+@pytest.mark.parametrize("table, column", [("runs", "oversubscribed"), ("steps", "step_s")])
+def test_tables_without_a_column_are_refused(tables_of, capsys, table, column):
+    path = tables_of(runs([1, 2])) / f"{table}.parquet"
+    pq.write_table(pq.read_table(path).drop_columns([column]), path)
+    assert main(["predict", "--tables", str(path.parent)]) == 2
+    error = capsys.readouterr().err
+    assert "a table has changed since ingest wrote it" in error and f"{table}.parquet" in error
+
+
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"benchmark": "data"}, "no sweep of all-reduce"),
-        ({"fits": {}}, "no sweep of all-reduce"),
+        ({"benchmark": "data"}, "not a valid sweep of all-reduce"),
+        ({"fits": {"all_reduce": {"alpha_s": -1e-4, "beta_s_per_byte": 4e-9}}}, "not a valid sweep of all-reduce"),
+        ({"fits": {"all_reduce": {"alpha_s": "nan", "beta_s_per_byte": 4e-9}}}, "not a valid sweep of all-reduce"),
+        ({"latency": "star"}, "not a valid sweep of all-reduce"),
+        ({"fits": {}}, "not a valid sweep of all-reduce"),
         ({"backend": "nccl", "device": "H200"}, "the sweep and the runs used different backends"),
     ],
 )
@@ -267,10 +311,10 @@ def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsy
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--backtest", "--world-sizes", "4"], "--world-sizes goes with --tables"),
-        (["--backtest", "--ranks-per-node", "4"], "--ranks-per-node goes with --tables"),
-        (["--backtest", "--collectives", "sweep.json"], "--collectives goes with --tables"),
-        (["--tables", "x", "--sweep"], "--sweep goes with --backtest"),
+        (["--backtest", "--world-sizes", "4"], "--world-sizes requires --tables"),
+        (["--backtest", "--ranks-per-node", "4"], "--ranks-per-node requires --tables"),
+        (["--backtest", "--collectives", "sweep.json"], "--collectives requires --tables"),
+        (["--tables", "x", "--sweep"], "--sweep requires --backtest"),
     ],
 )
 def test_an_option_of_the_other_question_is_refused(arguments, said, capsys):

@@ -1,5 +1,6 @@
-"""An experiment's own runs through the scaling model: what they would do at other world sizes. Always a model."""
+"""Predict an experiment's throughput at other world sizes by fitting the scaling model to its own runs."""
 
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -10,57 +11,74 @@ import pandas as pd
 
 from tokenscale.analysis.queries import connect, damage_reported
 from tokenscale.analysis.scaling_model import (
+    BUCKET_BYTES,
     COVERAGE,
     Fit,
     Links,
+    Measurement,
     Pipeline,
-    Point,
     Prediction,
-    Work,
-    constants,
+    Workload,
+    describe_laws,
+    find_obstacle,
     fit,
     predict,
-    why_not,
 )
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json
 from tokenscale.costs.communication import Link
 
-#: world sizes that are predicted unless others are asked for
-WORLD_SIZES = tuple(2**n for n in range(11))
+#: world sizes that are predicted by default: up to 256, the largest that the back-test covers for data parallelism
+WORLD_SIZES = tuple(2**n for n in range(9))
 #: steps of each attempt that do not count, as in the queries
 WARMUP_STEPS = 3
-#: of DDP (its default, 25 MiB): the last one is complete when backward has ended
-BUCKET_BYTES = 25 * 2**20
-#: what runs of one series must share, but for the global batch of weak scaling
+#: columns that runs of one series must share
 SHARED = (
     *("model", "parameters", "sequence_length", "micro_batch", "precision", "device", "tensor", "pipeline"),
     *("schedule", "stages_per_rank", "sharding", "copies"),
 )
+#: columns that must be at least 1 in every run
+POSITIVE = ("parameters", "world_size", "global_batch", "tensor", "pipeline", "shard")
+#: other columns that are read
+OTHER = (
+    "run_id",
+    "series",
+    "repeat",
+    "method",
+    "external",
+    "oversubscribed",
+    "device_kind",
+    "threads_per_rank",
+    "cores",
+)
+COLUMNS = dict.fromkeys((*SHARED, *POSITIVE, *OTHER, "node_names"))
 #: factors that grow with the world size, so that each of its sizes is a series of its own
 GROWING = ("global_batch", "layout.shard")
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One series: its fit, what it predicts, useful tokens of a step by world size, and what one should know of it."""
+    """Fit and predictions of one series, with useful tokens per step by world size, and notes for the reader.
+
+    `reference` is the prediction at the smallest fitted world size.
+    """
 
     series: str
     fit: Fit
+    reference: Prediction
     predictions: tuple[Prediction, ...]
     tokens: dict[int, float]
     notes: tuple[str, ...]
 
-    def rate(self, prediction: Prediction) -> tuple[float, float, float]:
-        """Useful tokens/s (predicted, lower end, upper end) of all ranks."""
+    def throughput(self, prediction: Prediction) -> tuple[float, float, float]:
+        """Return useful tokens/s of all ranks (predicted, lower end, upper end): tokens over the step times."""
         tokens = self.tokens[prediction.world_size]
         return tokens / prediction.step_s, tokens / prediction.high_s, tokens / prediction.low_s
 
     def efficiency(self, prediction: Prediction) -> float:
-        """Useful tokens/s of a rank over those at the smallest fitted world size, both as the model has them."""
-        (base,) = predict(self.fit, self.fit.world_sizes[:1])
-        first = self.tokens[base.world_size] / base.step_s / base.world_size
-        return self.rate(prediction)[0] / prediction.world_size / first
+        """Return useful tokens/s per rank over those of `reference`."""
+        per_rank = [self.throughput(p)[0] / p.world_size for p in (prediction, self.reference)]
+        return per_rank[0] / per_rank[1]
 
 
 def project(
@@ -73,63 +91,68 @@ def project(
 ) -> list[Projection]:
     """Fit each series of an experiment's tables and predict.
 
-    Raises UserError for a series that is not there, one that has too few world sizes or differs in more than them, and
-    for a world size that was asked for and cannot be predicted. Without `world_sizes` those of `WORLD_SIZES` that can
-    be predicted are; a note says what was left out.
+    Raises UserError for an unknown series, a series with too few world sizes or other differences, runs whose ranks
+    share cores, and requested world sizes to which the model does not apply. Without `world_sizes`, those of
+    `WORLD_SIZES` to which it applies are predicted, and a note names the others.
     """
-    runs = lines_of(_runs(Path(tables)))
+    runs = merge_scaling_series(_load_runs(Path(tables)))
     names = list(dict.fromkeys(runs["series"]))
     if series is not None and series not in names:
         raise unknown("series", series, names, tables=tables)
-    sweeps = [_sweep(path) for path in collectives]
-    wanted = names if series is None else [series]
-    groups = {name: runs[runs["series"] == name] for name in wanted}
-    if series is None:  # of many series, those of one world size are no mistake
+    sweeps = [_load_sweep(path) for path in collectives]
+    groups = {name: runs[runs["series"] == name] for name in ([series] if series else names)}
+    if series is None:  # among several series, one with a single world size is no mistake
         groups = {name: g for name, g in groups.items() if g["world_size"].nunique() > 1} or groups
         groups = {name: g for name, g in groups.items() if not g["external"].all()} or groups
-    return [project_line(name, group, sweeps, world_sizes, ranks_per_node) for name, group in groups.items()]
+    return [project_series(name, group, sweeps, world_sizes, ranks_per_node) for name, group in groups.items()]
 
 
-def project_line(
+def project_series(
     name: str, runs: pd.DataFrame, sweeps: list[dict[str, Any]], world_sizes: Sequence[int] | None, per_node: int | None
 ) -> Projection:
-    """Fit one line of runs, by its name, and predict; None for the world sizes stands for those that can be told.
+    """Fit one series and predict; None for the world sizes stands for `WORLD_SIZES`.
 
-    `runs` are rows as `lines_of` gives them, one a run: mean seconds of a step and of waiting, useful tokens a step.
+    `runs` has one row per run, as `merge_scaling_series` returns them, with mean seconds of a step and of waiting for
+    data, and useful tokens per step.
     """
-    runs, notes = _own(name, runs)
-    runs, added = _with_cores(name, runs)
+    runs, notes = _exclude_other_programs(name, runs)
+    runs, added = _exclude_shared_cores(name, runs)
     notes += added
-    work, added = _work(name, runs, per_node)
+    workload, added = _describe_workload(name, runs, per_node)
     notes += added
-    points = [
-        Point(int(r.world_size), float(r.step_s), float(r.waited_s)) for r in runs.itertuples(index=False)
-    ]  # fmt: skip
-    found = fit(points, work, _links(sweeps, work, runs))
+    measurements = [
+        Measurement(int(r.world_size), float(r.step_s), float(r.data_wait_s)) for r in runs.itertuples(index=False)
+    ]
+    found = fit(measurements, workload, _measured_links(sweeps, workload, runs))
     sizes = list(world_sizes or WORLD_SIZES)
     if world_sizes is None:
-        reasons = {n: reason for n in sizes if (reason := why_not(found, n)) is not None}
-        sizes = [n for n in sizes if n not in reasons]
-        for what in dict.fromkeys(reason.what for reason in reasons.values()):
-            left = ", ".join(str(n) for n, reason in reasons.items() if reason.what == what)
-            notes.append(f"not predicted: {left}: {what}")
+        obstacles = {n: obstacle for n in sizes if (obstacle := find_obstacle(found, n)) is not None}
+        sizes = [n for n in sizes if n not in obstacles]
+        for what in dict.fromkeys(obstacle.what for obstacle in obstacles.values()):
+            excluded = ", ".join(str(n) for n, obstacle in obstacles.items() if obstacle.what == what)
+            notes.append(f"not predicted: {excluded}: {what}")
     per_rank = float((runs["useful_tokens"] / runs["world_size"]).mean())
-    whole = float(runs["useful_tokens"].mean())
-    tokens = {n: whole if work.global_rows else per_rank * n for n in {*sizes, *found.world_sizes}}
-    return Projection(name, found, tuple(predict(found, sizes)), tokens, tuple(notes))
+    per_step = float(runs["useful_tokens"].mean())
+    tokens = {n: per_step if workload.global_rows else per_rank * n for n in {*sizes, *found.world_sizes}}
+    reference, *predictions = predict(found, [found.world_sizes[0], *sizes])
+    return Projection(name, found, reference, tuple(predictions), tokens, tuple(notes))
 
 
-def _runs(tables: Path) -> pd.DataFrame:
-    """One row a run that counts: its columns, mean seconds of a step after warm-up, waiting, useful tokens a step."""
+# -- runs
+
+
+def _load_runs(tables: Path) -> pd.DataFrame:
+    """Return one row per valid run: its columns, and means per step after warm-up."""
     with closing(connect(tables)) as connection, damage_reported(connection):
-        runs = connection.execute("SELECT * FROM runs WHERE validity IN ('valid', 'suspect')").df()
+        selected = ", ".join(COLUMNS)
+        runs = connection.execute(f"SELECT {selected} FROM runs WHERE validity IN ('valid', 'suspect')").df()
         steps = connection.execute(
             "SELECT run_id, step_s, coalesce(data_wait_s, 0) AS data_wait_s, useful_tokens FROM steps_global "
             "WHERE step_s IS NOT NULL AND attempt_step >= ? ORDER BY run_id, step",
             [WARMUP_STEPS],
         ).df()
     means = steps.groupby("run_id")[["step_s", "data_wait_s", "useful_tokens"]].mean()
-    found = runs.merge(means.rename(columns={"data_wait_s": "waited_s"}).reset_index(), on="run_id")
+    found = runs.merge(means.reset_index(), on="run_id")
     if found.empty:
         raise UserError(
             f"no run of these tables has steps after the first {WARMUP_STEPS}.",
@@ -140,130 +163,143 @@ def _runs(tables: Path) -> pd.DataFrame:
     return found.sort_values(["series", "world_size", "repeat", "run_id"])
 
 
-def lines_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """With one name for series that differ in `GROWING` alone and have one world size each: a line of scaling, where
-    the global batch or the rows of a rank stay and all ranks share the model in one way."""
-    runs = runs.assign(line=[_without(name, GROWING) for name in runs["series"]])
-    for line, group in runs.groupby("line"):
+def merge_scaling_series(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give one name to series that differ in `GROWING` alone and have one world size each.
+
+    Merged series keep either the global batch or the rows per rank, and share the model in one way.
+    """
+    runs = runs.assign(merged=[_remove_factors(name, GROWING) for name in runs["series"]])
+    for merged, group in runs.groupby("merged"):
         sizes = group.groupby("series")["world_size"].nunique()
-        alike = group.loc[group["world_size"] > 1, "method"].nunique() <= 1 and not group["external"].any()
-        stays = group["global_batch"], group["global_batch"] / group["world_size"]
-        if len(sizes) > 1 and sizes.max() == 1 and alike and min(values.nunique() for values in stays) == 1:
-            runs.loc[group.index, "series"] = line
-    return runs.drop(columns="line").sort_values(["series", "world_size", "repeat", "run_id"])
+        one_method = group.loc[group["world_size"] > 1, "method"].nunique() <= 1 and not group["external"].any()
+        batches = group["global_batch"], group["global_batch"] / group["world_size"]
+        if len(sizes) > 1 and sizes.max() == 1 and one_method and min(values.nunique() for values in batches) == 1:
+            runs.loc[group.index, "series"] = merged
+    return runs.drop(columns="merged").sort_values(["series", "world_size", "repeat", "run_id"])
 
 
-def _without(series: str, keys: Sequence[str]) -> str:
+def _remove_factors(series: str, keys: Sequence[str]) -> str:
     return ", ".join(part for part in series.split(", ") if part.split("=")[0] not in keys)
 
 
-def _own(name: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Without runs of other programs, which do not say how their ranks share the model."""
+def _exclude_other_programs(name: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs of tokenscale, and notes: other programs do not record how their ranks share the model."""
     ours = runs[~runs["external"]]
     if ours.empty:
         raise UserError(
-            "these runs are of another program: how their ranks share the model is not known.",
+            "runs of another program do not record how their ranks share the model.",
             series=name,
             next="name a series of runs of tokenscale",
         )
     others = len(runs) - len(ours)
-    return ours, [f"left out: {others} run{'s' * (others > 1)} of other programs"] if others else []
+    return ours, [f"excluded: {others} run{'s' * (others > 1)} of other programs"] if others else []
 
 
-def _work(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Work, list[str]]:
-    """What a step of these runs is made of, and notes."""
+def _exclude_shared_cores(name: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs whose ranks have cores of their own, and notes.
+
+    On a CPU, ranks share cores if ranks x threads exceed the recorded cores (`oversubscribed`), or if the cores of one
+    machine are divided, so that a rank has fewer threads at larger world sizes. Such step times measure the machine's
+    cores, not how training scales.
+    """
+    unknown_cores = (runs["device_kind"] == "cpu") & (runs["world_size"] > 1) & runs["cores"].isna()
+    shared = runs["oversubscribed"].fillna(False).astype(bool) | unknown_cores
+    left = runs[~shared]
+    notes = []
+    if shared.any():
+        sizes = ", ".join(str(n) for n in sorted(runs.loc[shared, "world_size"].unique()))
+        notes.append(f"excluded: world size {sizes}: ranks x threads exceed the cores, or the cores are not recorded")
+    on_cpu = bool((runs["device_kind"] == "cpu").any())
+    divided = on_cpu and left["threads_per_rank"].nunique(dropna=False) > 1
+    if (shared.any() and left["world_size"].nunique() < 2) or divided:
+        pairs = runs[["world_size", "threads_per_rank", "cores"]].drop_duplicates().itertuples(index=False)
+        raise UserError(
+            "ranks of these runs share the cores of one machine: their step times do not show how training scales.",
+            series=name,
+            found="\n".join(
+                f"{n} rank{'s' * (n > 1)}: {_count(threads)} threads each, {_count(cores)} cores"
+                for n, threads, cores in pairs
+            ),
+            expected="at least two world sizes with equal threads per rank, and at most as many threads as cores",
+            next="run on GPUs or on a machine with more cores, with `cores_per_rank` in its machine file",
+        )
+    return left, notes
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if pd.isna(value) else str(int(value))
+
+
+# -- workload and links
+
+
+def _describe_workload(name: str, runs: pd.DataFrame, per_node: int | None) -> tuple[Workload, list[str]]:
+    """Return the work and communication of a step of these runs, and notes."""
+    for column in POSITIVE:
+        values = pd.to_numeric(runs[column]).fillna(0)
+        if (values < 1).any():
+            raise UserError(
+                f"the records of these runs do not contain a valid value of `{column}`.",
+                series=name,
+                runs=", ".join(runs.loc[values < 1, "run_id"]),
+                expected="a number of at least 1",
+                next="exclude these runs, or repeat them with this version",
+            )
     for column in SHARED:
         levels = runs[column].dropna().unique()
         if len(levels) > 1:
             raise UserError(
-                f"runs of a series differ in {column}: their step times have no common law.",
+                f"runs of a series differ in {column}, so that no common law describes their step times.",
                 series=name,
                 found=", ".join(map(str, levels)),
                 next="make it a factor of the experiment, so that each level is a series of its own",
             )
     first = runs.iloc[0]
-    if pd.isna(first["parameters"]):
-        raise UserError(
-            "how many parameters a model has is not in the records of these runs.",
-            series=name,
-            next="name experiments whose run.json records the model's parameters",
-        )
-    model_ranks = int(first["tensor"] * first["pipeline"])
-    rows = _global_rows(name, runs, model_ranks)
+    ranks_per_replica = int(first["tensor"] * first["pipeline"])
+    rows = _constant_global_rows(name, runs, ranks_per_replica)
     sharded = int(runs["shard"].max()) > 1
-    notes = ["strong scaling: the global batch stays" if rows else "weak scaling: the rows of a rank stay"]
+    notes = ["strong scaling: the global batch is constant" if rows else "weak scaling: rows per rank are constant"]
     if per_node is None:
         per_node = _ranks_per_node(runs)
     if per_node == 1:
-        notes.append("one link for all ranks, as if each were a node: what lies between nodes may be slower")
-    threads = _threads(runs)
-    if len(set(threads.values())) > 1:
-        by_size = ", ".join(f"{count} at {n}" for n, count in threads.items())
-        notes.append(
-            f"threads of a rank: {by_size}; computing is taken to be as much slower, and more ranks to have the last"
-        )
-    exchanged = float(first["parameters"]) / model_ranks * (2 if first["precision"] == "bf16-true" else 4)
+        notes.append("one kind of link between all ranks; links between nodes may be slower")
+    if first["device_kind"] == "cpu":
+        notes.append("CPU: each further rank is taken to have as many cores of its own")
+    communicated = float(first["parameters"]) / ranks_per_replica * (2 if first["precision"] == "bf16-true" else 4)
     if sharded and first["sharding"] == "zero3":
-        exchanged *= 1.5  # weights are gathered for each pass: half an all-reduce each, three in all
-    pipelined = int(first["pipeline"]) > 1
-    return Work(
+        communicated *= 1.5  # forward and backward each gather the weights: three halves of an all-reduce
+    pipeline = None
+    if int(first["pipeline"]) > 1:
+        stages, micro_batch = int(first["pipeline"]), int(first["micro_batch"])
+        pipeline = Pipeline(stages, first["schedule"], micro_batch, int(first["stages_per_rank"]))
+    return Workload(
         ranks_per_node=per_node,
         global_rows=rows,
-        exchanged_bytes=exchanged,
-        tail_bytes=0.0 if sharded else min(exchanged, float(BUCKET_BYTES)),
-        messages=max(1, round(exchanged / BUCKET_BYTES)),
-        latency="tree" if first["device_kind"] == "cuda" and not sharded else "ring",
-        model_ranks=model_ranks,
-        pipeline=Pipeline(
-            int(first["pipeline"]), first["schedule"], int(first["micro_batch"]), int(first["stages_per_rank"])
-        )
-        if pipelined
-        else None,
-        threads=threads,
+        communicated_bytes=communicated,
+        tail_bytes=0.0 if sharded else min(communicated, float(BUCKET_BYTES)),
+        messages=max(1, round(communicated / BUCKET_BYTES)),
+        ranks_per_replica=ranks_per_replica,
+        pipeline=pipeline,
     ), notes
 
 
-def _with_cores(name: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Without runs whose ranks wanted more cores than there are: their steps show that, and no link."""
-    crowded = runs["oversubscribed"].fillna(False).astype(bool)
-    if not crowded.any():
-        return runs, []
-    sizes = ", ".join(str(n) for n in sorted(runs.loc[crowded, "world_size"].unique()))
-    left = runs[~crowded]
-    if left["world_size"].nunique() < 2:
-        raise UserError(
-            "fewer than two world sizes are left without those whose ranks wanted more cores than there are.",
-            series=name,
-            left_out=f"world size {sizes}",
-            next="fewer threads a rank, or a machine with more cores",
-        )
-    return left, [f"left out: world size {sizes}: ranks wanted more cores than there are"]
-
-
-def _threads(runs: pd.DataFrame) -> dict[int, int]:
-    """World size → threads of a rank of runs on CPUs, where all of them say."""
-    if (runs["device_kind"] != "cpu").any() or runs["threads_per_rank"].isna().any():
-        return {}
-    return {int(n): int(t) for n, t in runs.groupby("world_size")["threads_per_rank"].first().items()}
-
-
-def _global_rows(name: str, runs: pd.DataFrame, model_ranks: int) -> int | None:
-    """Rows of the global batch in strong scaling; None in weak scaling."""
+def _constant_global_rows(name: str, runs: pd.DataFrame, ranks_per_replica: int) -> int | None:
+    """Return the rows of the global batch in strong scaling; None in weak scaling."""
     if runs["global_batch"].nunique() == 1:
         return int(runs["global_batch"].iloc[0])
-    if (runs["global_batch"] * model_ranks / runs["world_size"]).nunique() == 1:
+    if (runs["global_batch"] * ranks_per_replica / runs["world_size"]).nunique() == 1:
         return None
     pairs = runs[["world_size", "global_batch"]].drop_duplicates()
     raise UserError(
-        "neither the global batch nor the rows of a rank stay as the world size grows.",
+        "neither the global batch nor the rows per rank are constant over the world sizes.",
         series=name,
         found=", ".join(f"{b} rows at {n}" for n, b in pairs.itertuples(index=False)),
-        next="keep one of them",
+        next="keep one of them constant",
     )
 
 
 def _ranks_per_node(runs: pd.DataFrame) -> int:
-    """Of the run with most ranks on a node, where a launcher says the nodes; 1 where none does."""
+    """Return the largest number of ranks on a node if a launcher recorded the nodes, else 1."""
     named = runs.dropna(subset=["node_names"])
     if named.empty:
         return 1
@@ -271,8 +307,8 @@ def _ranks_per_node(runs: pd.DataFrame) -> int:
     return int((named["world_size"] / nodes).max())
 
 
-def _sweep(path: Path) -> dict[str, Any]:
-    """A file of `benchmark collectives` that has an all-reduce: what the model takes of it."""
+def _load_sweep(path: Path) -> dict[str, Any]:
+    """Return backend, device, nodes and link of a file of `benchmark collectives` that contains an all-reduce."""
     again = "python -m tokenscale benchmark collectives --output sweep.json"
     try:
         result = read_json(path, "sweep of collectives", again)
@@ -280,14 +316,25 @@ def _sweep(path: Path) -> dict[str, Any]:
             raise KeyError("benchmark")
         fitted = result["fits"]["all_reduce"]
         link = Link(float(fitted["alpha_s"]), float(fitted["beta_s_per_byte"]), result["latency"])
+        if link.latency not in ("ring", "tree") or not all(
+            0 <= value < math.inf for value in (link.alpha_s, link.beta_s_per_byte)
+        ):
+            raise ValueError("latency")
         return {name: result[name] for name in ("backend", "device", "nodes")} | {"link": link}
     except (KeyError, TypeError, ValueError, IsADirectoryError):
-        raise UserError("this is no sweep of all-reduce.", path=path, next=again) from None
+        raise UserError(
+            "this file is not a valid sweep of all-reduce.",
+            path=path,
+            expected="`fits.all_reduce` with alpha_s and beta_s_per_byte of at least 0",
+            next=again,
+        ) from None
 
 
-def _links(sweeps: list[dict[str, Any]], work: Work, runs: pd.DataFrame) -> Links:
-    """A sweep on one node is the link inside nodes, one over several that between them; where each rank counts as a
-    node, every sweep is the one between."""
+def _measured_links(sweeps: list[dict[str, Any]], workload: Workload, runs: pd.DataFrame) -> Links:
+    """Return the links of the sweeps: one node measures the link within nodes, several nodes that between them.
+
+    If each rank counts as a node, every sweep measures the link between nodes.
+    """
     found: dict[str, Link] = {}
     backend = "nccl" if runs["device_kind"].iloc[0] == "cuda" else "gloo"
     for sweep in sweeps:
@@ -296,70 +343,70 @@ def _links(sweeps: list[dict[str, Any]], work: Work, runs: pd.DataFrame) -> Link
                 "the sweep and the runs used different backends.",
                 sweep=f"{sweep['backend']} on {sweep['device']}",
                 runs=f"{backend} on {runs['device'].iloc[0]}",
-                next="repeat `benchmark collectives` where the runs were",
+                next="repeat `benchmark collectives` on the machine of the runs",
             )
-        leg = "between" if sweep["nodes"] > 1 or work.ranks_per_node == 1 else "inside"
-        if leg in found:
-            raise UserError(f"two sweeps measure the same link ({leg} nodes).", next="give one of them")
-        found[leg] = sweep["link"]
+        level = "inter_node" if sweep["nodes"] > 1 or workload.ranks_per_node == 1 else "intra_node"
+        if level in found:
+            raise UserError(f"two sweeps measure the same link ({level}).", next="remove one of them")
+        found[level] = sweep["link"]
     return Links(**found)
 
 
-def words(projection: Projection) -> str:
-    """A projection as plain text: what was fitted, what could not be, and the table."""
+# -- output
+
+
+def format_projection(projection: Projection) -> str:
+    """Return a projection as plain text: what was fitted, the notes, and the table of predictions."""
     found = projection.fit
     sizes = ", ".join(map(str, found.world_sizes))
     lines = [
         f"{projection.series}: a model, not a measurement",
-        f"  fitted to {len(found.points)} runs at world sizes {sizes}; noise of a run {found.noise_from}",
-        f"  constants: {constants(found)}",
-        *(f"  left out: {term}: {why}" for term, why in found.left_out.items()),
-        *(
-            f"  link {leg} nodes, from a sweep: {_describe_link(link)}"
-            for leg, link in vars(found.links).items()
-            if link
-        ),
+        f"  fitted to {len(found.measurements)} runs at world sizes {sizes}; noise of a run {found.noise_source}",
+        f"  laws, with their weights: {describe_laws(found)}",
+        *(f"  link {level}, from a sweep: {_describe_link(link)}" for level, link in vars(found.links).items() if link),
         *(f"  note: {note}" for note in projection.notes),
-        f"  band: {100 * COVERAGE:g} % of further runs, over {1 + len(found.others)} sets of terms that fit",
+        f"  band: {100 * COVERAGE:g} % of further runs; contention beyond {found.world_sizes[-1]} ranks included",
         f"  {'ranks':>6} {'step s':>10} {'band':>21} {'useful tokens/s':>16} {'band':>23} {'efficiency':>10}",
     ]
     for p in projection.predictions:
-        rate, low, high = projection.rate(p)
-        kind = " fitted" if p.world_size in found.world_sizes else ""
+        if p.measure is not None:
+            lines.append(f"  {p.world_size:>6} {_explain_unpredictable(found, p)}")
+            continue
+        rate, low, high = projection.throughput(p)
+        fitted = " fitted" if p.world_size in found.world_sizes else ""
         lines.append(
             f"  {p.world_size:>6} {p.step_s:>10.4g} {f'{p.low_s:.4g}-{p.high_s:.4g}':>21} {rate:>16,.0f} "
-            f"{f'{low:,.0f}-{high:,.0f}':>23} {projection.efficiency(p):>10.3f}{kind}"
+            f"{f'{low:,.0f}-{high:,.0f}':>23} {projection.efficiency(p):>10.3f}{fitted}"
         )
     return "\n".join(lines)
 
 
+def _explain_unpredictable(found: Fit, prediction: Prediction) -> str:
+    if prediction.measure == found.world_sizes[-1]:
+        return f"cannot be predicted from these runs: they vary too much; repeat the runs at {prediction.measure}"
+    return f"cannot be predicted from these sizes; measure {prediction.measure}"
+
+
 def _describe_link(link: Link) -> str:
-    return f"{link.alpha_s * 1e6:.1f} us a hop ({link.latency}), {link.beta_s_per_byte * 1e9:.3g} ns a byte"
+    return f"{link.alpha_s * 1e6:.1f} us per hop ({link.latency}), {link.beta_s_per_byte * 1e9:.3g} ns per byte"
 
 
-def facts(projection: Projection) -> dict[str, Any]:
-    """A projection as JSON values."""
+def projection_to_json(projection: Projection) -> dict[str, Any]:
+    """Return a projection as JSON values. `measure` is null for predictions, else the world size to measure first."""
     found = projection.fit
     return {
         "kind": "model",
         "series": projection.series,
         "fitted_world_sizes": found.world_sizes,
-        "runs": len(found.points),
-        "constants": found.constants,
-        "left_out": found.left_out,
-        "residuals": list(found.residuals),
-        "links": {leg: link and asdict(link) for leg, link in vars(found.links).items()},
+        "runs": len(found.measurements),
+        "candidates": [asdict(candidate) for candidate in found.candidates],
+        "links": {level: link and asdict(link) for level, link in vars(found.links).items()},
         "noise": found.noise,
-        "noise_from": found.noise_from,
-        "other_terms": [list(terms) for terms in found.others],
+        "noise_source": found.noise_source,
         "band": COVERAGE,
         "notes": list(projection.notes),
         "predictions": [
-            {
-                **{"world_size": p.world_size, "step_s": p.step_s, "low_s": p.low_s, "high_s": p.high_s},
-                **{"parts_s": p.parts_s, "useful_tokens_per_s": projection.rate(p)[0]},
-                "efficiency": projection.efficiency(p),
-            }
+            asdict(p) | {"useful_tokens_per_s": projection.throughput(p)[0], "efficiency": projection.efficiency(p)}
             for p in projection.predictions
         ],
     }

@@ -1,8 +1,8 @@
-"""Published points of scaling, and what the model of `scaling_model` would have said of them: the back-test.
+"""Published scaling measurements, and the back-test of the scaling model on them.
 
-`published/steps.csv` has one row a point, `published/all_reduce.csv` one a message size, each with its source. A series
-is tested where it has at least three world sizes at one local batch: the model is fitted to the smaller ones and
-predicts the others. Beside it stand two guesses that need no model.
+`published/steps.csv` has one row per series and world size, `published/all_reduce.csv` one per message size, each with
+its source. The back-test fits every prefix of a series' world sizes (at least two, and at least two nodes) and predicts
+all larger sizes. Two guesses without a model are scored beside it.
 """
 
 import csv
@@ -13,195 +13,203 @@ from importlib import resources
 from typing import Any
 
 from tokenscale.analysis.scaling_model import (
+    BUCKET_BYTES,
     COVERAGE,
+    WIDEST_BAND,
     Fit,
     Links,
-    Point,
+    Measurement,
     Prediction,
-    Work,
-    constants,
+    Workload,
+    describe_laws,
     fit,
     fit_link,
     predict,
 )
 from tokenscale.base.errors import unknown
-from tokenscale.costs.communication import Latency, Link
-
-#: DDP's all-reduce has trees in NCCL; all-gather and reduce-scatter, which sharding takes, are rings
-LATENCY: dict[str, Latency] = {"ddp": "tree", "fsdp": "ring"}
+from tokenscale.costs.communication import Link
 
 
 @dataclass(frozen=True)
-class Published:
-    """One point. Tokens/s are of all GPUs, padding included; MFU as printed there and as it should be, or None."""
+class PublishedPoint:
+    """One published measurement. Tokens/s are of all GPUs, padding included. None: not stated by the source.
+
+    MFU is given as printed there, and corrected.
+    """
 
     series: str
     model: str
-    parameters: int
+    parameters: int | None
     gpu: str
     gpus_per_node: int
     method: str
     approach: str
-    sequence_length: int
-    local_batch: int
+    sequence_length: int | None
+    local_batch: int | None
     world_size: int
     tokens_per_s: float
     mfu_reported_percent: float | None
     mfu_corrected_percent: float | None
-    gradient_bytes: int
+    gradient_bytes: int | None
     tail_bytes: int | None
     source: str
     note: str
 
     @property
+    def tokens_per_step(self) -> int:
+        """Tokens per step of all GPUs; one token per GPU if the source does not state its batch."""
+        return (self.sequence_length or 1) * (self.local_batch or 1) * self.world_size
+
+    @property
     def step_s(self) -> float:
-        """Seconds of a step: tokens of a step of all GPUs over tokens/s."""
-        return self.sequence_length * self.local_batch * self.world_size / self.tokens_per_s
+        """Seconds per step, by the stated or assumed tokens per step."""
+        return self.tokens_per_step / self.tokens_per_s
 
 
 @dataclass(frozen=True)
 class Row:
-    """One world size of one series: tokens/s measured, by the model (with its band), and by guesses without one."""
+    """One held-out world size of one fit: tokens/s as measured, predicted with a band, and guessed without a model.
+
+    `measure` is the world size to measure first if the model declines to predict, else None.
+    """
 
     series: str
+    fitted_to: int  # largest fitted world size
     world_size: int
-    fitted: bool
     measured: float
     predicted: float
     low: float
     high: float
-    perfect: float  # every GPU as fast as at the smallest size
-    kept: float  # every GPU as fast as at the largest fitted size
+    ideal: float  # throughput per GPU of the smallest fitted size
+    constant: float  # throughput per GPU of the largest fitted size
+    measure: int | None = None
 
     @property
     def inside(self) -> bool:
-        """Does the measured value lie in the band?"""
+        """Tell whether the measured value lies in the band."""
         return self.low <= self.measured <= self.high
 
-    def residual(self, by: str = "predicted") -> float:
-        """What was predicted (`predicted`, `perfect`, `kept`) over what was measured, less one."""
-        return getattr(self, by) / self.measured - 1
+    def residual(self, guess: str = "predicted") -> float:
+        """Return `predicted`, `ideal` or `constant` over measured, less one."""
+        return getattr(self, guess) / self.measured - 1
 
 
 @dataclass(frozen=True)
-class Tested:
-    """A series with its fit and its rows by world size."""
+class TestedSeries:
+    """Fits to the prefixes of a series, and a row for each held-out world size of each fit."""
 
     series: str
     method: str
-    fit: Fit
+    fits: tuple[Fit, ...]
     rows: tuple[Row, ...]
     sources: tuple[str, ...]
 
 
-def points() -> list[Published]:
-    """All rows of `steps.csv`, in its order."""
-    kinds = {name: field.type for name, field in Published.__dataclass_fields__.items()}
-    return [Published(**{name: _typed(row[name], kinds[name]) for name in kinds}) for row in _rows("steps.csv")]
+def load_points() -> list[PublishedPoint]:
+    """Return all rows of `steps.csv`, in its order."""
+    kinds = {name: field.type for name, field in PublishedPoint.__dataclass_fields__.items()}
+    return [PublishedPoint(**{name: _parse(row[name], kinds[name]) for name in kinds}) for row in _rows("steps.csv")]
 
 
-def all_reduces() -> list[dict[str, str]]:
-    """Rows of `all_reduce.csv`: bytes and seconds of one all-reduce of so many GPUs."""
-    return list(_rows("all_reduce.csv"))
+def load_all_reduces() -> list[dict[str, str]]:
+    """Return the rows of `all_reduce.csv`: bytes and seconds of one all-reduce."""
+    return _rows("all_reduce.csv")
 
 
-def by_series(found: Sequence[Published]) -> dict[str, list[Published]]:
-    """Series → its points by world size, in the order of the file."""
-    series: dict[str, list[Published]] = {}
+def group_by_series(found: Sequence[PublishedPoint]) -> dict[str, list[PublishedPoint]]:
+    """Return series → its points by world size, in the order of the file."""
+    series: dict[str, list[PublishedPoint]] = {}
     for point in found:
         series.setdefault(point.series, []).append(point)
     return {name: sorted(group, key=lambda p: p.world_size) for name, group in series.items()}
 
 
-def untestable(group: Sequence[Published], sweep: bool = False) -> str | None:
-    """Why a series cannot be back-tested; None where it can."""
-    sizes = [p.world_size for p in group]
-    if len(sizes) < 3:
-        return f"world size{'s' * (len(sizes) > 1)} {', '.join(map(str, sizes))}: two to fit and one to test are needed"
-    if fitted_sizes(group) == sizes:
-        return f"world sizes {', '.join(map(str, sizes))}: none is left to test beyond the first on two nodes"
-    swept = all_reduces()[0]
+def split_prefixes(group: Sequence[PublishedPoint]) -> list[tuple[list[PublishedPoint], list[PublishedPoint]]]:
+    """Return (points to fit, held-out points) for each prefix that has two sizes and reaches two nodes.
+
+    >>> group = group_by_series(load_points())["8.05B padded"]
+    >>> [[p.world_size for p in fitted] for fitted, _ in split_prefixes(group)]
+    [[1, 4, 8], [1, 4, 8, 12]]
+    """
+    cuts = [i for i in range(2, len(group)) if group[i - 1].world_size > group[0].gpus_per_node]
+    return [(list(group[:i]), list(group[i:])) for i in cuts]
+
+
+def explain_skipped(group: Sequence[PublishedPoint], sweep: bool = False) -> str | None:
+    """Return why a series cannot be back-tested; None if it can."""
+    sizes = ", ".join(str(p.world_size) for p in group)
+    if len(group) < 3:
+        return f"fewer than three world sizes ({sizes})"
+    if not split_prefixes(group):
+        return f"no size is left to test beyond the first on two nodes ({sizes})"
+    swept = load_all_reduces()[0]
     machine = group[0].gpu, str(group[0].gpus_per_node)
     if sweep and (machine != (swept["gpu"], swept["gpus_per_node"]) or group[0].method != "ddp"):
-        return "the published sweep is of another machine or another exchange"
+        return "the published sweep is of another machine or another collective"
     return None
 
 
-def fitted_sizes(group: Sequence[Published]) -> list[int]:
-    """The sizes that the model sees: the smaller half, and at least as many as reach a second node.
-
-    >>> group = by_series(points())["8.05B padded"]
-    >>> [p.world_size for p in group], fitted_sizes(group)
-    ([1, 4, 8, 12, 16], [1, 4, 8])
-    """
-    sizes = [p.world_size for p in group]
-    half = -(-len(sizes) // 2)
-    crossing = next((i + 1 for i, n in enumerate(sizes) if n > group[0].gpus_per_node), 2)
-    return sizes[: max(2, half, crossing)]
-
-
-def work_of(point: Published) -> Work:
-    """What a step of a series is made of: weak scaling, an all-reduce of the gradients in buckets of 25 MiB."""
-    return Work(
+def describe_workload(point: PublishedPoint) -> Workload:
+    """Return the workload of a series: weak scaling, an all-reduce of the gradients in buckets of 25 MiB."""
+    size_bytes = point.gradient_bytes or BUCKET_BYTES  # not stated: the fitted constants take up the scale
+    return Workload(
         ranks_per_node=point.gpus_per_node,
-        exchanged_bytes=point.gradient_bytes,
+        communicated_bytes=size_bytes,
         tail_bytes=point.tail_bytes or 0,
-        messages=max(1, round(point.gradient_bytes / (25 * 2**20))),
-        latency=LATENCY[point.method],
+        messages=max(1, round(size_bytes / BUCKET_BYTES)),
     )
 
 
-def link_between() -> Link:
-    """What joins the studies' nodes, by the published all-reduces over two of them: each GPU sends its part of S."""
-    found = all_reduces()
+def fit_published_link() -> Link:
+    """Fit the link between the source study's nodes to published all-reduces of two nodes; each GPU sends its part."""
+    found = load_all_reduces()
     sizes = [int(row["bytes"]) / int(row["gpus_per_node"]) for row in found]
     return fit_link("all_reduce", sizes, [float(row["seconds"]) for row in found], 2, "tree")[0]
 
 
-def backtest(series: str | None = None, *, sweep: bool = False) -> tuple[list[Tested], dict[str, str]]:
-    """(series that were tested, series → why it was not). With `sweep` the link between nodes is not fitted but taken
-    from the published all-reduces, for the series of DDP on those machines; the others are not tested then.
+def run_backtest(series: str | None = None, *, sweep: bool = False) -> tuple[list[TestedSeries], dict[str, str]]:
+    """Return (tested series, series → why it was skipped).
 
-    Raises UserError for a series that is not there.
+    With `sweep` the link between nodes is taken from published all-reduces, for the DDP series of that machine only.
+    Raises UserError for an unknown series.
     """
-    groups = by_series(points())
+    groups = group_by_series(load_points())
     if series is not None and series not in groups:
         raise unknown("published series", series, groups)
     groups = {name: group for name, group in groups.items() if series in (None, name)}
-    skipped = {name: why for name, group in groups.items() if (why := untestable(group, sweep))}
-    links = Links(between=link_between()) if sweep else Links()
+    skipped = {name: why for name, group in groups.items() if (why := explain_skipped(group, sweep))}
+    links = Links(inter_node=fit_published_link()) if sweep else Links()
     return [_test(name, group, links) for name, group in groups.items() if name not in skipped], skipped
 
 
-def _test(series: str, group: Sequence[Published], links: Links) -> Tested:
-    sizes = fitted_sizes(group)
-    seen = [Point(p.world_size, p.step_s) for p in group if p.world_size in sizes]
-    found = fit(seen, work_of(group[0]), links)
-    predictions = predict(found, [p.world_size for p in group])
-    per_gpu = {p.world_size: p.tokens_per_s / p.world_size for p in group}
-    rows = [
-        _row(point, prediction, point.world_size in sizes, per_gpu[sizes[0]], per_gpu[sizes[-1]])
-        for point, prediction in zip(group, predictions, strict=True)
-    ]
-    return Tested(series, group[0].method, found, tuple(rows), tuple(dict.fromkeys(p.source for p in group)))
+def _test(series: str, group: Sequence[PublishedPoint], links: Links) -> TestedSeries:
+    fits, rows = [], []
+    for seen, held_out in split_prefixes(group):
+        found = fit([Measurement(p.world_size, p.step_s) for p in seen], describe_workload(group[0]), links)
+        fits.append(found)
+        predictions = predict(found, [p.world_size for p in held_out])
+        rows += [_row(point, p, seen) for point, p in zip(held_out, predictions, strict=True)]
+    sources = tuple(dict.fromkeys(p.source for p in group))
+    return TestedSeries(series, group[0].method, tuple(fits), tuple(rows), sources)
 
 
-def _row(point: Published, prediction: Prediction, fitted: bool, first: float, last: float) -> Row:
-    tokens = point.sequence_length * point.local_batch * point.world_size
+def _row(point: PublishedPoint, prediction: Prediction, seen: Sequence[PublishedPoint]) -> Row:
+    tokens = point.tokens_per_step
+    first, last = (p.tokens_per_s / p.world_size * point.world_size for p in (seen[0], seen[-1]))
     return Row(
-        *(point.series, point.world_size, fitted, point.tokens_per_s),
+        *(point.series, seen[-1].world_size, point.world_size, point.tokens_per_s),
         *(tokens / prediction.step_s, tokens / prediction.high_s, tokens / prediction.low_s),
-        *(first * point.world_size, last * point.world_size),
+        *(first, last, prediction.measure),
     )
 
 
-#: guesses by their names in `Row`, and what they say
-GUESSES = {"predicted": "model", "perfect": "perfect scaling", "kept": "last efficiency kept"}
+#: guesses by their names in `Row`
+GUESSES = {"predicted": "model", "ideal": "ideal scaling", "constant": "constant throughput per GPU"}
 
 
 @dataclass(frozen=True)
 class Score:
-    """How far one guess was from the sizes that no fit saw: share of the measured value, without its sign."""
+    """Absolute residuals of one guess over held-out points."""
 
     points: int
     median: float
@@ -209,72 +217,88 @@ class Score:
     largest: float
 
 
-def score(tested: Sequence[Tested], by: str) -> Score:
-    """Of one guess over all rows that were not fitted."""
-    errors = sorted(abs(row.residual(by)) for one in tested for row in one.rows if not row.fitted)
-    return Score(len(errors), statistics.median(errors), statistics.fmean(errors), errors[-1])
+def score(rows: Sequence[Row], guess: str = "predicted") -> Score:
+    """Score one guess."""
+    errors = [abs(row.residual(guess)) for row in rows]
+    return Score(len(errors), statistics.median(errors), statistics.fmean(errors), max(errors))
 
 
-def words(tested: Sequence[Tested], skipped: dict[str, str]) -> str:
-    """The back-test as plain text: each series with its residuals, the scores, and what was not tested."""
+def collect_rows(tested: Sequence[TestedSeries]) -> list[Row]:
+    """Return the rows of several series."""
+    return [row for one in tested for row in one.rows]
+
+
+def format_backtest(tested: Sequence[TestedSeries], skipped: dict[str, str]) -> str:
+    """Return the back-test as plain text: each series with its residuals, the scores, and the skipped series."""
     lines = [
-        "Back-test of the scaling model, fitted to the small world sizes; the others are predicted. No blind test: its",
-        "laws were chosen with these tables at hand, its constants were not. Tokens/s of all GPUs, padding included;",
-        f"residual: predicted over measured - 1; band: {100 * COVERAGE:g} % of runs, if terms that fit are right.",
+        "Back-test of the scaling model: fitted to every prefix of the world sizes of each series, larger sizes are",
+        "predicted. The laws were chosen with these tables at hand; the constants are fitted to the prefix alone.",
+        "Tokens/s of all GPUs, padding included. Residual: predicted over measured - 1.",
+        f"Band: {100 * COVERAGE:g} % of runs. If its ends differ by more than a factor of {WIDEST_BAND:g}, there is no",
+        "prediction: the size to measure is given.",
     ]
     for one in tested:
-        sizes = ", ".join(map(str, one.fit.world_sizes))
-        lines += ["", one.series, f"  fitted to {sizes}: {constants(one.fit)}; noise {one.fit.noise_from}"]
+        lines += ["", one.series]
+        lines += [f"  fitted to {', '.join(map(str, f.world_sizes))}: {describe_laws(f)}" for f in one.fits]
         lines.append(
-            f"  {'GPUs':>5} {'measured':>11} {'model':>11} {'band':>23} {'residual':>9}    {'perfect':>8} {'kept':>8}"
+            f"  {'fitted to':>9} {'GPUs':>5} {'measured':>11} {'model':>11} {'band':>23} {'residual':>9} {'ideal':>9} "
+            f"{'constant':>9}"
         )
         for row in one.rows:
-            verdict = "fitted" if row.fitted else "inside" if row.inside else "OUTSIDE"
+            verdict = ("inside" if row.inside else "OUTSIDE") + (f"; measure {row.measure}" if row.measure else "")
             lines.append(
-                f"  {row.world_size:>5} {row.measured:>11,.0f} {row.predicted:>11,.0f} "
-                f"{f'{row.low:,.0f}-{row.high:,.0f}':>23} {_percent(row.residual()):>9}    "
-                f"{_percent(row.residual('perfect')):>8} {_percent(row.residual('kept')):>8}  {verdict}"
+                f"  {row.fitted_to:>9} {row.world_size:>5} {row.measured:>11,.0f} {row.predicted:>11,.0f} "
+                f"{f'{row.low:,.0f}-{row.high:,.0f}':>23} {_percent(row.residual()):>9} "
+                f"{_percent(row.residual('ideal')):>9} {_percent(row.residual('constant')):>9}  {verdict}"
             )
-    if tested:
-        lines += ["", *_scores(tested)]
+    lines += ["", *_format_scores(tested)] if tested else []
     lines += ["", *(f"not tested: {name}: {why}" for name, why in skipped.items())] if skipped else []
     return "\n".join(lines)
 
 
-def _scores(tested: Sequence[Tested]) -> list[str]:
-    methods = list(dict.fromkeys(one.method for one in tested))
-    groups = {method: [one for one in tested if one.method == method] for method in methods}
+def _format_scores(tested: Sequence[TestedSeries]) -> list[str]:
+    groups = {
+        method: [one for one in tested if one.method == method] for method in dict.fromkeys(t.method for t in tested)
+    }
     if len(groups) > 1:
         groups["all"] = list(tested)
-    lines = ["Points that no fit saw, residuals without sign:"]
+    lines = ["Held-out points, absolute residuals:"]
     for name, group in groups.items():
-        rows = [row for one in group for row in one.rows if not row.fitted]
-        inside = sum(row.inside for row in rows)
-        lines.append(f"  {name}: {len(rows)} points of {len(group)} series, {inside} inside the band")
-        for by, guess in GUESSES.items():
-            found = score(group, by)
-            closer = sum(abs(row.residual()) < abs(row.residual(by)) for row in rows)
-            lines.append(
-                f"    {guess:<21} median {100 * found.median:4.1f} %, mean {100 * found.mean:4.1f} %, largest "
-                f"{100 * found.largest:4.1f} %" + (f"; the model is closer at {closer}" if by != "predicted" else "")
-            )
+        rows = collect_rows(group)
+        answered = [row for row in rows if row.measure is None]
+        lines.append(
+            f"  {name}: {len(rows)} points of {len(group)} series, {sum(r.inside for r in rows)} inside the band; "
+            f"{len(answered)} predicted, {sum(r.inside for r in answered)} of them inside; "
+            f"{len(rows) - len(answered)} answered by the size to measure"
+        )
+        for title, chosen in (("all", rows), ("predicted", answered)):
+            for guess, label in GUESSES.items() if chosen else ():
+                found = score(chosen, guess)
+                lines.append(
+                    f"    {title:<9} {label:<27} median {100 * found.median:4.1f} %, mean {100 * found.mean:4.1f} %, "
+                    f"largest {100 * found.largest:4.1f} %"
+                )
     return lines
 
 
-def facts(tested: Sequence[Tested], skipped: dict[str, str]) -> dict[str, Any]:
-    """The back-test as JSON values."""
+def backtest_to_json(tested: Sequence[TestedSeries], skipped: dict[str, str]) -> dict[str, Any]:
+    """Return the back-test as JSON values."""
+    rows = collect_rows(tested)
     return {
         "kind": "model",
         "band": COVERAGE,
+        "widest_band": WIDEST_BAND,
         "series": [
             {
-                **{"series": one.series, "fitted_world_sizes": one.fit.world_sizes, "sources": list(one.sources)},
-                **{"constants": one.fit.constants, "left_out": one.fit.left_out},
+                **{"series": one.series, "sources": list(one.sources)},
+                "fits": [
+                    {"world_sizes": f.world_sizes, "candidates": [asdict(c) for c in f.candidates]} for f in one.fits
+                ],
                 "rows": [{**asdict(row), "inside": row.inside, "residual": row.residual()} for row in one.rows],
             }
             for one in tested
         ],
-        "scores": {by: asdict(score(tested, by)) for by in GUESSES} if tested else {},
+        "scores": {guess: asdict(score(rows, guess)) for guess in GUESSES} if rows else {},
         "not_tested": skipped,
     }
 
@@ -288,7 +312,7 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def _typed(text: str, kind: object) -> Any:
+def _parse(text: str, kind: object) -> Any:
     if kind in (int, float, str):
         return kind(text)
     return (int if kind == int | None else float)(text) if text else None

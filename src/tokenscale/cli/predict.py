@@ -10,14 +10,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tables", type=Path, metavar="DIR", help="results/tables/EXPERIMENT: fit its own runs")
     what.add_argument(
-        "--backtest", action="store_true", help="published points: fit the small sizes, predict the large"
+        "--backtest", action="store_true", help="published points: fit the small sizes, predict the larger ones"
     )
     parser.add_argument("--series", metavar="NAME", help="only this series")
     parser.add_argument(
         "--collectives", nargs="+", type=Path, default=[], metavar="FILE", help="results of `benchmark collectives`"
     )
     parser.add_argument("--sweep", action="store_true", help="with --backtest: the link from published all-reduces")
-    parser.add_argument("--world-sizes", type=_parse_world_sizes, metavar="N,N,…", help="default 1, 2, 4, … 1024")
+    parser.add_argument("--world-sizes", type=_parse_world_sizes, metavar="N,N,…", help="default 1, 2, 4, … 256")
     parser.add_argument(
         "--ranks-per-node", type=_parse_positive, metavar="N", help="default: as in the runs' records, else 1"
     )
@@ -34,8 +34,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.backtest:
         from tokenscale.analysis import published
 
-        tested, skipped = published.backtest(arguments.series, sweep=arguments.sweep)
-        print(json.dumps(published.facts(tested, skipped)) if arguments.json else published.words(tested, skipped))
+        tested, skipped = published.run_backtest(arguments.series, sweep=arguments.sweep)
+        if arguments.json:
+            print(json.dumps(published.backtest_to_json(tested, skipped)))
+        else:
+            print(published.format_backtest(tested, skipped))
         return
     from tokenscale.analysis import projection
 
@@ -47,20 +50,20 @@ def run(arguments: argparse.Namespace) -> None:
         ranks_per_node=arguments.ranks_per_node,
     )
     if arguments.json:
-        print(json.dumps([projection.facts(one) for one in found]))
+        print(json.dumps([projection.projection_to_json(one) for one in found]))
     else:
-        print("\n\n".join(projection.words(one) for one in found))
+        print("\n\n".join(projection.format_projection(one) for one in found))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
     requested = "backtest" if arguments.backtest else "tables"
-    for question, options in ONLY.items():
+    for mode, options in ONLY.items():
         for option in options:
-            if question != requested and getattr(arguments, option):
+            if mode != requested and getattr(arguments, option):
                 from tokenscale.base.errors import UserError
 
                 name = option.replace("_", "-")
-                raise UserError(f"--{name} goes with --{question}.", found=f"--{requested}", next=f"leave out --{name}")
+                raise UserError(f"--{name} requires --{mode}.", found=f"--{requested}", next=f"remove --{name}")
 
 
 def _parse_positive(text: str) -> int:
