@@ -1,9 +1,11 @@
 """Synthetic logs of runs, written the way a training writes them; for tests of everything after a training."""
 
+import json
 import math
 from functools import reduce
 from pathlib import Path
 
+from tokenscale.analysis.log_values import PHASES
 from tokenscale.base.files import write_json
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.runs.records import provenance
@@ -44,48 +46,84 @@ def digest(run: RunSettings, step: int, rank: int) -> int:
 
 
 def write_attempt(
-    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None
+    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None, boot_s=None
 ) -> None:
-    """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive."""
+    """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive.
+
+    `boot_s`: its start on the monotonic clock.
+    """
+    boot_s = 100.0 + 1000 * attempt if boot_s is None else boot_s
     world = run.layout.world_size
-    began = t0 + 1000 * attempt
+    began = t0 + 1000 * attempt + 100 * run.repeat
     stop = run.budget.steps if stop is None else stop
     stop = stop if diverges is None else diverges + 1
     step_s, wait_s, useful_share = SHAPES[run.approach]
     step_s *= 1 + 0.01 * run.repeat
     for rank in range(world):
         writer = Writer(folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
-        writer.event("run_start", world_size=world)
-        writer.event("init_done", duration_s=0.5)
+        clock = boot_s + rank  # monotonic, seconds
+        ahead = began - boot_s
         rows = run.global_batch // world + (rank < run.global_batch % world)
-        total = rows * run.sequence_length
+        before = rank * (run.global_batch // world) + min(rank, run.global_batch % world)  # rows of lower ranks
+        total, whole = rows * run.sequence_length, int(run.global_batch * run.sequence_length * useful_share)
 
-        def validate(step, writer=writer, rank=rank):
+        def event(name, at, writer=writer, ahead=ahead, **fields):
+            writer._add("events", {"event": name, "t_unix_s": ahead + at, "t_mono_s": at, **fields})
+
+        def validate(step, at, event=event, rank=rank):
             if rank == 0:
                 loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.01 * run.repeat
-                writer.event("validation", step=step, loss_sum=5000 * loss, useful_tokens=5000, rows=16, duration_s=0.2)
+                event("validation", at, step=step, loss_sum=5000 * loss, useful_tokens=5000, rows=16, duration_s=0.2)
 
+        event("run_start", clock, world_size=world)
+        clock += 0.5
+        event("init_done", clock, duration_s=0.5)
+        clock += 0.2
         if start == 0:
-            validate(0)
+            validate(0, clock)
         for step in range(start, stop):
-            useful = int(total * useful_share)
+            useful = whole * (before + rows) // run.global_batch - whole * before // run.global_batch
             loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.repeat)
             bad = step == diverges
             loss_sum = math.nan if bad else loss * useful
+            took = step_s * (1 if step else 5)
+            clock += took
             writer.step(
-                step=step, t_unix_s=began + step, t_mono_s=100 + rank + step * step_s,
-                step_s=step_s * (1 if step else 5),
+                step=step, t_unix_s=ahead + clock, t_mono_s=clock, step_s=took,
                 loss_sum=loss_sum, useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1,
                 data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
                 learning_rate=1e-3, grad_norm=1.5, grad_norm_clipped=1.0, order_digest=digest(run, step, rank),
                 memory_peak_bytes=10**8, nonfinite=bad,
             )  # fmt: skip
+        clock += 0.2
         if diverges is not None:
-            writer.event("run_stop", status="nonfinite", step=diverges)
+            event("run_stop", clock, status="nonfinite", step=diverges)
         elif stopped:
-            validate(stop)
-            writer.event("run_stop", status="complete", step=stop)
+            validate(stop, clock)
+            event("run_stop", clock, status="complete", step=stop)
         writer.close()
+
+
+def retime(folder: Path) -> None:
+    """After edits of `step_s`: rewrite clocks and phases of a run as a training with these times has them."""
+    for path in folder.glob("attempt=*/rank=*/steps.jsonl"):
+        steps, events = (
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in (path, path.with_name("events.jsonl"))
+        )
+        ahead = events[0]["t_unix_s"] - events[0]["t_mono_s"]
+        clock = next(e["t_mono_s"] for e in events if e["event"] == "init_done") + 0.2
+        for step in steps:
+            clock += step["step_s"]
+            step |= {"t_mono_s": clock, "t_unix_s": ahead + clock}
+            phases = {name: step[name] for name in (*PHASES, "data_wait_s") if step.get(name)}
+            if (total := sum(phases.values())) > step["step_s"]:
+                step |= {name: 0.99 * step["step_s"] / total * seconds for name, seconds in phases.items()}
+        for event in events:
+            if event["event"] == "run_stop" or event.get("step"):
+                event |= {"t_mono_s": clock + 0.2, "t_unix_s": ahead + clock + 0.2}
+        for file, lines in ((path, steps), (path.with_name("events.jsonl"), events)):
+            file.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields) -> Path:

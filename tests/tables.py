@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import tables
+from tokenscale.base.files import write_json
 
 Row = dict[str, Any]
 
@@ -59,8 +60,15 @@ def validation(run_id: str, step: int, loss: float, **fields: Any) -> Row:
     return row | {"useful_tokens": 100, "duration_s": 0.5} | fields
 
 
-def write(folder: Path, **rows: list[Row]) -> Path:
-    """Every table of the folder; those that are not named are empty."""
+def write(folder: Path, experiment: Row | None = None, **rows: list[Row]) -> Path:
+    """Every table of the folder, those that are not named empty, with the experiment's description and the manifest."""
     for table in tables.TABLES:
         tables.write(folder / f"{table}.parquet", table, rows.get(table, []))
+    return describe(folder, experiment or {})
+
+
+def describe(folder: Path, experiment: Row) -> Path:
+    """Write the experiment's description beside tables, and their manifest."""
+    write_json(folder / tables.EXPERIMENT, experiment)
+    tables.write_manifest(folder)
     return folder

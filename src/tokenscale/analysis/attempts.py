@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.analysis import logs, tables
+from tokenscale.analysis.siblings import find_copied_logs
 
 Row = dict[str, Any]
 
@@ -32,7 +33,7 @@ class Attempt:
 
 @dataclass
 class RunLog:
-    """All that a run's folder logs. Of superseded attempts only `all` and `quarantine` say something."""
+    """Logs of a run's folder. Superseded attempts are only in `all` and `quarantine`."""
 
     run_id: str
     all: list[Attempt]
@@ -44,7 +45,7 @@ class RunLog:
 
     @property
     def merged(self) -> list[Attempt]:
-        """Those that count."""
+        """Attempts that are merged: all but the superseded ones."""
         return [attempt for attempt in self.all if not attempt.superseded]
 
     def changed(self, record: Row) -> list[str]:
@@ -53,19 +54,30 @@ class RunLog:
         return sorted(name for name, sha256 in sealed.items() if self.hashes.get(name) != sha256)
 
     def copies(self) -> list[str]:
-        """Logs of steps that are the same file twice, in words: one of them is not its rank's own."""
+        """Return which logs of steps are the same file as another one, or repeat its timings, in words."""
         first: dict[str, str] = {}
         found = []
+        different = {}
         for attempt in self.merged:
             for rank, rows in sorted(attempt.steps.items()):
                 name = f"{attempt.folder}/rank={rank:05d}/steps.jsonl"
                 if len(rows) and (other := first.setdefault(self.hashes[name], name)) != name:
                     found.append(f"{name} is a copy of {other}")
-        return found
+                else:
+                    different[name] = rows
+        return found + find_copied_logs(different)
+
+    def validation_tokens(self) -> int | None:
+        """Return the useful tokens of the newest validation; None without one."""
+        counts = [e["useful_tokens"] for e in self.events if e["event"] == "validation" and e["useful_tokens"]]
+        return counts[-1] if counts else None
 
     def lasted(self) -> Row:
-        """When the run began, and when it ended: its attempts' own times and, where the clock went on between two of
-        them, what lay between. A clock that was set back in between shortens nothing. Empty where no log says."""
+        """Return when the run began and ended, on the wall clock, as far as its logs show.
+
+        Its attempts' own times count and, where the clock went on between two of them, the time between. A clock that
+        was set back in between shortens nothing.
+        """
         spans = [(min(attempt.times), max(attempt.times)) for attempt in self.merged if attempt.times]
         if not spans:
             return {}

@@ -1,7 +1,7 @@
-"""Which runs may stand beside each other: those that differ in what is compared, and in nothing else that is known.
+"""Find runs that may not be compared, because they differ in more than the factor under comparison.
 
-One source study's main trend, that reading tokens pays off with larger batches, was a run of another sequence length
-among the others. What the table `runs` tells of two runs is held against each other here, before anything is drawn.
+In one source study the main trend, that reading tokens pays off with larger batches, came from one run with another
+sequence length. All recorded facts of the table `runs` are compared here before a figure is drawn.
 """
 
 import json
@@ -44,9 +44,12 @@ FOLLOWING = {
     "tokenizer": ("tokenizer", "tokenizer_sha256", "validation_store_sha256"),
     "seed": ("base_seed",),
 }
-#: all that is asked of a run: a fourth of the columns, and each takes its time
+#: factors (or sections of them) that change how many useful tokens a held-out slice has
+VALIDATION_CHANGE = ("sequence_length", "objective", "labels", "eos", "validation", "corpus", "tokenizer", "mixture")
+#: the columns that are compared, a fourth of the table's
 COMPARED = (
-    *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "versions", "steps_asked"),
+    *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "code", "versions"),
+    *("steps_asked", "validation_tokens"),
     *SETTINGS,
     *PLACES,
     *RANKS,
@@ -112,8 +115,9 @@ def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
     levels = group["cell"].map(lambda cell: _level(cell, factor)) + group["external"].map({True: " (external)"}).fillna(
         ""
     )
-    wanted = _wanted(group, factor)
-    alike = _filled({row.Index: _facts(row, wanted) for row in group.itertuples()})
+    wanted, section = _wanted(group, factor), factor.split(".")[0]
+    same_slice = section not in VALIDATION_CHANGE
+    alike = _filled({row.Index: _facts(row, wanted, same_slice=same_slice) for row in group.itertuples()})
     stays, others = _parted(alike, levels)
     found = []
     if others:
@@ -149,12 +153,23 @@ def _own_steps(ours: pd.DataFrame) -> bool:
     return bool(equal and ours["positions"].nunique() > 1)
 
 
-def _facts(row: Any, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Name → value of what a row states, packages among it; what is ours is held against by the digest of its code."""
+def _facts(row: Any, wanted: Mapping[str, str], *, same_slice: bool) -> dict[str, Any]:
+    """Return name → value of the facts that a row states.
+
+    Among them are versions of packages, the hashes of the run's own source files (runs that import different files
+    share the facts of those that both import), and with `same_slice` the tokens that it validated on, which may differ
+    between repeats where labels are drawn.
+    """
     stated = {name: getattr(row, column) for column, name in wanted.items()}
-    packages = json.loads(row.versions) if isinstance(row.versions, str) and not row.external else {}
-    packages.pop("tokenscale", None)
-    return {name: value for name, value in (stated | packages).items() if not pd.isna(value)}
+    if not row.external:
+        packages = json.loads(row.versions) if isinstance(row.versions, str) else {}
+        packages.pop("tokenscale", None)
+        code = getattr(row, "code", None)
+        files = json.loads(code) if isinstance(code, str) else {}
+        stated |= packages | {f"source file {name}": sha256 for name, sha256 in files.items()}
+        if same_slice:
+            stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
+    return {name: value for name, value in stated.items() if not pd.isna(value)}
 
 
 def _filled(facts: dict[Any, dict[str, Any]]) -> dict[Any, tuple[tuple[str, Any], ...]]:

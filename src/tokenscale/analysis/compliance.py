@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tokenscale.analysis import log_values
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.settings.model import ModelSettings
 
@@ -64,15 +65,15 @@ def complete_steps(steps: Steps) -> int:
 
 
 def check(
-    run: Row, raw: Steps, steps: Steps, events: list[Row], changed: Sequence[str] = (), trouble: str | None = None,
-    copies: Sequence[str] = (), doubts: Sequence[str] = (),
+    run: Row, raw: Steps, steps: Steps, events: list[Row], spans: pa.Table, record: Row | None = None, *,
+    changed: Sequence[str] = (), trouble: str | None = None, copies: Sequence[str] = (), doubts: Sequence[str] = (),
 ) -> tuple[str, str]:  # fmt: skip
-    """(validity, reasons parted by "; ").
+    """Return the validity of a run and the reasons for it, separated by "; ".
 
-    `raw` are all step rows of all attempts, `steps` the merged ones; `changed` names logs that differ from their sealed
-    hash, `trouble` says what is wrong with run.json, `copies` which logs are the same file twice, `doubts` what another
-    program states and should not. Invalid: a number from this run would be wrong. Suspect: it may be right, and
-    somebody should look.
+    `run` is its row of the table `runs`, `raw` are all step rows of all attempts, `steps` the merged ones, `record` is
+    run.json. `changed` names logs that differ from their sealed hash, `trouble` describes a damaged run.json, `copies`
+    logs that repeat another one, `doubts` implausible statements of another program. Invalid: a number from this run
+    would be wrong. Suspect: the numbers may be right, and a person should look.
     """
     invalid: list[str] = []
     suspect: list[str] = []
@@ -91,11 +92,14 @@ def check(
     elif run["status"] not in ("complete", "running", "unreadable"):
         invalid.append(f"status {run['status']}")
     if changed:
-        suspect.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
+        invalid.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
     if not trouble and run.get("steps_asked") is not None:
         invalid += [] if diverged else _whole(run, steps)
         invalid += _tokens(run, steps)
         invalid += _too_good(run, steps)
+        invalid += log_values.find_record_faults(record or {}, run["run_id"])
+        invalid += log_values.find_faults(run, raw, steps, events, spans)
+        suspect += log_values.find_doubts(run, steps, events, record or {})
     invalid += _world(run, events)
     invalid += copies
     suspect += doubts

@@ -13,7 +13,7 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.costs.memory import largest_memory
 from tokenscale.settings.continuation import parse_run_id, start_step
 from tokenscale.settings.data import StorageSettings
-from tokenscale.settings.experiments import flatten_cell
+from tokenscale.settings.experiments import flatten_cell, format_cell
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
@@ -32,7 +32,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "experiment": experiment,
         "run_id": entry["run_id"],
         "external": bool(entry.get("external")),
-        "cell": ", ".join(f"{k}={_text(v)}" for k, v in cell.items()),
+        "cell": format_cell(cell),
         "repeat": entry.get("repeat"),
         "position": entry.get("position"),
         "approach": cell.get("approach"),
@@ -51,6 +51,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "threads_per_rank": _threads(record),
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
+        "code": _code(record),
+        "load_average": _load_average(hardware),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
@@ -153,8 +155,22 @@ def _number_format(run: RunSettings) -> str:
     return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
 
 
+def _code(record: Row) -> str | None:
+    """Return the hashes of the source files that a run imports, as JSON; None where they were not recorded."""
+    files = record.get("code")
+    if not isinstance(files, dict) or not files:
+        return None
+    return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
+
+
+def _load_average(hardware: Row) -> float | None:
+    """Return the machine's load average at the start of a run; None where it was not recorded."""
+    load = hardware.get("load_average_1min")
+    return float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) else None
+
+
 def _inputs(record: Row) -> Row:
-    """Hashes of the manifests that the run read: the keys to what the stores and corpora say of themselves."""
+    """Return the hashes of the manifests that the run read, by which its rows of `stores` are found."""
     inputs = record.get("inputs")
     inputs = inputs if isinstance(inputs, dict) else {}
     hashes = {f"{role}_sha256": inputs.get(role) for role in ("corpus", "tokenizer", "store", "validation_store")}

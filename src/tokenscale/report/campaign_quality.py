@@ -1,6 +1,6 @@
 """How good the measurements of an experiment are: spread inside a run and between runs, and what stands behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -85,10 +85,10 @@ def facts(
 RESUMED = "resumed and uninterrupted"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
 _PROOFS = {
-    "world sizes": ("across world sizes", "the same samples and the same useful tokens at every step"),
+    "world sizes": ("across world sizes", "the same samples, the same useful tokens and the same losses at every step"),
     RESUMED: (
-        "after another run's state was gone on from",
-        "the same samples and the same useful tokens at every step that is left",
+        "after resuming from another run's state",
+        "the same samples, the same useful tokens and the same losses at every step that is left",
     ),
     "online and offline": (
         "online against offline",
@@ -98,10 +98,10 @@ _PROOFS = {
 
 
 def proof(order: pd.DataFrame) -> dict[str, Any]:
-    """Do the runs of a pair train on the same batches? A sentence and a table for each kind of pair.
+    """Return a sentence and a table for each kind of pair: whether its runs trained on the same batches.
 
-    The digest names samples, not their content. Across world sizes and after a resumption that is enough, as both read
-    the same store; online against offline the losses must be bit-identical, too.
+    The digest names samples, not their content. Losses are proof of the content: online against offline they must be
+    bit-identical, across world sizes and after a resumption they must agree within `loss_tolerance` (`order.sql`).
     """
     parts = []
     for kind, (what, true) in _PROOFS.items():
@@ -121,21 +121,24 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
             text = f"Same data {what}: not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
         if kind != "online and offline" and len(pairs):
             text += (
-                " The sums of a step are in another order there; the losses differ by at most "
-                f"{pairs['largest_loss_difference'].max():.2g} nats a useful token."
+                f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a useful token; "
+                f"{pairs['loss_tolerance'].min():.2g} are allowed in the first 20 steps and "
+                f"{pairs['late_loss_tolerance'].min():.2g} later, as the sums of a step are in another order."
             )
         parts.append({"kind": kind, "state": state, "text": text, "table": _proof_table(pairs)})
     return {"parts": parts}
 
 
 def _finding(kind: str, pair: Any) -> str:
-    """What a pair shows, in words: `proven`, or what is missing."""
+    """Return what a pair shows: `proven`, or what is missing."""
     if not pair.same_data:
         return "other samples or another order: not proven"
     if not pair.same_useful_tokens:
         return "same order, useful tokens differ: not proven"
     if kind == "online and offline" and not pair.losses_identical:
         return "same order, losses differ: not proven"
+    if not pair.losses_agree:
+        return "same order, losses differ by more than rounding: not proven"
     return "proven"
 
 
@@ -178,12 +181,18 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
     )
 
 
-def design(runs: pd.DataFrame, repeats: Any, not_run: Sequence[dict[str, Any]] = ()) -> Table:
+def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Series:
+    """Which rows are runs of the canary: repeats beyond those that `planned` (cell → repeats) has for their cell."""
+    repeats = runs["cell"].map(planned).astype(float)
+    return (runs["repeat"].astype(float) >= repeats) & ~runs["external"].fillna(False).astype(bool)
+
+
+def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Sequence[dict[str, Any]] = ()) -> Table:
     """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
 
     The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.
     """
-    canary = runs[(runs["repeat"] >= repeats) & ~runs["external"]] if repeats else runs[:0]
+    canary = runs[of_canary(runs, planned)]
     runs = runs.drop(canary.index)
     columns = [
         ("cell", False),
@@ -195,8 +204,8 @@ def design(runs: pd.DataFrame, repeats: Any, not_run: Sequence[dict[str, Any]] =
         by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
         done = int(group["validity"].isin(["valid", "suspect"]).sum())
         marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
-        planned = len(group) if external else repeats or len(group)
-        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {planned}"])
+        wanted = len(group) if external else planned.get(cell) or len(group)
+        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {wanted}"])
     without = [
         f"{', '.join(f'{key}={level}' for key, level in flatten_cell(left['cells']).items())} ({left['reason']})"
         for left in not_run

@@ -132,18 +132,24 @@ class ExternalRun:
         try:
             yield
         finally:
-            self._paused += time.monotonic() - began
+            seconds = time.monotonic() - began
+            self._paused += seconds
+            self._writer.span("paused", began, seconds, self._step)
 
     def step(self, *, loss_sum: float, useful_tokens: int, total_tokens: int, rows: int, **fields: Any) -> None:
         """Log the end of an optimizer step, after synchronising the device.
 
         All values are of this rank: the loss summed over useful tokens in nats, the number of useful tokens, of all
         positions including padding, and of rows; NumPy and torch scalars are accepted. `fields` are any of
-        `schema.FIELDS["steps"]` and override values measured here; pass `step` if the first one is not 0.
+        `schema.FIELDS["steps"]` and override values measured here; pass `step` if the first one is not 0. With a
+        `step_s` of your own the time of this call is not logged as the end of the step.
         """
         now = time.monotonic()
         number = fields.pop("step", self._step)
-        measured = {"t_unix_s": self._writer.unix_s(now), "t_mono_s": now, "step_s": now - self._last - self._paused}
+        measured = {}
+        if "step_s" not in fields:
+            measured = {"t_unix_s": self._writer.unix_s(now), "t_mono_s": now}
+            measured["step_s"] = now - self._last - self._paused
         counts = {"useful_tokens": int(useful_tokens), "total_tokens": int(total_tokens), "rows": int(rows)}
         self._writer.step(
             **{"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum), **counts, **fields}

@@ -1,0 +1,411 @@
+"""Do the values in a run's logs agree with each other, with its clocks, and with what a machine can do?
+
+Everything here is arithmetic on what a log states twice. On a CPU `step_s` is the difference of two readings of the
+clock that `t_mono_s` is read from (`train/phase_timer.py`), so that both agree to the nanosecond. On a GPU events are
+timed by the device and `t_mono_s` by the host, and another program's log may be as inexact as it likes: there a share
+of the step is allowed.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from tokenscale.analysis.compliance import Steps
+
+Row = dict[str, Any]
+
+#: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
+WARM_UP_STEPS = 3
+#: fields of a step that cannot be below zero
+NEVER_NEGATIVE = (
+    *("step", "data_wait_s", "own_s", "h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s"),
+    *("optimizer_s", "loss_sum", "useful_tokens", "total_tokens", "rows", "micro_steps", "learning_rate", "grad_norm"),
+    *("grad_norm_clipped", "memory_peak_bytes", "loss_scale"),
+)
+#: phases of a step that do not overlap (`PhaseTimer`'s laps)
+PHASES = ("h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s", "optimizer_s")
+#: seconds that two readings of one clock may differ by, and what other clocks may: seconds, and a share of the step
+EXACT_S, LOOSE_S, LOOSE_SHARE = 1e-5, 0.01, 0.01
+#: seconds by which wall clocks of one machine may differ
+CLOCK_S = 60.0
+#: number format → FLOP/s that no core exceeds. fp32: two AVX-512 FMA units are 64 FLOP a cycle (Intel Optimization
+#: Reference Manual, 248966), 0.4 TFLOP/s at 6 GHz. Others: an AMX tile unit is 2,048 bf16 FLOP a cycle (the same,
+#: chapter 20), 12 TFLOP/s at 6 GHz. Twice that is out of reach of every core.
+CORE_FLOPS = {"fp32": 0.8e12}
+ANY_CORE_FLOPS = 25e12
+#: events with a duration that lie between two steps
+BETWEEN = ("validation", "checkpoint", "translation")
+
+
+def find_faults(run: Row, raw: "Steps", steps: "Steps", events: list[Row], spans: pa.Table) -> list[str]:
+    """Return values that cannot be true, in words; a run with any is invalid.
+
+    `raw` are the step rows of all merged attempts by attempt and rank in the order of the files, `steps` the merged
+    ones, `spans` the rows of the table of that name.
+    """
+    if not len(raw):
+        return []
+    found = _find_negative(raw)
+    found += _find_excess_phases(run, raw)
+    found += _find_impossible_speed(run, steps, events)
+    found += [] if run.get("external") else _find_validation_sizes(events)
+    by_log: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for event in events:
+        by_log[event["attempt"], event["rank"]].append(event)
+    marks = _find_marks(events)
+    pauses = _find_pauses(spans)
+    for attempt, rank, rows in _split_logs(raw):
+        log = _RankLog(run, raw, rows, by_log[attempt, rank])
+        found += [
+            f"{text} (attempt {attempt}, rank {rank})"
+            for text in log.find_faults(marks[attempt], pauses[attempt, rank])
+        ]
+    return found
+
+
+class _RankLog:
+    """Clocks of one rank in one attempt."""
+
+    def __init__(self, run: Row, raw: "Steps", rows: slice, events: list[Row]):
+        self.exact = run.get("device_kind") == "cpu" and not run.get("external")
+        self.own = not run.get("external")
+        self.step, self.ended, self.took = (raw[name][rows] for name in ("step", "t_mono_s", "step_s"))
+        self.offset = raw["t_unix_s"][rows] - self.ended
+        self.events = events
+        self.slack = np.full(len(self.step), EXACT_S) if self.exact else LOOSE_S + LOOSE_SHARE * np.abs(self.took)
+        begun = self._time("init_done", first=True)
+        self.before = np.concatenate([[begun], self.ended[:-1]])
+        self.gap = self.ended - self.before - self.took
+        #: rows whose predecessor is the step before; of the first row the end of the set-up
+        self.follows = np.concatenate([[math.isfinite(begun)], np.diff(self.step) == 1])
+
+    def find_faults(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> list[str]:
+        """`marks`: step → recorded seconds before it; `pauses`: (begin, seconds) of spans."""
+        found = self._find_long_steps() + self._find_unrecorded(marks, pauses)
+        found += self._find_misplaced_events() + self._find_clock_change()
+        return found
+
+    def _time(self, name: str, first: bool) -> float:
+        times = [e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None]
+        return math.nan if not times else times[0] if first else times[-1]
+
+    def _find_long_steps(self) -> list[str]:
+        wrong = np.flatnonzero(self.follows & (self.gap < -self.slack))
+        if not len(wrong):
+            return []
+        at = wrong[0]
+        between = self.ended[at] - self.before[at]
+        return [
+            f"step_s exceeds the time that t_mono_s leaves for it at {len(wrong)} of {len(self.step)} steps: "
+            f"{self.took[at]:.6g} s in {between:.6g} s at step {self.step[at]:.0f}"
+        ]
+
+    def _find_unrecorded(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> list[str]:
+        """Time between two steps belongs to a validation, a checkpoint or a span that is recorded there."""
+        places = np.array([-2, *sorted(marks)])
+        seconds_of = np.array([0.0, *(marks[step] for step in sorted(marks))])
+        at_mark = np.clip(np.searchsorted(places, self.step), 0, len(places) - 1)
+        known = places[at_mark] == self.step
+        recorded = np.where(known, seconds_of[at_mark], 0.0)
+        for begin, seconds in pauses:
+            at = int(np.searchsorted(self.ended, begin))
+            if at < len(recorded):
+                recorded[at] += seconds
+                known[at] = True
+        inside = self.follows & np.isfinite(self.gap) & (self.gap > self.slack)
+        inside[0] = False  # state is loaded and the first validation runs before it
+        gaps = np.where(inside, self.gap, 0.0)
+        elapsed = float(np.nansum(np.diff(self.ended))) or math.nan
+        bare = inside & ~known
+        cut = math.isnan(self._time("run_stop", first=False))  # a killed process has not logged its last checkpoint
+        allowed = 0 if self.exact else 0.1 * elapsed
+        found = []
+        if bare.sum() > 2 * cut and gaps[bare].sum() > allowed:
+            found.append(
+                f"step_s falls short of t_mono_s at {bare.sum()} of {len(self.step)} steps where nothing else is "
+                f"recorded: {gaps[bare].sum():.3g} s of {elapsed:.3g} s, from step {self.step[bare][0]:.0f} on"
+            )
+        stated = recorded[known & inside].sum() + marks.get(-1, 0.0)
+        more = gaps[known].sum() - 2 * stated - 0.1 * known.sum()
+        if more > max(0.0, 0.05 * elapsed):
+            found.append(
+                f"{gaps[known].sum():.3g} s between steps are explained by {stated:.3g} s of "
+                "validation, checkpoints and pauses"
+            )
+        return found
+
+    def _find_misplaced_events(self) -> list[str]:
+        """A validation lies between the steps that it is between; the end of the run lies behind its last step."""
+        slack = EXACT_S if self.exact else LOOSE_S + LOOSE_SHARE * float(np.nanmax(self.took, initial=0.0))
+        for event in self.events:
+            time, step = event["t_mono_s"], event["step"]
+            if time is None:
+                continue
+            if event["event"] == "validation" and self.own and step is not None:
+                before, after = (np.flatnonzero(self.step == k) for k in (step - 1, step))
+                wrong = (self.ended[before] > time + slack).any()
+                wrong |= ((self.ended - self.took)[after] < time - slack).any()
+            else:
+                wrong = event["event"] == "run_stop" and (self.ended > time + slack).any()
+            if wrong:
+                return [f"{event['event']} (step {step}) was logged at a time when the steps beside it ran"]
+        return []
+
+    def _find_clock_change(self) -> list[str]:
+        """A log's wall-clock times are its monotonic times plus one constant (`Writer.unix_s`)."""
+        pairs = [(e["t_unix_s"], e["t_mono_s"]) for e in self.events]
+        offsets = np.concatenate([self.offset, [u - m for u, m in pairs if u is not None and m is not None]])
+        offsets = offsets[np.isfinite(offsets)]
+        if len(offsets) and np.ptp(offsets) > (1e-3 if self.own else CLOCK_S):
+            return [f"the wall clock and the monotonic clock of the log part by {np.ptp(offsets):.4g} s"]
+        return []
+
+
+def _split_logs(raw: "Steps") -> Iterator[tuple[int, int, slice]]:
+    """(attempt, rank, its rows)."""
+    attempt, rank = raw["attempt"], raw["rank"]
+    edges = np.flatnonzero((np.diff(attempt) != 0) | (np.diff(rank) != 0)) + 1
+    for first, last in zip([0, *edges], [*edges, len(attempt)], strict=True):
+        yield int(attempt[first]), int(rank[first]), slice(first, last)
+
+
+def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
+    """Attempt → step → seconds of what was recorded before that step, on whichever rank; −1: before an unknown one."""
+    marks: dict[int, dict[int, float]] = defaultdict(dict)
+    for event in events:
+        if event["event"] not in BETWEEN:
+            continue
+        step = event["step"]
+        if event["event"] == "checkpoint":
+            named = re.fullmatch(r"step=(\d+)", event["status"] or "")
+            step = int(named[1]) if named else -1
+        if step is not None:
+            of = marks[event["attempt"]]
+            of[step] = of.get(step, 0.0) + max(0.0, event["duration_s"] or 0.0)
+    return marks
+
+
+def _find_pauses(spans: pa.Table) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """(attempt, rank) → (begin on the monotonic clock, seconds) of its spans."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for row in spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
+        if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
+            found[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
+    return found
+
+
+def _find_negative(raw: "Steps") -> list[str]:
+    found = []
+    for name in NEVER_NEGATIVE:
+        wrong = np.flatnonzero(raw[name] < (-1e-6 if name.endswith("_s") else 0))
+        if len(wrong):
+            found.append(f"negative {name} ({raw[name][wrong[0]]:.6g} at step {raw['step'][wrong[0]]:.0f})")
+    return found
+
+
+def _find_validation_sizes(events: list[Row]) -> list[str]:
+    """A run validates on one fixed slice."""
+    sizes = {event["useful_tokens"] for event in events if event["event"] == "validation"}
+    if len(sizes) < 2:
+        return []
+    return [f"validated on {' and '.join(map(str, sorted(sizes, key=str)))} useful tokens: the held-out slice is fixed"]
+
+
+def _find_excess_phases(run: Row, raw: "Steps") -> list[str]:
+    """Phases of a step are laps of one timer: together they are no longer than the step.
+
+    On a CPU the wait for the batch is inside the step, too. A GPU's host waits ahead of it, so that only the sums are
+    compared.
+    """
+    took, wait = raw["step_s"], np.nan_to_num(raw["data_wait_s"])
+    found = []
+    exact = run.get("device_kind") == "cpu" and not run.get("external")
+    if not run.get("external"):
+        phases = sum((np.nan_to_num(raw[name]) for name in PHASES), np.zeros(len(took)))
+        longer = np.flatnonzero(phases + (wait if exact else 0) > took * (1 if exact else 1.001) + EXACT_S)
+        if len(longer):
+            at = longer[0]
+            held = phases[at] + (wait[at] if exact else 0)
+            if wait[at] > took[at] + EXACT_S:
+                found.append(
+                    f"a wait longer than its step ({wait[at]:.6g} s in {took[at]:.6g} s at step {raw['step'][at]:.0f})"
+                )
+            else:
+                found.append(
+                    f"the phases of step {raw['step'][at]:.0f} last {held:.6g} s, the step {took[at]:.6g} s "
+                    f"(so at {len(longer)} of {len(took)} rows)"
+                )
+    if not exact and np.nansum(wait) > 1.05 * np.nansum(took) + 1.0:
+        found.append(f"waits for data of {np.nansum(wait):.3g} s in steps of {np.nansum(took):.3g} s")
+    return found
+
+
+def _find_impossible_speed(run: Row, steps: "Steps", events: list[Row]) -> list[str]:
+    """More FLOPs in a second than the cores of the run's nodes can do. Of GPUs see `compliance._too_good`."""
+    flops = run.get("flops_per_token_causal") or run.get("flops_per_token")
+    tokens, seconds = steps.totals() if len(steps) else (0.0, 0.0)
+    if run.get("device_kind") != "cpu" or not run.get("cores") or not flops or seconds <= 0:
+        return []
+    nodes = len({e["boot"] for e in events if e["event"] == "run_start"}) or 1
+    limit = run["cores"] * nodes * CORE_FLOPS.get(run.get("number_format") or "", ANY_CORE_FLOPS)
+    rate = tokens * flops / seconds
+    if rate <= limit:
+        return []
+    return [
+        f"{tokens:,.0f} tokens in {seconds:.3g} s are {rate / 1e12:,.3g} TFLOP/s: more than "
+        f"{run['cores'] * nodes} cores can do ({limit / 1e12:.3g})"
+    ]
+
+
+#: fewest measured steps whose course is judged
+FEWEST_STEPS = 12
+#: one step's share of all measured time from which on it decides the rate, and its least length in seconds
+ONE_STEP_SHARE, ONE_STEP_S = 0.5, 1.0
+#: ratio of the last third's median step to the middle third's: of few steps, and of many if their rank sums differ
+TREND_FEW, TREND_MANY, MANY_STEPS, TREND_Z = 10.0, 1.25, 60, 5.0
+#: two kinds of steps: ratio of their medians, share of the rarer kind, share of the variance that they explain
+MODES_RATIO, MODES_SHARE, MODES_VARIANCE = 1.5, 0.2, 0.97
+
+
+def find_doubts(run: Row, steps: "Steps", events: list[Row], record: Row) -> list[str]:
+    """Return what somebody should look at: steps that never settle, and clocks that differ. `record` is run.json."""
+    return [*_find_unsteadiness(run, steps), *_find_clock_differences(run, events, record)]
+
+
+def _find_unsteadiness(run: Row, steps: "Steps") -> list[str]:
+    """Is the run in a steady state after its warm-up? Three ways not to be, each decided by medians and ranks.
+
+    Times are those of the slowest rank for each token that the step computed on, as batches of unequal size take
+    unequally long. One step: a compilation or a pause that holds most of the measured time. Trend: the last third of
+    the steps is slower (throttling) or faster (still warming up) than the middle third; of many steps a rank-sum test
+    (Mann & Whitney 1947) has to agree. Two kinds of steps: a split of the logarithms into two classes (Otsu 1979)
+    explains nearly all variance. On two cores that other work shares (load average 5 to 11), honest runs of 20 to 24
+    steps had trends up to 5.2 × and splits that explain up to 0.97, hence the limits and `MANY_STEPS`.
+    """
+    if not len(steps):
+        return []
+    took, tokens = steps.largest("step_s"), steps.sums("total_tokens")
+    used = steps.whole() & (steps.largest("attempt_step") >= WARM_UP_STEPS) & (took > 0) & (tokens > 0)
+    number, took, tokens = steps.numbers[used], took[used], tokens[used]
+    if len(took) < FEWEST_STEPS:
+        return []
+    longest = int(np.argmax(took))
+    if took[longest] > ONE_STEP_S and took[longest] > ONE_STEP_SHARE * took.sum():
+        return [
+            f"no steady state: step {number[longest]} took {took[longest]:.3g} s of {took.sum():.3g} s in all, "
+            f"{took[longest] / np.median(took):,.0f} × the median step"
+        ]
+    rate = np.log(took / tokens)
+    third = len(rate) // 3
+    middle, last = rate[-2 * third : -third], rate[-third:]
+    ratio = math.exp(np.median(last) - np.median(middle))
+    change = max(ratio, 1 / ratio)
+    if change > TREND_FEW or (len(rate) >= MANY_STEPS and change > TREND_MANY and _rank_sum_z(middle, last) > TREND_Z):
+        what = "slower (throttled, or disturbed?)" if ratio > 1 else "faster (warm-up had not ended?)"
+        return [f"no steady state: the last third of its steps is {change:.2f} × {what} than the third before"]
+    if len(rate) < MANY_STEPS:
+        return []
+    low, high, explained = _split_in_two(rate)
+    ratio = math.exp(np.median(high) - np.median(low))
+    rarer = min(len(low), len(high)) / len(rate)
+    if explained > MODES_VARIANCE and ratio > MODES_RATIO and rarer > MODES_SHARE:
+        return [
+            f"no steady state: two kinds of steps, {len(high)} of {len(rate)} take {ratio:.2f} × as long as the others"
+        ]
+    return []
+
+
+def _rank_sum_z(a: np.ndarray, b: np.ndarray) -> float:
+    """Absolute normal score of the rank sum of `b` among both (Mann & Whitney 1947), ties broken by place."""
+    ranks = np.argsort(np.argsort(np.concatenate([a, b]))) + 1.0
+    n, m = len(a), len(b)
+    return abs(ranks[n:].sum() - m * (n + m + 1) / 2) / math.sqrt(n * m * (n + m + 1) / 12)
+
+
+def _split_in_two(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """(lower, upper, share of the variance between them) of the split that explains most (Otsu 1979)."""
+    x = np.sort(values)
+    n = np.arange(1, len(x))
+    total, sums = x.sum(), np.cumsum(x)[:-1]
+    between = n * (len(x) - n) * (sums / n - (total - sums) / (len(x) - n)) ** 2 / len(x) ** 2
+    at = int(np.argmax(between)) + 1
+    return x[:at], x[at:], float(between[at - 1] / x.var()) if x.var() > 0 else 0.0
+
+
+def _find_clock_differences(run: Row, events: list[Row], record: Row) -> list[str]:
+    """Wall clocks: of ranks that share a boot, and of the record against rank 0 of the attempt that wrote it."""
+    if run.get("external"):
+        return []
+    offsets: dict[tuple[int, Any], dict[int, float]] = defaultdict(dict)
+    first: dict[str, float] = {}
+    for event in events:
+        if event["t_unix_s"] is None or event["t_mono_s"] is None:
+            continue
+        if event["event"] == "run_start" and event["boot"]:
+            offsets[event["attempt"], event["boot"]][event["rank"]] = event["t_unix_s"] - event["t_mono_s"]
+        if event["attempt"] == record.get("attempt") and event["rank"] == 0:
+            first[event["event"]] = event["t_unix_s"]
+    found = []
+    for (attempt, _), of in offsets.items():
+        apart = max(of.values()) - min(of.values())
+        if apart > CLOCK_S:
+            found.append(f"wall clocks of ranks on one machine are {apart:.4g} s apart in attempt {attempt}")
+    started, low, high = record.get("started_unix_s"), first.get("run_start"), first.get("init_done")
+    if isinstance(started, (int, float)) and low is not None and high is not None:  # the end may follow a clock change
+        apart = max(low - started, started - high)
+        if apart > CLOCK_S:
+            found.append(
+                f"started_unix_s of run.json is {apart:.4g} s {'before' if started < low else 'after'} the log's"
+            )
+    return found
+
+
+def find_record_faults(record: Row, run_id: str) -> list[str]:
+    """Return impossible fields of run.json, such as a world size of 0, steps below 0, or the id of another run."""
+    found = []
+    if record.get("run_id", run_id) != run_id:
+        found.append(f"run.json is of the run {record['run_id']}")
+    for path, least in RECORD_FIELDS.items():
+        value: Any = record
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least or (path not in RECORD_FRACTIONS and value != int(value)):
+            found.append(f"run.json has {path} {value!r}")
+    return found
+
+
+#: field of run.json → its least value
+RECORD_FIELDS = {
+    "attempt": 0,
+    "parameters": 1,
+    "budget_steps": 1,
+    "micro_steps": 1,
+    "started_unix_s": 1e9,
+    "flops_per_token.full": 1,
+    "flops_per_token.causal": 1,
+    "flops_per_token.hardware": 1,
+    "hardware.cores": 1,
+    "hardware.threads_per_rank": 1,
+    "hardware.world_size": 1,
+    "hardware.memory_bytes": 1,
+    "hardware.load_average_1min": 0,
+    "outcome.steps": 0,
+    "outcome.begins_at": 0,
+    "outcome.begins_at_useful_tokens": 0,
+    "outcome.ended_unix_s": 1e9,
+    "outcome.energy_j": 0,
+}
+#: those that need not be whole numbers
+RECORD_FRACTIONS = {
+    *("started_unix_s", "outcome.ended_unix_s", "outcome.energy_j", "hardware.load_average_1min"),
+    *("flops_per_token.full", "flops_per_token.causal", "flops_per_token.hardware"),
+}
