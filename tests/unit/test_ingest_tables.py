@@ -1,6 +1,7 @@
 """Tables of several runs: every call reads all logs, and equal logs give equal bytes."""
 
 import os
+import random
 import re
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from tests import logs
 from tests.unit.test_sql_epochs import write_store
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.tables import TABLES
-from tokenscale.base.files import write_json
+from tokenscale.analysis.queries import connect, query
+from tokenscale.analysis.tables import MANIFEST, TABLES, read_experiment
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
 from tokenscale.cli import main as cli
+from tokenscale.cli.verify import verify_results
 
 
 @pytest.fixture
@@ -107,3 +111,86 @@ def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, cap
     assert [path.name for path in (lab.root / "out").iterdir()] == ["demo"]
     said = capsys.readouterr().out.splitlines()
     assert len(set(said)) == 1 and "3 runs" in said[0] and "4 attempts" in said[0]
+
+
+def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_again(lab):
+    """300 bits, at least 10 in each file: of tables, of the experiment's description and of the manifest itself."""
+    before = lab.tables("results/tables/demo")
+    folder, draw = lab.root / "results/tables/demo", random.Random(23)
+    for number in range(300):
+        name = [*before][number % len(before)]
+        data = bytearray(before[name])
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        (folder / name).write_bytes(data)
+        with pytest.raises(UserError) as refused:
+            connect(folder)
+        found, counts = verify_results(lab.root / "results")
+        assert counts["tables"] == 1 and found, name
+        if name != MANIFEST:  # a changed hash in the manifest speaks of its table
+            assert refused.value.facts["path"] == str(folder / name) and str(folder / name) in found[0].what
+        (folder / name).write_bytes(before[name])
+    assert verify_results(lab.root / "results")[0] == []
+    (folder / "steps.parquet").write_bytes(before["steps.parquet"][:-1])
+    assert lab.tables("results/tables/demo") == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"],
+        ["report", "all", "--experiments", "demo", "--output", "out"],
+        ["claims", "--ledger", str(Path(__file__).parents[2] / "config/claims.yaml")],
+        ["predict", "--tables", "results/tables/demo"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, command):
+    monkeypatch.chdir(lab.root)
+    data = bytearray(lab.tables("results/tables/demo")["steps.parquet"])
+    data[100] ^= 1
+    Path("results/tables/demo/steps.parquet").write_bytes(data)
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tokenscale: a table has changed since ingest wrote it.") and "Traceback" not in error
+    assert "results/tables/demo/steps.parquet" in error and "snakemake -f results/tables/demo/runs.parquet" in error
+
+
+@pytest.mark.parametrize(
+    "other", ["an older version", "a newer version", "a version without manifests", "a manifest without a table"]
+)
+def test_tables_of_another_version_name_the_command_that_makes_them_anew(lab, monkeypatch, capsys, other):
+    monkeypatch.chdir(lab.root)
+    lab.tables("results/tables/demo")
+    if other == "a version without manifests":
+        Path("results/tables/demo", MANIFEST).unlink()
+    elif other == "a manifest without a table":
+        path = Path("results/tables/demo", MANIFEST)
+        manifest = read_json(path)
+        write_json(path, manifest | {"files": manifest["files"][1:]})
+    else:
+        monkeypatch.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"})
+        if other == "a newer version":
+            lab.tables("results/tables/demo")
+            monkeypatch.undo()
+            monkeypatch.chdir(lab.root)
+    call = ["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"]
+    assert cli.main(call) == 2
+    error = capsys.readouterr().err
+    assert re.search("next +snakemake -f results/tables/demo/runs.parquet", error) and "Traceback" not in error
+
+
+def test_a_file_that_changes_while_a_connection_is_open_is_named(lab):
+    lab.tables("tables")
+    with connect(lab.root / "tables") as connection:
+        path = lab.root / "tables/steps.parquet"
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(UserError, match="changed since ingest"):
+            query("throughput", connection)
+
+
+def test_a_description_that_was_edited_is_refused(lab):
+    lab.tables("tables")
+    path = lab.root / "tables/experiment.json"
+    path.write_text(path.read_text().replace('"demo"', '"alps"'))
+    with pytest.raises(UserError, match="changed since ingest"):
+        read_experiment(lab.root / "tables")

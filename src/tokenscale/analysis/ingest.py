@@ -14,6 +14,7 @@ from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
 from tokenscale.analysis.bleu import bleu_columns
 from tokenscale.analysis.runs import grouping, launches, run_row
+from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.store_rows import rows as store_rows
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, write_json
@@ -26,6 +27,11 @@ Tables = dict[str, pa.Table]
 OF_RUNS = tuple(name for name, columns in tables.TABLES.items() if "run_id" in columns and name != "runs")
 #: large tables, written one row group per run; the others are written at once
 STREAMED = ("steps", "spans")
+#: keys of the run table that the report reads from `experiment.json`
+DESCRIBED = (
+    *("experiment", "question", "scale", "factors", "left_out", "repeats", "cell_repeats", "primary", "note"),
+    *("original", "target_loss", "figures"),
+)
 #: columns that are 0 where there is no log
 COUNTED = ("steps_seen", "attempts", "overlap_rows", "quarantined", "quarantined_benign")
 
@@ -40,7 +46,8 @@ def ingest(
     corpora: Sequence[Path] = (),
     threads: int = 1,
 ) -> dict[str, int]:
-    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, and `experiment.json`; return row counts.
+    """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and last the manifest with
+    the SHA-256 of each file; return row counts.
 
     All logs are read on every call. A run without logs is listed as missing; a broken line goes to quarantine. Raises
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
@@ -79,8 +86,8 @@ def ingest(
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
         counts = _write(output, runs_tables, others, experiment)
-    fields = ("experiment", "question", "scale", "factors", "left_out", "repeats", "note", "original", "target_loss")
-    write_json(output / "experiment.json", {"schema": 1, **{key: table.get(key) for key in (*fields, "figures")}})
+    write_json(output / tables.EXPERIMENT, {"schema": 1, **{key: table.get(key) for key in DESCRIBED}})
+    tables.write_manifest(output)
     return counts
 
 
@@ -90,10 +97,12 @@ def _write(
     """Write the tables of all runs and the others; return row counts."""
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
+    siblings = Siblings()
     small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
     with ExitStack() as stack:
         add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}
-        for _, found in runs:
+        for run_id, found in runs:
+            siblings.add(run_id, found["steps"], found["events"])
             _own_place(found["runs"].to_pylist()[0], places, experiment)
             for name, rows in found.items():
                 counts[name] += len(rows)
@@ -101,6 +110,8 @@ def _write(
                     small[name].append(rows)
                 elif len(rows):
                     add[name](rows)
+        runs_rows = pa.concat_tables(small["runs"]).to_pylist()
+        small["runs"] = [tables.of_rows("runs", siblings.judge(runs_rows, others["stores"]))]
         for name, rows in others.items():
             small[name].append(tables.of_rows(name, rows))
             counts[name] = len(rows)
@@ -172,11 +183,14 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
     if sealed:
         row |= bleu_columns(log.events)
     row |= log.lasted()
+    row["validation_tokens"] = log.validation_tokens()
     row["validity"], row["reasons"] = compliance.check(
         row,
         compliance.Steps(log.steps),
         whole,
         log.events,
+        log.spans,
+        record,
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),

@@ -1,6 +1,5 @@
 """The definitions of `sql/*.sql`, asked of a folder of tables. One thread: equal tables, equal digits."""
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
@@ -8,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tokenscale.analysis.tables import ARROW, TABLES
-from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import read_json
+from tokenscale.analysis import tables
+from tokenscale.analysis.log_values import WARM_UP_STEPS
+from tokenscale.base.errors import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WARM_UP = {"warmup_steps": 3}
+WARM_UP = {"warmup_steps": WARM_UP_STEPS}
 TARGET = {"target": None, "window_tokens": None}
 
 #: query → default of each parameter
@@ -92,22 +89,22 @@ def definition(name: str) -> str:
     return text
 
 
-def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory connection with every table of the folder, and `VIEWS`. Nothing is read before it is asked for: of
-    two million steps a query needs a few columns. Raises UserError for a table that is missing or damaged."""
-    tables = Path(tables)
-    for table in TABLES:
-        path = tables / f"{table}.parquet"
-        if not path.exists():
-            raise UserError("a table is missing.", path=path, next=_restoring(tables))
-    target_loss = _target_loss(tables)  # of time_to_target.sql
+def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
+    """Return an in-memory connection with every table of the folder, and `VIEWS`.
+
+    All files are first compared with their manifest. Rows are read when a query needs them: of two million steps a
+    query needs a few columns. Raises UserError for a table that is missing, changed, or of another version.
+    """
+    folder = Path(folder)
+    tables.check(folder)
+    target_loss = tables.read_experiment(folder).get("target_loss")  # of time_to_target.sql
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
     connection.execute("SET VARIABLE target_loss = ?::DOUBLE", [target_loss])
-    connection.execute("SET VARIABLE tables = ?", [str(tables)])
+    connection.execute("SET VARIABLE tables = ?", [str(folder)])
     with damage_reported(connection):
-        for table in TABLES:
-            file = str(tables / f"{table}.parquet").replace("'", "''")
+        for table in tables.TABLES:
+            file = str(folder / f"{table}.parquet").replace("'", "''")
             connection.execute(f"CREATE VIEW {table} AS FROM read_parquet('{file}')")
         create_views(connection)
     return connection
@@ -115,63 +112,13 @@ def connect(tables: str | Path) -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def damage_reported(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Around queries: raise a UserError that names the table's file where a query fails because of that file."""
+    """Around queries: raise a UserError that names the table where a query fails because a file changed meanwhile."""
     try:
         yield
     except duckdb.Error:
-        (tables,) = connection.execute("SELECT getvariable('tables')").fetchone()
-        errors = (_damage(Path(tables), table) for table in TABLES)
-        error = next(filter(None, errors), None)
-        if error is None:
-            raise
-        raise error from None
-
-
-def _damage(tables: Path, table: str) -> UserError | None:
-    """The error for a table that cannot be read to its end, or lacks columns of this version; None for a good one."""
-    path = tables / f"{table}.parquet"
-    try:
-        schema = pq.read_table(path).schema
-    except (OSError, pa.ArrowException) as error:
-        return _damaged(path, error)
-    wrong = [
-        f"{name} ({kind})" for name, kind in TABLES[table].items()
-        if name not in schema.names or schema.field(name).type != ARROW[kind]
-    ]  # fmt: skip
-    if not wrong:
-        return None
-    return UserError(
-        "a table does not have the columns that this version writes.",
-        path=path,
-        missing=", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""),
-        next=_restoring(tables),
-    )
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    denied = isinstance(error, PermissionError)
-    return UserError(
-        "a table may not be read by this user." if denied else "a table is damaged.",
-        path=path,
-        reason="it is a folder" if path.is_dir() else str(error).splitlines()[0],
-        next=f"chmod u+r {path}" if denied else _restoring(path.parent, remove=path if path.is_dir() else None),
-    )
-
-
-def _restoring(tables: Path, remove: Path | None = None) -> str:
-    """The command that makes an experiment's tables again from its logs."""
-    folder = Path(os.path.relpath(tables))
-    if folder.parts[:-1] == ("results", "tables"):
-        command = f"snakemake -f {folder}/runs.parquet --cores 2"
-    else:  # a copy of an experiment's tables
-        command = f"python -m tokenscale ingest --experiment results/experiments/NAME/runs.json --output {tables}"
-    return f"rm -r {remove} && {command}" if remove else command
-
-
-def _target_loss(tables: Path) -> float | None:
-    """The validation loss whose time the experiment asks for; None where it says none."""
-    path = tables / "experiment.json"
-    return read_json(path, "experiment's description").get("target_loss") if path.is_file() else None
+        (folder,) = connection.execute("SELECT getvariable('tables')").fetchone()
+        tables.check(Path(folder))
+        raise
 
 
 def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameters: Any) -> "pd.DataFrame":

@@ -1,5 +1,10 @@
-"""The typed tables between logs and report: names, columns, Parquet files with equal bytes for equal logs."""
+"""The typed tables between logs and report: names, columns, Parquet files with equal bytes for equal logs.
 
+A folder of tables has a manifest with the SHA-256 of every file. `ingest` writes it last; every reader checks it.
+"""
+
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.base.files import atomic
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import (
+    atomic,
+    canonical_json,
+    check_types,
+    read_json,
+    report_malformed,
+    sha256_file,
+    sha256_text,
+    write_json,
+)
 from tokenscale.runs.records.schema import FIELDS
+
+MANIFEST = "manifest.json"
+#: the experiment's description beside the tables
+EXPERIMENT = "experiment.json"
 
 #: SQL type → Arrow type
 ARROW = {
@@ -80,6 +99,7 @@ TABLES: dict[str, dict[str, str]] = {
         "cores": "INTEGER",
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
+        "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time
         "node_names": "VARCHAR",
@@ -105,7 +125,9 @@ TABLES: dict[str, dict[str, str]] = {
         "tokenizer_sha256": "VARCHAR",
         "store_sha256": "VARCHAR",
         "validation_store_sha256": "VARCHAR",
+        "validation_tokens": "BIGINT",  # useful tokens of the held-out slice; null without validation
         "code_digest": "VARCHAR",
+        "code": "VARCHAR",  # canonical JSON: source file below the package → first 12 digits of its SHA-256
         "git_commit": "VARCHAR",
         "git_dirty": "BOOLEAN",
         "versions": "VARCHAR",  # canonical JSON: package → version
@@ -303,3 +325,99 @@ def write(path: Path, table: str, rows: Iterable[Row]) -> None:
     """Write one table."""
     with writer(path, table) as add:
         add(of_rows(table, rows))
+
+
+# --- manifest -----------------------------------------------------------------------------------------------------
+
+
+def column_digest() -> str:
+    """Return 16 hex digits that stand for the names and types of all columns of this version."""
+    return sha256_text(canonical_json({table: list(columns.items()) for table, columns in TABLES.items()}))[:16]
+
+
+def file_names() -> list[str]:
+    """Return the names of all files of a folder of tables, without the manifest."""
+    return [*(f"{table}.parquet" for table in TABLES), EXPERIMENT]
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
+    files = [
+        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+        for name in file_names()
+    ]
+    write_json(folder / MANIFEST, {"columns": column_digest(), "files": files})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder of tables: `columns`, and `files` with `name`, `bytes` and `sha256`.
+
+    Raises UserError for a missing or damaged manifest, and for tables with the columns of another version.
+    """
+    path, next = folder / MANIFEST, restore_command(folder)
+    if not path.is_file():
+        if not any((folder / name).is_file() for name in file_names()):
+            raise UserError("there are no tables in this folder.", path=folder, next=next)
+        reason = "an older version of tokenscale wrote them, or ingest was interrupted"
+        raise UserError("the tables have no manifest with their hashes.", path=path, reason=reason, next=next)
+    manifest = read_json(path, "manifest of the tables", next)
+    with report_malformed(path, "manifest of the tables", next):
+        check_types(manifest, {"columns": str, "files": list})
+        for file in manifest["files"]:
+            check_types(file, {"name": str, "bytes": int, "sha256": str})
+    if manifest["columns"] != column_digest():
+        raise UserError(
+            "the tables have the columns of another version of tokenscale.",
+            path=folder,
+            found=f"columns {manifest['columns']}",
+            expected=f"columns {column_digest()}",
+            next=next,
+        )
+    if [file["name"] for file in manifest["files"]] != file_names():
+        raise UserError("the manifest does not list the tables of this version.", path=path, next=next)
+    return manifest
+
+
+def check(folder: Path, *names: str) -> None:
+    """Compare the files with these names (by default all) with the manifest.
+
+    Raises UserError for the first file that is missing, unreadable or not the one that ingest wrote.
+    """
+    for file in read_manifest(folder)["files"]:
+        if not names or file["name"] in names:
+            _check_file(folder / file["name"], file["bytes"], file["sha256"])
+
+
+def _check_file(path: Path, size: int, sha256: str) -> None:
+    next = restore_command(path.parent)
+    try:
+        found = sha256_file(path)
+    except FileNotFoundError:
+        raise UserError("a table is missing.", path=path, next=next) from None
+    except PermissionError:
+        raise UserError("a table may not be read by this user.", path=path, next=f"chmod u+r {path}") from None
+    except OSError as error:
+        remove = f"rm -r {path} && " if path.is_dir() else ""
+        raise UserError("a table cannot be read.", path=path, reason=error.strerror, next=remove + next) from None
+    if (found, path.stat().st_size) != (sha256, size):
+        raise UserError(
+            "a table has changed since ingest wrote it.",
+            path=path,
+            expected=f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})",
+            found=f"sha256 {found}, {path.stat().st_size:,} bytes",
+            next=next,
+        )
+
+
+def read_experiment(folder: Path) -> dict[str, Any]:
+    """Return the experiment's description that lies beside its tables. Raises UserError where `check` does."""
+    check(folder, EXPERIMENT)
+    return json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
+
+
+def restore_command(folder: Path) -> str:
+    """Return the command that makes an experiment's tables again from its logs."""
+    shown = Path(os.path.relpath(folder))
+    if shown.parts[:-1] == ("results", "tables"):
+        return f"snakemake -f {shown}/runs.parquet --cores 2"
+    return f"python -m tokenscale ingest --experiment results/experiments/NAME/runs.json --output {folder}"

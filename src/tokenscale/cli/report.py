@@ -1,15 +1,23 @@
-"""Build the report from tables: figures, HTML pages, the PDF, and the folder that holds them all."""
+"""Build the report from tables: figures, HTML pages, the PDF, and the folder that holds them all.
+
+`pack` keeps the logs of a report as evidence; `rebuild` makes the report again from them.
+"""
 
 import argparse
 from pathlib import Path
 
-REPORT = Path("results/report")
+from tokenscale.base.errors import UserError
+from tokenscale.cli import configuration
+from tokenscale.settings.manifests import corpus_manifest, store_manifest
+
+RESULTS = Path("results")
+REPORT = RESULTS / "report"
 LEDGER = Path("config/claims.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
-    kinds = "all | figure | page | experiment | view | changes | pdf | bundle"
+    kinds = "all | figure | page | experiment | view | changes | pdf | bundle | pack | rebuild"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
     whole = parts.add_parser("all", help="everything below except the views, and the claims, from tables alone")
     _add_experiments(whole)
@@ -52,6 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_experiments(bundle)
     _add_copied_files(bundle)
     bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
+    pack = parts.add_parser("pack", help="an archive of all logs that a report is made of, for rebuild")
+    pack.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
+    pack.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive, such as logs.json.xz")
+    configuration.add_arguments(pack)
+    rebuild = parts.add_parser("rebuild", help="tables, claims and report from an archive that pack wrote")
+    rebuild.add_argument("archive", type=Path, metavar="FILE")
+    rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
+    rebuild.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE", help=f"the claims; by default {LEDGER}")
+    _add_copied_files(rebuild)
 
 
 def _add_experiments(part: argparse.ArgumentParser) -> None:
@@ -87,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
         "changes": _build_changes,
         "pdf": _build_pdf,
         "bundle": _build_bundle,
+        "pack": _pack,
+        "rebuild": _rebuild,
     }[arguments.part](arguments))  # fmt: skip
     return 0
 
@@ -183,3 +202,37 @@ def _build_bundle(arguments: argparse.Namespace) -> Path:
         also=tuple(arguments.also),
     )
     return output / bundle.SUMS
+
+
+def _pack(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import evidence
+
+    config = configuration.load_configuration(arguments)
+    if len(set(arguments.experiments)) < len(arguments.experiments):
+        raise UserError(
+            "an experiment is named twice.", experiments=", ".join(arguments.experiments), next="name it once"
+        )
+    inputs = []
+    for name in arguments.experiments:
+        files = {
+            "benchmarks": config.experiment(name).benchmark_files(name),
+            "stores": [store_manifest(*store) for store in config.stores([name])],
+            "corpora": [corpus_manifest(corpus) for corpus in config.list_corpora([name])],
+        }
+        below = {kind: tuple(str(Path(path).relative_to(RESULTS)) for path in paths) for kind, paths in files.items()}
+        inputs.append(evidence.Inputs(name, **below))
+    count, left_out = evidence.pack(inputs, RESULTS, arguments.output)
+    size = arguments.output.stat().st_size
+    lines = [f"{arguments.output}: {count} runs, {size:,} bytes"]
+    if left_out:
+        lines.append(f"left out, because they have not ended: {', '.join(left_out)}")
+    return "\n".join(lines)
+
+
+def _rebuild(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import build, claims, evidence
+
+    copied = {"ledger": arguments.ledger, "workflow": arguments.workflow, "citation": arguments.citation}
+    written = evidence.rebuild(arguments.archive, arguments.output, **copied)
+    judged = claims.claim_lines(claims.read_claims(arguments.output / "report" / build.CLAIMS))
+    return "\n".join([*judged, *map(str, written)])

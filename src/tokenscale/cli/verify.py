@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis import tables
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.raw_text import RawText, check_file
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="a figure (SVG, PDF, PNG), report.pdf, a report's folder or its SHA256SUMS; or a "
-        "folder of results, whose stores, weights and logs are read",
+        "folder of results, whose stores, weights, logs and tables are read",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
     ledger = Path("config/claims.yaml")
@@ -80,7 +81,8 @@ class Finding:
 
 def is_results(path: Path) -> bool:
     """Return whether a folder holds results: at least one of the kinds that are verified here."""
-    return path.is_dir() and any((path / name).is_dir() for name, _, _ in KINDS)
+    report = (path / "SHA256SUMS").is_file()  # its folder `tables` holds Markdown
+    return path.is_dir() and not report and any((path / name).is_dir() for name, _, _ in KINDS)
 
 
 def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
@@ -271,6 +273,11 @@ def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
             yield _finding_from_error(error)
 
 
+def _verify_tables(folder: Path) -> Iterator[Finding]:
+    files = tables.read_manifest(folder)["files"]
+    yield from _verify_files(folder, files, "table", tables.restore_command(folder))
+
+
 # --- entries without an owner -------------------------------------------------------------------------------------
 
 
@@ -307,4 +314,5 @@ KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
     ("tokens", "*/*/*/manifest.json", _verify_store),
     ("mixtures", "**/manifest.json", _verify_mixture),
     ("runs", "*/run.json", _verify_run),
+    ("tables", "*/manifest.json", _verify_tables),
 )

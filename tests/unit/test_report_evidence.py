@@ -1,0 +1,217 @@
+"""Evidence: logs are kept in an archive, from which tables, claims and report are made again."""
+
+import json
+import lzma
+import os
+import random
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import logs
+from tests.once import once
+from tests.unit.test_sql_epochs import write_store
+from tokenscale.analysis.ingest import ingest
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.cli.main import main
+from tokenscale.report import build
+from tokenscale.report.evidence import INDEX, Inputs, pack, rebuild, restore
+from tokenscale.settings.config import load_config
+
+pytestmark = pytest.mark.slow(20)
+
+ROOT = Path(__file__).parents[2]
+COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
+LEDGER = ROOT / "config/claims.yaml"
+#: folders from before logs were kept: dated records that no command rebuilds
+WITHOUT_LOGS = {"cpu-2-cores-2026-11-21", "parallel-cpu-2-cores-2026-11-21"}
+EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")} - WITHOUT_LOGS
+INPUTS = Inputs(
+    "demo",
+    ("benchmarks/data/bench.json",),
+    ("tokens/web/bpe/packed/manifest.json",),
+    ("corpus/web/manifest.json",),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Results of four resumed runs, one with a damaged log, a benchmark and a store. Nobody may change them."""
+
+    def make(results):
+        runs = [logs.settings(a, repeat=r, steps=8) for a in ("padded", "packed") for r in range(2)]
+        for run in runs:
+            folder = logs.write_run(results / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+        with open(folder / "attempt=00/rank=00000/steps.jsonl", "ab") as log:
+            log.write(b"\xff\xfe no text\n")
+        table = logs.write_table(results / INPUTS.table, runs, figures=["padding_share"])
+        logs.write_benchmark(results / INPUTS.benchmarks[0])
+        write_store(
+            results / "tokens/web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe", "parts_taken_over": 0}
+        )
+        write_json(results / INPUTS.corpora[0], {"splits": {}})
+        benchmarks, stores, corpora = (
+            [results / f for f in files] for files in (INPUTS.benchmarks, INPUTS.stores, INPUTS.corpora)
+        )
+        ingest(table, results / "runs", results / "tables/demo", benchmarks, stores=stores, corpora=corpora)
+        (results / "runs" / runs[0].identity / "status.json").write_text("{}")
+
+    return once(tmp_path_factory, "evidence", make)
+
+
+@pytest.fixture
+def results(made, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "results"))
+
+
+def test_tables_claims_and_report_come_again_from_the_archive_alone(made, results, tmp_path, capsys):
+    archive, output = tmp_path / "logs.json.xz", tmp_path / "build"
+    assert pack([INPUTS], results, archive) == (4, [])
+    shutil.rmtree(results)
+    write_json(output / INDEX, [])
+    write_json(output / "stores/stale.json", {})  # of an earlier call
+    rebuild(archive, output, LEDGER, **COPIED)
+    assert not (output / "stores").exists()
+    for path in (made / "tables/demo").iterdir():
+        assert (output / "tables/demo" / path.name).read_bytes() == path.read_bytes(), path.name
+    expected = build.judge(LEDGER, made / "tables", ["demo"], tmp_path / "expected")
+    assert (output / "report/claims.json").read_bytes() == expected.read_bytes()
+    assert main(["verify", str(output / "report"), "--results", str(output), "--ledger", str(LEDGER)]) == 0
+    assert capsys.readouterr().out.strip().endswith("identical")
+
+
+def names_in(archive) -> list[str]:
+    return [*json.loads(lzma.decompress(Path(archive).read_bytes()))["files"]]
+
+
+def test_equal_logs_give_equal_archives(made, results, tmp_path):
+    for path in results.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+        path.chmod(0o700)
+    pack([INPUTS], made, tmp_path / "a.json.xz")
+    pack([INPUTS], results, tmp_path / "b.json.xz")
+    assert (tmp_path / "a.json.xz").read_bytes() == (tmp_path / "b.json.xz").read_bytes()
+    names = names_in(tmp_path / "a.json.xz")
+    assert names == sorted(names)
+    assert not [name for name in names if name.startswith(("/", "tables")) or "status" in name]
+
+
+def test_runs_that_have_not_ended_are_left_out_and_named(results, tmp_path):
+    run = read_json(results / INPUTS.table)["runs"][1]["run_id"]
+    path = results / "runs" / run / "run.json"
+    write_json(path, {key: value for key, value in read_json(path).items() if key != "seal"})
+    assert pack([INPUTS], results, tmp_path / "logs.json.xz") == (3, [run])
+    assert not [name for name in names_in(tmp_path / "logs.json.xz") if run in name]
+
+
+def test_a_missing_input_and_a_folder_of_this_machine_are_refused(results, tmp_path):
+    manifest = results / INPUTS.corpora[0]
+    write_json(manifest, {"splits": {}, "source": f"{Path.cwd()}/texts.parquet"})
+    with pytest.raises(UserError, match="names a folder of this machine"):
+        pack([INPUTS], results, tmp_path / "logs.json.xz")
+    manifest.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        pack([INPUTS], results, tmp_path / "logs.json.xz")
+    assert not (tmp_path / "logs.json.xz").exists()
+
+
+def archive_of(path, content):
+    path.write_bytes(lzma.compress(json.dumps(content).encode()))
+
+
+DAMAGES = {
+    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a web page": lambda path: path.write_text("<html>" * 99),
+    "a path outside": lambda path: archive_of(path, {"experiments": [], "files": {"../outside": "x"}}),
+    "no text": lambda path: archive_of(path, {"experiments": [], "files": {"runs/x": 1}}),
+    "no files": lambda path: archive_of(path, {"experiments": []}),
+    "a list": lambda path: archive_of(path, []),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_archive_is_one_message(made, tmp_path, capsys, damage):
+    archive = tmp_path / "logs.json.xz"
+    pack([INPUTS], made, archive)
+    damage(archive)
+    assert main(["report", "rebuild", str(archive), "--output", str(tmp_path / "build")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tokenscale: ") and str(archive) in error and "Traceback" not in error
+    assert not (tmp_path / "build").exists() and not (tmp_path / "outside").exists()
+
+
+def test_every_flipped_bit_of_an_archive_is_refused(made, tmp_path):
+    archive, draw = tmp_path / "logs.json.xz", random.Random(23)
+    pack([INPUTS], made, archive)
+    content = archive.read_bytes()
+    for _ in range(50):
+        data = bytearray(content)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        archive.write_bytes(data)
+        with pytest.raises(UserError):
+            restore(archive, tmp_path / "build")
+
+
+def test_a_folder_with_other_files_is_not_replaced(made, results, tmp_path):
+    pack([INPUTS], made, tmp_path / "logs.json.xz")
+    with pytest.raises(UserError, match="holds other files"):
+        restore(tmp_path / "logs.json.xz", results)
+    assert (results / INPUTS.table).is_file()
+    with pytest.raises(UserError, match="holds other files"):
+        restore(tmp_path / "logs.json.xz", results / INPUTS.table)
+
+
+def test_the_command_packs_what_the_configuration_names(tmp_path, monkeypatch, capsys):
+    for name in ("config", "workflow"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    config, run = load_config(), logs.settings()
+    files = {f"tokens/{'/'.join(store)}/manifest.json" for store in config.stores(["demo"])}
+    files |= {f"corpus/{name}/manifest.json" for name in config.list_corpora(["demo"])}
+    files |= {name.removeprefix("results/") for name in config.experiment("demo").benchmark_files("demo")}
+    for name in files:
+        write_json(Path("results", name), {})
+    logs.write_run(Path("results/runs"), run)
+    logs.write_table(Path("results/experiments/demo/runs.json"), [run])
+    assert main(["report", "pack", "--experiments", "demo", "--output", "logs.json.xz"]) == 0
+    assert "logs.json.xz: 1 runs" in capsys.readouterr().out
+    assert files < set(names_in("logs.json.xz"))
+
+
+def test_every_judged_experiment_keeps_its_logs():
+    assert {name for name in EVIDENCE if not (ROOT / "evidence" / name / "logs.json.xz").is_file()} == set()
+    assert sum(path.stat().st_size for path in ROOT.glob("evidence/*/logs.json.xz")) < 4e6
+
+
+@pytest.mark.parametrize("name", sorted(EVIDENCE))
+def test_the_committed_claims_are_those_of_the_logs(name, tmp_path):
+    experiments = restore(ROOT / "evidence" / name / "logs.json.xz", tmp_path / "build")
+    judged = build.judge(LEDGER, tmp_path / "build/tables", experiments, tmp_path)
+    committed = ROOT / "evidence" / name / "claims.json"
+    assert judged.read_bytes() == committed.read_bytes(), "docs/development.md, Evidence: commit the new claims.json"
+
+
+@pytest.mark.experiment
+@pytest.mark.parametrize("name", sorted(EVIDENCE))
+def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monkeypatch, capsys):
+    for shared in ("config", "workflow", "evidence", "CITATION.cff"):
+        (tmp_path / shared).symlink_to(ROOT / shared)
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "evidence" / name / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    python -m tokenscale (.*)$", readme, re.MULTILINE)
+    assert [command.split()[:2] for command in commands] == [
+        ["report", "rebuild"],
+        ["verify", f"build/{name}/report"],
+    ]
+    for command in commands:
+        assert main(shlex.split(command)) == 0, capsys.readouterr()
+    judged, committed = (Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}"))
+    assert judged.read_bytes() == committed.read_bytes(), "docs/development.md, Evidence"
