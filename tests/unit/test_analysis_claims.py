@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests import tables
@@ -14,6 +16,7 @@ from tokenscale.analysis.claims import CONTRADICTED, INCONCLUSIVE, NOT_TESTED, S
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import claims as words
+from tokenscale.report.claims import verdict_words
 from tokenscale.settings.claims import Claim, ClaimsFile, Document
 from tokenscale.settings.claims_file import load_claims
 
@@ -54,8 +57,7 @@ def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
             cell = f"approach={approach}"
             runs.append(tables.run(run_id, approach=approach, repeat=repeat, seed=repeat, cell=cell, **fields))
             steps += tables.steps(run_id, 8, step_s=step_s)
-    tables.write(folder / name, runs=runs, steps=steps)
-    (folder / name / "experiment.json").write_text(json.dumps({"scale": "demo"}))
+    tables.write(folder / name, {"scale": "demo"}, runs=runs, steps=steps)
     return folder
 
 
@@ -108,31 +110,64 @@ def test_the_sentence_has_the_numbers_and_columns_of_the_rows(tmp_path):
     assert spread == "2.00 times (2.00 to 2.00, order-statistic 96.8 % interval, 6)"
 
 
-def test_tests_of_a_ledger_are_one_family(tmp_path):
-    lab(tmp_path, [0.5] * 6)  # p = 1/32 for one claim, 2/32 for two
-    (alone,) = claims.judge(ledger(a=claim()), tmp_path, ["demo"])
-    first, second = claims.judge(ledger(a=claim(), b=claim()), tmp_path, ["demo"])
-    assert alone.verdict == SUPPORTED and alone.cells[0].p == pytest.approx(1 / 32)
-    assert first.verdict == second.verdict == INCONCLUSIVE and first.cells[0].p == pytest.approx(2 / 32)
-    counted, measured = claims.judge(ledger(a=claim(exact=True), b=claim()), tmp_path, ["demo"])
-    assert counted.verdict == measured.verdict == SUPPORTED, "what does not vary is no test"
+def in_cells(cells):
+    """SQL that puts six repeats each into cells named after letters."""
+    names = " ".join(f"WHEN t.repeat < {6 * (i + 1)} THEN '{name}'" for i, name in enumerate(cells))
+    return PAIRS.replace("t.run_id,", f"t.run_id, CASE {names} END AS cell,")
 
 
-def test_equality_is_tested_at_its_margin_and_belongs_to_the_family(tmp_path):
+def test_each_claim_is_tested_at_its_own_level(tmp_path):
+    lab(tmp_path, [0.5] * 6)  # p = 1/32
+    found = claims.judge(ledger(a=claim(), b=claim(), c=claim()), tmp_path, ["demo"])
+    assert [one.verdict for one in found] == [SUPPORTED] * 3
+    assert {one.cells[0].p for one in found} == {1 / 32}
+
+
+def test_equality_is_tested_at_its_margin(tmp_path):
     lab(tmp_path, [1.0] * 6)
-    same = claim(direction="equal", margin=0.01)
-    (alone,) = claims.judge(ledger(a=same), tmp_path, ["demo"])
-    assert alone.cells[0].p == pytest.approx(1 / 32), "not p = 1 of a difference from the bound"
-    first, second = claims.judge(ledger(a=same, b=same), tmp_path, ["demo"])
-    assert first.verdict == second.verdict == INCONCLUSIVE
+    assert judged(tmp_path, claim(direction="equal", margin=0.01)).cells[0].p == pytest.approx(1 / 32)
 
 
-def test_the_largest_of_several_cells_is_corrected_for_the_others(tmp_path):
-    by_half = PAIRS.replace("t.run_id,", "t.run_id, CASE WHEN t.repeat < 6 THEN 'a' ELSE 'b' END AS cell,")
-    lab(tmp_path, [0.5] * 6 + [0.25] * 6)
-    largest = judged(tmp_path, claim(sql=by_half, cells="largest"))
-    assert largest.cells[0].name == "b" and largest.cells[0].p == pytest.approx(2 / 32)
-    assert largest.verdict == INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("times", "which", "verdict", "p"),
+    [
+        ([0.5, 0.25], "all", SUPPORTED, 1 / 32),  # all must hold: each is tested alone
+        ([0.5, 2.0], "all", INCONCLUSIVE, 2 / 32),  # one is enough to contradict: corrected for the other
+        ([0.5, 0.25], "largest", INCONCLUSIVE, 2 / 32),  # chosen after the fact
+    ],
+)
+def test_cells_are_corrected_where_one_of_several_decides(tmp_path, times, which, verdict, p):
+    lab(tmp_path, [seconds for seconds in times for _ in range(6)])
+    found = judged(tmp_path, claim(sql=in_cells("ab"), cells=which))
+    assert found.verdict == verdict, found
+    assert found.cells[-1].name == "b" and found.cells[-1].corrected_p == pytest.approx(2 / 32)
+
+
+@pytest.mark.parametrize(
+    ("published", "reproduced"),
+    [((), None), ((2.0,), True), ((2.09,), True), ((2.3,), False), ((1.2, 1.8), False), ((1.5, 1.95), True)],
+)
+def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, published, reproduced):
+    lab(tmp_path, [0.5] * 6)  # 2.00
+    book = ledger(one=claim(published=published))
+    (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
+    assert row["reproduced"] is reproduced
+    expected = ["direction supported", "figure not reproduced"] if reproduced is False else ["supported"]
+    assert verdict_words(row) == expected
+
+
+@pytest.mark.parametrize("truth", ["all at the bound", "one far, one at the bound"])
+def test_false_verdicts_of_a_claim_are_as_rare_as_its_level(truth):
+    """Simulated claims over three cells of seven runs, of which at least one is exactly at the bound."""
+    random, wrong, campaigns = np.random.default_rng(7), 0, 2000
+    one = claim(cells="all")
+    for _ in range(campaigns):
+        effects = [0.0, 0.0, 0.0] if truth == "all at the bound" else [0.0, 1.0, 1.0]
+        points = [np.exp(random.standard_t(3, 7) * 0.02 + effect) for effect in effects]
+        rows = pd.DataFrame({"cell": np.repeat(["a", "b", "c"], 7), "number": np.concatenate(points)})
+        verdicts = [claims.verdict_of(one, cell)[0] for cell in claims._cells(one, rows)]
+        wrong += all(v == SUPPORTED for v in verdicts)
+    assert wrong / campaigns <= 0.05
 
 
 def test_a_run_in_two_points_of_a_cell_carries_no_verdict(tmp_path):
@@ -427,7 +462,7 @@ def grid(folder):
             )  # fmt: skip
             steps += tables.steps(run_id, 5, world, data_wait_s=0.1, step_s=1.0)
             events.append(tables.validation(run_id, 5, 3.0))
-    return tables.write(folder, runs=runs, steps=steps, events=events)
+    return tables.write(folder, {"scale": "demo"}, runs=runs, steps=steps, events=events)
 
 
 APPROACHES = [("padded", [""]), ("padding-free", [""])] + [
@@ -465,14 +500,14 @@ def crossed(tmp_path_factory):
     known = load_claims(ROOT / "config/claims.yaml")
     folder = tmp_path_factory.mktemp("crossed")
     asked = ClaimsFile(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
-    (grid(folder / "demo") / "experiment.json").write_text(json.dumps({"scale": "demo"}))
+    grid(folder / "demo")
     return {one.id: one for one in claims.judge(asked, folder, ["demo"])}
 
 
 @pytest.mark.parametrize(("figures", "named"), [(["loss_over_time"], None), (["padding_share"], "padding_share")])
 def test_a_figure_is_named_where_the_experiment_draws_it(tmp_path, figures, named):
     lab(tmp_path, [1.0] * 6)
-    (tmp_path / "demo/experiment.json").write_text(json.dumps({"scale": "demo", "figures": figures}))
+    tables.describe(tmp_path / "demo", {"scale": "demo", "figures": figures})
     asked = ledger(fast=claim(shown_in="padding_share"))
     (row,) = claims.as_rows(asked, claims.judge(asked, tmp_path, ["demo"]))
     assert row["experiment"] == "demo" and row["shown_in"] == named

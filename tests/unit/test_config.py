@@ -1,5 +1,7 @@
 import json
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -398,6 +400,50 @@ def test_a_run_table_is_the_same_from_the_configuration_that_is_passed_to_its_ru
     assert again.table("demo") == config.table("demo")
 
 
+GRID = {
+    **EXPERIMENT,
+    "factors": {"approach": ["padded", "packed"], "layout.data, global_batch": [[1, 8], [2, 16]]},
+    "repeats": 1,
+}
+PACKED = {"of": {"approach": "packed"}, "over": {"approach": "padded"}, "at": {"layout.data": 1}}
+LARGER = {"of": {"layout.data": 2}, "over": {"layout.data": 1}, "at": {"approach": "packed"}}
+
+
+def test_cells_of_primary_comparisons_run_more_often_than_others(tmp_path):
+    primary = {"primary": [PACKED, LARGER], "primary_repeats": 7}
+    config = project(tmp_path / "a", {**GRID, **primary})
+    runs = Counter((run.cell["approach"], run.cell["layout.data"]) for run in config.runs("e"))
+    assert runs == {("packed", 1): 7, ("padded", 1): 7, ("packed", 2): 7, ("padded", 2): 1}
+    assert {run.repeat for run in config.runs("e")} == set(range(7))
+    table = config.table("e")
+    assert list(table["cell_repeats"].values()) == [7, 1, 7, 7]
+    packed, larger = table["primary"]
+    assert (packed["names"], packed["factor"]) == (["approach=packed", "approach=padded"], "approach")
+    assert packed["at"] == "layout.data=1, global_batch=8" and packed["quantity"] == "useful_tokens_per_s"
+    assert larger["factor"] == "world_size", "a global batch may grow with the world size"
+    assert project(tmp_path / "b", GRID).table("e")["primary"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "words"),
+    [
+        ({"primary": [{**PACKED, "at": {}}]}, "primary.0.of", "several cells"),
+        ({"primary": [{**PACKED, "of": {"approach": "pakced"}}]}, "primary.0.of", "no cell"),
+        ({"primary": [{**PACKED, "over": {"approach": "packed"}}]}, "primary.0", "with itself"),
+        ({"primary": [{"of": {"approach": "packed", "layout.data": 2}, "over": PACKED["over"] | PACKED["at"]}]},
+         "primary.0", "differ in several factors"),
+        ({"primary": [PACKED, PACKED]}, "primary.1", "listed twice"),
+        ({"primary": [PACKED, LARGER, PACKED, LARGER]}, "primary", "at most 3"),
+        ({"primary": [], "primary_repeats": 6}, "primary_repeats", "needs primary comparisons"),
+        ({"primary": [{**PACKED, "quantity": "loss"}]}, "primary.0.quantity", "validation_loss"),
+    ],
+)  # fmt: skip
+def test_primary_comparisons_that_name_no_two_cells_are_refused(tmp_path, change, key, words):
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        project(tmp_path, {**GRID, **change}).runs("e")
+    assert key in str(error.value.facts["key"]) and "e.yaml" in str(error.value)
+
+
 def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
     experiment = {
         **with_run(),
@@ -422,7 +468,8 @@ def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
 def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stops_no_other(tmp_path, name, reason):
     experiments = tmp_path / "experiments"
     shutil.copytree(ROOT / "config/experiments", experiments)
-    demo = read_yaml(experiments / "demo.yaml")
+    of_cells = ("factors", "left_out", "primary", "primary_repeats")
+    demo = {key: value for key, value in read_yaml(experiments / "demo.yaml").items() if key not in of_cells}
     (experiments / "numbered.yaml").write_text(
         json.dumps(demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}})
     )

@@ -1,15 +1,28 @@
 """Faults of an experiment's design, each with its problem; and designs that nothing is wrong with."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tokenscale.cli.check_design import CorpusSize, Design, count_epochs, find_problems
-from tokenscale.settings.experiments import Experiment, LeftOut, Run, merge_settings, order_runs, set_dotted
+from tokenscale.cli.check_design import CorpusSize, Design, check_repeats, count_epochs, find_problems
+from tokenscale.settings.config import ALL, load_config
+from tokenscale.settings.experiments import (
+    SCALES,
+    Experiment,
+    LeftOut,
+    PrimaryComparison,
+    Run,
+    merge_settings,
+    order_runs,
+    set_dotted,
+)
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.run import RunSettings
 
+ROOT = Path(__file__).parents[2]
 RUNS = {"sequence_length": 64, "global_batch": 8, "micro_batch": 1, "budget": {"steps": 20}, "validation": {"rows": 0}}
 #: 1000 documents with 64,000 tokens: 1000 rows of any kind
 TEXTS = {("docstrings", "tekken", eos): CorpusSize(1000, 64_000) for eos in (False, True)}
@@ -297,6 +310,32 @@ def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors
     assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
     enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
     assert not [o for o in find_problems(enough) if o.key == "repeats"]
+
+
+def test_only_primary_comparisons_need_repeats():
+    factors = {"approach": ["padded", "padding-free", "packed"]}
+    first = PrimaryComparison({"approach": "packed"}, {"approach": "padded"})
+    second = PrimaryComparison({"approach": "packed"}, {"approach": "padding-free"})
+
+    def told(primary, primary_repeats):
+        found = design(factors, repeats=1, runs={"budget": {"epochs": 0.1}})
+        experiment = replace(found.experiment, primary=primary, primary_repeats=primary_repeats)
+        problems = find_problems(replace(found, experiment=experiment))
+        return [p.what for p in problems if p.key == "primary_repeats"]
+
+    assert told((first,), 6) == told((first, second), 7) == told((), None) == []
+    assert "one comparison needs at least 6" in told((first,), 5)[0]
+    assert "2 comparisons, corrected after Holm, need at least 7" in told((first, second), 6)[0]
+
+
+def test_no_shipped_experiment_ends_without_a_verdict():
+    """At every scale, with the design's own checks: nobody spends hours on “too few runs”."""
+    for scale in SCALES:
+        config = load_config(root=ROOT, overrides={"scale": scale})
+        for name in config.select_experiments([ALL]):
+            problems = check_repeats(Design(config.experiment(name), config.runs(name)))
+            assert problems == [], (scale, name)
+            assert config.experiment(name).primary is not None or not config.runs(name), (scale, name)
 
 
 def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():

@@ -6,9 +6,7 @@ import logging
 import re
 import statistics
 from itertools import pairwise
-from pathlib import Path
 
-import duckdb
 import pytest
 from snakemake.settings.enums import Quietness
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -16,8 +14,6 @@ from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLog
 
 import snakemake_logger_plugin_tokenscale as plugin
 from tokenscale.cli.snakemake_progress import Progress, ProgressLines, read_recorded_jobs
-
-ROOT = Path(__file__).parents[2]
 
 
 def call(counts, recorded=None):
@@ -82,9 +78,9 @@ def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
 
 
 def test_the_estimate_over_the_recorded_demo_is_within_a_quarter():
-    """The trainings of the committed demo, each from its start to the next one's: the estimate at each start."""
-    file = ROOT / "evidence/cpu-2-cores-2026-11-21/tables/demo/runs.parquet"
-    starts = sorted(start for (start,) in duckdb.sql(f"SELECT started_unix_s FROM '{file}'").fetchall())
+    """The trainings of a demo of 2026-11-21, each from its start to the next one's: the estimate at each start."""
+    starts = [0.0, 8.3, 15.7, 23.5, 31.3, 41.4, 51.2, 60.6, 71.0, 81.4, 93.7, 105.1, 116.2, 126.4, 137.2, 145.2, 153.5,
+              161.1, 169.3, 178.2, 185.3, 192.3, 199.5, 206.9, 214.6, 223.2, 231.2, 240.4, 248.1, 255.7]  # fmt: skip
     progress = call({"train": len(starts) - 1})
     errors = []
     for number, (start, end) in enumerate(pairwise(starts)):

@@ -156,6 +156,8 @@ def test_p_is_that_of_scipy():
 def test_an_equivalence_is_within_the_margin_that_is_asked_for():
     assert ratio_of_medians(*cells(1.004, 8, 0.001)).verdict == "equivalent"
     assert ratio_of_medians(*cells(1.004, 8, 0.001), margin=0.002).verdict == "faster"
+    assert ratio_of_medians(*cells(1.006, 8, 0.0055)).verdict == "faster by less than 1 %"
+    assert ratio_of_medians(*cells(1 / 1.006, 8, 0.0055)).verdict == "slower by less than 1 %"
     assert ratio_of_medians(*cells(1.004, 5, 0.001)).verdict == "too few runs"
 
 
@@ -185,6 +187,27 @@ def test_the_chance_to_resolve_is_that_of_simulated_verdicts(n, effect, spread, 
     assert 0.2 < expected < 0.999
     share = words.count("faster") / trials
     assert share == pytest.approx(expected, abs=0.015 + 4 * math.sqrt(expected * (1 - expected) / trials))
+
+
+@pytest.mark.parametrize("noise", ["normal", "heavy tails", "one side"])
+@pytest.mark.parametrize(("family", "n"), [(1, 6), (2, 7), (3, 7)])
+def test_a_family_of_primary_comparisons_is_wrong_in_at_most_5_percent_of_campaigns(family, n, noise):
+    """Campaigns without any difference, whose comparisons share one baseline, as packed and padded rows do."""
+    random, campaigns, wrong = np.random.default_rng(family), 3000, 0
+    draw = {
+        "normal": random.normal,
+        "heavy tails": lambda size: random.standard_t(2, size),
+        "one side": lambda size: random.exponential(1.0, size),
+    }[noise]
+    for _ in range(campaigns):
+        baseline = np.exp(0.05 * draw(size=n))
+        ratios = [np.exp(0.05 * draw(size=n)) / baseline for _ in range(family)]
+        tests = [sign_flip_p(np.log(r)) for r in ratios]
+        ps, smallest = holm([p for p, _ in tests]), holm([s for _, s in tests])
+        words = [verdict(summary(r), p, s) for r, p, s in zip(ratios, ps, smallest, strict=True)]
+        assert "too few runs" not in words
+        wrong += any(word.startswith(("faster", "slower")) for word in words)
+    assert wrong / campaigns <= 0.05
 
 
 def test_the_power_table_says_runs_and_hours():

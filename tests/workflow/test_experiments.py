@@ -70,7 +70,9 @@ def few(every, most):
 
 def cut(values, file):
     """An experiment's file with small settings, few cells and one repeat."""
-    values = {key: value for key, value in values.items() if key not in ("scales", "canary")}
+    values = {
+        key: value for key, value in values.items() if key not in ("scales", "canary", "primary", "primary_repeats")
+    }
     changed = {"repeats": 1, "left_out": []}
     for kind in BENCHMARKS.keys() & values.keys():
         changed[kind] = values[kind] | {"settings": BENCHMARKS[kind]}

@@ -114,7 +114,7 @@ TABLES = [
         "generations",
         "stores",
     )
-] + ["experiment.json"]
+] + ["experiment.json", "manifest.json"]
 
 
 def one_of(names):
@@ -210,12 +210,16 @@ def corpus_files():
 
 
 def token_files():
-    names = {
-        run.settings.tokenizer.name for e in EXPERIMENTS for run in settings.runs(e)
-    }
-    return [tokenizer_manifest(name) for name in sorted(names)] + [
-        store_manifest(*store) for store in settings.stores(EXPERIMENTS)
-    ]
+    """Return everything that runs read, so that they can then start in their planned order."""
+    runs = [run.settings for e in EXPERIMENTS for run in settings.runs(e)]
+    online = [run for run in runs if run.store is None]
+    names = {run.tokenizer.name for run in runs}
+    texts = {corpus.name for run in online for corpus in run.trained_corpora}
+    return (
+        [tokenizer_manifest(name) for name in sorted(names)]
+        + [corpus_records(name) for name in sorted(texts)]
+        + [store_manifest(*store) for store in settings.stores(EXPERIMENTS)]
+    )
 
 
 def existing(files):

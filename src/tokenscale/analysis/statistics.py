@@ -129,9 +129,10 @@ def ratio_of_medians(
 ) -> Comparison:
     """Compare two cells given as repeat → value (> 0, higher is faster); repeats that both have form the pairs.
 
-    The verdict is `faster` or `slower` where the exact test and the interval agree, `equivalent` where the whole
-    interval lies within 1 ± `margin` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where
-    no data could reach the level, else `no difference shown`.
+    The verdict is `faster` or `slower` where the exact test and the interval agree (`… by less than 1 %` where the
+    median is within 1 ± `margin`, the smallest effect that matters), `equivalent` where the whole interval lies within
+    1 ± `margin` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where no data could reach
+    the level, else `no difference shown`.
     """
     pairs = sorted(values.keys() & baseline.keys(), key=str)
     a = np.array([values[k] for k in pairs], dtype=float)
@@ -153,10 +154,9 @@ def verdict(spread: Summary, p: float, smallest_p: float, *, level: float = LEVE
         return "too few runs"
     if 1 - margin <= spread.low and spread.high <= 1 + margin:
         return "equivalent"
-    if p < level and spread.low > 1:
-        return "faster"
-    if p < level and spread.high < 1:
-        return "slower"
+    if p < level and not spread.low <= 1 <= spread.high:
+        word = "faster" if spread.low > 1 else "slower"
+        return word if abs(spread.median - 1) > margin else f"{word} by less than {100 * margin:g} %"
     return "no difference shown"
 
 

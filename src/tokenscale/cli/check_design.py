@@ -379,15 +379,24 @@ def check_mixtures(design: Design) -> list[Problem]:
 
 
 def check_repeats(design: Design) -> list[Problem]:
-    """Find too few repeats for any verdict."""
-    family = max(1, sum(_count_comparisons(design).values()))
-    needed, given = fewest_pairs(family), design.experiment.repeats
-    if given >= needed or len(design.cells) < 2:
+    """Find too few repeats for any verdict, of the primary comparisons or of all pairs of approaches."""
+    experiment = design.experiment
+    if len(design.cells) < 2 or experiment.primary == ():
+        return []
+    if experiment.primary is None:
+        family, given = max(1, sum(_count_comparisons(design).values())), experiment.repeats
+        key, next_step = "repeats", "name one to three comparisons under `primary`, with primary_repeats: {}"
+    else:
+        family, given = len(experiment.primary), max(experiment.repeats, experiment.primary_repeats or 1)
+        key, next_step = "primary_repeats", "primary_repeats: {}"
+    needed = fewest_pairs(family)
+    if given >= needed:
         return []
     of = f"{family} comparisons, corrected after Holm, need" if family > 1 else "one comparison needs"
     times = f"{given} repeat{'s' * (given > 1)}"
     what = f"with {times} of a cell every verdict is “too few runs”: {of} at least {needed}"
-    return [Problem("warn", what, "repeats", f"repeats: {needed}, or claim nothing of small differences")]
+    next_step = next_step.format(fewest_pairs(1) if experiment.primary is None else needed)
+    return [Problem("warn", what, key, f"{next_step}; or `primary: []` where counts and equalities answer")]
 
 
 def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:

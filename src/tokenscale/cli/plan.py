@@ -15,6 +15,7 @@ from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_forma
 from tokenscale.runs.launch.submission_checks import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
+from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.run import RunSettings
 
@@ -63,7 +64,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
     for name in names:
         runs = config.runs(name)
         experiment = config.experiment(name)
-        yield f"{name}: {len(runs)} runs ({experiment.repeats} repeats). {experiment.question}"
+        yield f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). {experiment.question}"
         sizes = sorted({run.settings.layout.world_size for run in runs})
         for size in sizes:
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]

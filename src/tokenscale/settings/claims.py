@@ -44,6 +44,9 @@ class Claim:
         description="required position of the number relative to `bound`"
     )
     figure: str = option("", "number in the document")
+    published: tuple[float, ...] = option(
+        tuple, "the figure as numbers of the sentence's kind, one or a lowest and a highest, to say if it is reproduced"
+    )
     bound: float = option(1.0, "value that the number is compared with")
     margin: float = option(
         0.0, "share of the bound within which the number is equal; above and below must differ by more", ge=0

@@ -30,6 +30,8 @@ from tokenscale.settings.experiments import (
     STUDIES,
     Experiment,
     Run,
+    count_repeats,
+    describe_primary,
     expand_cells,
     factor_keys,
     find_factor_problem,
@@ -55,6 +57,8 @@ CONFIG_FILE = "config/config.yaml"
 ALL = "all_experiments"
 #: largest number of runs of one experiment: listing more would exhaust this machine's memory
 MAX_RUNS = 100_000
+#: primary comparisons of one experiment
+MAX_PRIMARY = 3
 #: targets and pages of the workflow, which no experiment may be named after
 TARGETS = (
     ALL,
@@ -408,7 +412,8 @@ class Config:
         for study in experiment.original.studies:
             if study not in STUDIES:
                 raise unknown("study", study, STUDIES, file=file, key="original.studies")
-        requested = experiment.repeats * math.prod(map(len, experiment.factors.values()))
+        repeats = max(experiment.repeats, experiment.primary_repeats or 1)
+        requested = repeats * math.prod(map(len, experiment.factors.values()))
         if requested > MAX_RUNS:
             raise UserError(
                 "the experiment has too many runs.",
@@ -419,6 +424,7 @@ class Config:
                 next="use fewer levels or repeats, or several experiments",
             )
         self._check_left_out(experiment, file)
+        self._check_primary(experiment, file)
         for figure in experiment.figures:
             if figure not in FIGURES:
                 raise unknown("figure", figure, FIGURES, file=file, key="figures")
@@ -427,6 +433,37 @@ class Config:
                 value = getattr(benchmark, key)
                 if value not in known:
                     raise unknown(key, value, known, file=file, key=f"{kind}_benchmark.{key}")
+
+    def _check_primary(self, experiment: Experiment, file: str) -> None:
+        """Check that primary comparisons identify two cells each and differ from each other."""
+        if len(experiment.primary or ()) > MAX_PRIMARY:
+            raise UserError(
+                "too many comparisons are primary: each one more raises the number of repeats that all need.",
+                file=file,
+                key="primary",
+                found=len(experiment.primary),
+                expected=f"at most {MAX_PRIMARY}",
+                next="keep those that answer the question; all others are shown without a verdict",
+            )
+        if experiment.primary_repeats is not None and not experiment.primary:
+            raise UserError(
+                "primary_repeats needs primary comparisons.",
+                file=file,
+                key="primary_repeats",
+                next="name them under `primary`, or raise `repeats`",
+            )
+        try:
+            described = describe_primary(experiment) or []
+        except UserError as error:
+            raise UserError(error.what, file=file, **error.facts) from None
+        for number, comparison in enumerate(described):
+            if comparison in described[:number]:
+                raise UserError(
+                    "a primary comparison is listed twice.",
+                    file=file,
+                    key=f"primary.{number}",
+                    next="remove one of them",
+                )
 
     def _check_left_out(self, experiment: Experiment, file: str) -> None:
         """Check that each entry of `left_out` matches a cell, and that some cell remains."""
@@ -503,22 +540,22 @@ class Config:
                     run=repeated[0],
                     next="make the levels of each factor differ",
                 )
-            self._check_resumed(table, file)
+            self._check_resumed(experiment, table, file)
             if experiment.inference_benchmark is not None:
                 inference.check_runs(experiment.inference_benchmark, [run.settings for run in table], file)
             self._tables[name] = table
         return self._tables[name]
 
-    def _check_resumed(self, table: list[Run], file: str) -> None:
-        """Check that each run to resume from is in the table: those of a canary's further repeats may be missing."""
+    def _check_resumed(self, experiment: Experiment, table: list[Run], file: str) -> None:
+        """Check that each run to resume from is in the table: those of further repeats of a cell may be missing."""
         ids = {run.run_id for run in table}
         for run in table:
             resumes = isinstance(run.cell.get(resuming.KEY), dict)
             if resumes and parse_run_id(run.settings.resume_from) not in ids:
                 raise UserError(
-                    "the canary's cell resumes from another cell, which does not have as many repeats.",
+                    "a cell with more repeats resumes from a cell that does not have as many.",
                     file=file,
-                    key="canary.cell",
+                    key="canary.cell" if run.repeat >= max(count_repeats(experiment).values()) else "primary_repeats",
                     next="choose a cell whose runs start from scratch",
                 )
 
@@ -641,6 +678,8 @@ class Config:
             "factors": experiment.factors,
             "left_out": [to_dict(left) for left in experiment.left_out],
             "repeats": experiment.repeats,
+            "cell_repeats": count_repeats(experiment),
+            "primary": describe_primary(experiment),
             "cells": expand_cells(experiment),
             "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),

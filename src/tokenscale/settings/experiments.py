@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
@@ -96,6 +96,20 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class PrimaryComparison:
+    """Two cells whose difference answers the question, in pairs of runs of one repeat."""
+
+    __pydantic_config__ = STRICT
+
+    of: dict[str, Any] = option(description="dotted key → level: what is compared, such as {approach: packed}")
+    over: dict[str, Any] = option(description="the same keys with the levels of the baseline")
+    at: dict[str, Any] = option(dict, "dotted key → level of further factors; enough to identify one cell each")
+    quantity: Literal["useful_tokens_per_s", "validation_loss"] = option(
+        "useful_tokens_per_s", "number that is compared: useful tokens per second, or the loss after the last step"
+    )
+
+
+@dataclass(frozen=True)
 class External:
     """Runs of another program, compared with this project's by their logs (runs/records/external.py)."""
 
@@ -138,6 +152,14 @@ class Experiment:
         tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
     )
     repeats: int = option(1, "runs per cell; each has its own seed", ge=1, strict=True)
+    primary: tuple[PrimaryComparison, ...] | None = option(
+        None,
+        "one to three comparisons that answer the question: only they get a verdict, corrected over them (Holm). `[]` "
+        "for a question that counts and equalities answer; by default every pair of approaches is compared",
+    )
+    primary_repeats: int | None = option(
+        None, "runs per cell of a primary comparison, if more than `repeats`", ge=1, strict=True
+    )
     order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0, strict=True)
     canary: Canary | None = option(
         None, "further repeats of one cell, spread over the campaign, to measure its noise floor and drift"
@@ -177,6 +199,18 @@ class Experiment:
         """Return the result files of the benchmarks. `name` of the experiment is the inference benchmark's name."""
         found = [f"results/benchmarks/{kind}/{benchmark.id}.json" for kind, benchmark in self.benchmarks.items()]
         return found + [f"results/benchmarks/inference/{name}.json"] * (self.inference_benchmark is not None)
+
+
+def describe_repeats(experiment: Experiment) -> str:
+    """Return the repeats of the cells in words.
+
+    >>> describe_repeats(Experiment("?", repeats=3))
+    '3'
+    """
+    more = experiment.primary_repeats or 1
+    if not experiment.primary or more <= experiment.repeats:
+        return str(experiment.repeats)
+    return f"{experiment.repeats}, {more} in primary comparisons"
 
 
 @dataclass(frozen=True)
@@ -310,6 +344,100 @@ def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def format_cell(cell: dict[str, Any]) -> str:
+    """Return a cell as text, as the table `runs` names it.
+
+    >>> format_cell({"approach": "packed", "layout": {"data": 2}})
+    'approach=packed, layout.data=2'
+    """
+    levels = flatten_cell(cell).items()
+    return ", ".join(f"{key}={v if isinstance(v, str) else canonical_json(v)}" for key, v in levels)
+
+
+def find_cell(experiment: Experiment, levels: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the cell with exactly these levels, else the only one that has them among others.
+
+    Raises UserError, which names `key`, if no cell or several cells match.
+    """
+    found = [cell for cell in expand_cells(experiment) if matches(cell, levels)]
+    found = [cell for cell in found if flatten_cell(cell) == flatten_cell(levels)] or found
+    if len(found) != 1:
+        raise UserError(
+            f"these levels match {'no cell' if not found else 'several cells'} of the experiment.",
+            key=key,
+            found=canonical_json(levels),
+            cells="\n".join(canonical_json(cell) for cell in found or expand_cells(experiment)),
+            next="give the levels of exactly one cell",
+        )
+    return found[0]
+
+
+def find_primary_cells(experiment: Experiment) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return (cell, baseline cell) of each primary comparison. Raises UserError if one does not identify two cells."""
+    found = []
+    for number, comparison in enumerate(experiment.primary or ()):
+        sides = {"of": comparison.of, "over": comparison.over}
+        of, over = (find_cell(experiment, comparison.at | side, f"primary.{number}.{n}") for n, side in sides.items())
+        if of == over:
+            raise UserError(
+                "a primary comparison compares a cell with itself.",
+                key=f"primary.{number}",
+                found=canonical_json(of),
+                next="give `of` and `over` different levels",
+            )
+        found.append((of, over))
+    return found
+
+
+def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
+    """Return each primary comparison as JSON values for the run table; None if the experiment declares none.
+
+    `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that they share. `factor` is
+    what is compared, as `analysis/comparability.py` names it. Raises UserError if cells differ in several factors.
+    """
+    if experiment.primary is None:
+        return None
+    described = []
+    for number, (comparison, pair) in enumerate(zip(experiment.primary, find_primary_cells(experiment), strict=True)):
+        of, over = map(flatten_cell, pair)
+        differing = [key for key in of | over if of.get(key) != over.get(key)]
+        described.append(
+            {
+                "of": format_cell(of),
+                "over": format_cell(over),
+                "names": [format_cell({k: cell[k] for k in differing if k in cell}) for cell in (of, over)],
+                "at": format_cell({k: level for k, level in of.items() if k not in differing}),
+                "factor": _compared_factor(differing, f"primary.{number}"),
+                "quantity": comparison.quantity,
+            }
+        )
+    return described
+
+
+def _compared_factor(differing: list[str], key: str) -> str:
+    """Return what cells compare that differ in these dotted keys. A global batch may grow with the world size."""
+    sections = {name.split(".")[0] for name in differing}
+    if set(differing) in ({"layout.data"}, {"layout.data", "global_batch"}):
+        return "world_size"
+    if len(sections) == 1:
+        return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
+    raise UserError(
+        "the cells of a primary comparison differ in several factors.",
+        key=key,
+        found=", ".join(differing),
+        expected="two cells that differ in one factor",
+        next="name the other levels under `at`, or choose other cells",
+    )
+
+
+def count_repeats(experiment: Experiment) -> dict[str, int]:
+    """Return the name of each cell → its number of runs, without those of the canary."""
+    primary = {format_cell(cell) for pair in find_primary_cells(experiment) for cell in pair}
+    more = max(experiment.repeats, experiment.primary_repeats or 1)
+    names = map(format_cell, expand_cells(experiment))
+    return {name: more if name in primary else experiment.repeats for name in names}
+
+
 def co_varied_keys(experiment: Experiment, key: str) -> list[str]:
     """Return the keys that vary together with `key`; empty if no factor varies it."""
     return next((keys for keys in map(factor_keys, experiment.factors) if key in keys), [])
@@ -320,11 +448,13 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
 
     Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the factors. Within a
     block, a run that resumes from another run's state follows it. Canary runs are interleaved; their repeats are
-    numbered from `experiment.repeats`.
+    numbered after those of all cells.
     """
     result = []
-    for repeat in range(experiment.repeats):
-        block = expand_cells(experiment)
+    repeats = count_repeats(experiment)
+    most = max(repeats.values(), default=0)
+    for repeat in range(most):
+        block = [cell for cell in expand_cells(experiment) if repeat < repeats[format_cell(cell)]]
         random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
         block.sort(key=lambda cell: _count_predecessors(cell.get("resume_from")))
         result += [(cell, repeat) for cell in block]
@@ -332,9 +462,9 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
         return result
     cell, every = find_canary_cell(experiment), experiment.canary.every
     groups = [result[i : i + every] for i in range(0, len(result), every)]
-    interleaved = [(cell, experiment.repeats)]
+    interleaved = [(cell, most)]
     for number, group in enumerate(groups, 1):
-        interleaved += [*group, (cell, experiment.repeats + number)]
+        interleaved += [*group, (cell, most + number)]
     return interleaved
 
 
@@ -351,16 +481,7 @@ def _count_predecessors(level: Any) -> int:
 
 def find_canary_cell(experiment: Experiment) -> dict[str, Any]:
     """Return the cell that the canary identifies. Raises UserError if no cell or several cells match."""
-    found = [cell for cell in expand_cells(experiment) if matches(cell, experiment.canary.cell)]
-    if len(found) != 1:
-        raise UserError(
-            f"the canary's levels match {'no cell' if not found else 'several cells'} of the experiment.",
-            key="canary.cell",
-            found=canonical_json(experiment.canary.cell),
-            cells="\n".join(canonical_json(cell) for cell in found or expand_cells(experiment)),
-            next="give the levels of exactly one cell",
-        )
-    return found[0]
+    return find_cell(experiment, experiment.canary.cell, "canary.cell")
 
 
 #: scale of an experiment's own settings; other scales are overlays in its file

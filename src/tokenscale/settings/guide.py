@@ -5,7 +5,14 @@ from pathlib import Path
 
 from tokenscale.base.files import canonical_json, write_text
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import STUDIES, Experiment, SourceStudy, flatten_cell
+from tokenscale.settings.experiments import (
+    STUDIES,
+    Experiment,
+    SourceStudy,
+    describe_primary,
+    describe_repeats,
+    flatten_cell,
+)
 
 HEAD = """# Experiments
 
@@ -38,10 +45,11 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
         experiment, runs = config.experiment(name), config.runs(name)
         sizes = sorted({run.settings.layout.world_size for run in runs})
         factors = "; ".join(f"{factor}: {_format_levels(levels)}" for factor, levels in experiment.factors.items())
-        row = [scale, str(len(runs)), str(experiment.repeats), ", ".join(map(str, sizes)), factors or "none"]
+        row = [scale, str(len(runs)), describe_repeats(experiment), ", ".join(map(str, sizes)), factors or "none"]
         lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
     lines += [
         "",
+        *_render_primary(configs, name),
         *_render_source_study(_first_experiment(configs, name).original),
         "```sh",
         f"snakemake --cores 2 {name}",
@@ -49,6 +57,18 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _render_primary(configs: Mapping[str, Config], name: str) -> list[str]:
+    """Return a line for each scale with its primary comparisons; scales with equal ones share a line."""
+    scales: dict[str, list[str]] = {}
+    for scale, config in configs.items():
+        for comparison in describe_primary(config.experiment(name)) or () if config.has_scale(name) else ():
+            of, over = comparison["names"]
+            at = f" at {comparison['at']}" if comparison["at"] else ""
+            text = f"{of} against {over}{at} ({comparison['quantity'].replace('_', ' ')})"
+            scales.setdefault(text, []).append(scale)
+    return [line for text, at in scales.items() for line in (f"*Primary comparison, {', '.join(at)}:* {text}", "")]
 
 
 def _first_experiment(configs: Mapping[str, Config], name: str) -> Experiment:
