@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tokenscale.cli.status_queue import LIMIT_S
+
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 WAITS = ("why the nodes it needs are in use", "why jobs of higher priority")
 STATUS = [sys.executable, "-m", "tokenscale", "status"]
@@ -55,9 +57,8 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
 def test_a_controller_that_does_not_answer_is_one_line(another, tmp_path, end):
     with another as cluster:
         cluster.daemons["slurmctld"].send_signal(end)
-        began = time.monotonic()
         done = cluster.run(*STATUS, cwd=tmp_path)
-        assert time.monotonic() - began < 15
         cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
     assert done.stdout.startswith("jobs   SLURM's queue cannot be read: ") and done.stderr == ""
+    assert end == signal.SIGKILL or f"no output within {LIMIT_S:g} s" in done.stdout, "squeue would wait much longer"
     assert len(done.stdout.splitlines()) == 3

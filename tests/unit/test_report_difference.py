@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import write_json
+from tokenscale.base.files import sha256_file, write_json
 from tokenscale.cli.main import main
-from tokenscale.report import cells
+from tokenscale.report import bundle, cells
 from tokenscale.report.difference import difference, read
 
 RATES = (100.0, 101.0, 102.0, 103.0, 104.0)
@@ -142,3 +142,17 @@ def test_what_is_no_report_is_a_users_error(tmp_path, capsys):
     (path / "data/demo/cells.parquet").write_text("junk")
     with pytest.raises(UserError, match="cannot be read"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["data/demo/cells.parquet", "claims.json", "provenance.json"])
+def test_a_flipped_bit_in_a_report_that_is_compared_is_named(tmp_path, capsys, name):
+    a, b = folder(tmp_path / "a", claims=[]), folder(tmp_path / "b")
+    files = [path for path in sorted(a.rglob("*")) if path.is_file()]
+    (a / bundle.SUMS).write_text("".join(f"{sha256_file(p)}  {p.relative_to(a)}\n" for p in files))
+    assert main(["diff", str(a), str(b)]) == 0
+    data = bytearray((a / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (a / name).write_bytes(data)
+    assert main(["diff", str(a), str(b)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tokenscale: a file of a report has changed") and str(a / name) in error

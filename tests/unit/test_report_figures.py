@@ -45,7 +45,7 @@ def test_without_an_inventory_all_runs_are_shown(tables):
 def test_a_given_inventory_is_asked(tables):
     runs = query("inventory", tables).assign(sequence_length=lambda r: r["sequence_length"] + (r["world_size"] == 2))
     refused = figures.scaling_throughput(query("scaling", tables), inventory=runs)
-    assert any("not like for like" in text.get_text() for axes in refused.axes for text in axes.texts)
+    assert any("not comparable" in text.get_text() for axes in refused.axes for text in axes.texts)
 
 
 def test_a_frame_of_another_query_is_told(tables):
@@ -83,6 +83,6 @@ def test_the_example_of_the_readme_runs(tables, monkeypatch):
 
 def test_the_readme_names_every_figure():
     text = (ROOT / "docs/report.md").read_text()
-    listed = text[text.index("**In a notebook**") : text.index("names those of its page")]
+    listed = text[text.index("**In a notebook**") : text.index("An experiment's key `figures`")]
     named = set(re.findall(r"`([a-z_]+)`", listed)) - {"figures"}
     assert named == set(registry.FIGURES)

@@ -17,10 +17,11 @@ from pypdf.generic import DecodedStreamObject, NameObject
 from tests import logs
 from tests.once import once
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, registry, save
+from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, save
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import write_listing
@@ -92,6 +93,7 @@ def slower(path):
     step_s = pc.if_else(run, pc.multiply(table["step_s"], 2.0), table["step_s"])
     place = table.column_names.index("step_s")
     pq.write_table(table.set_column(place, table.schema.field(place), step_s), path)
+    write_manifest(path.parent)
     return table["run_id"][0].as_py()
 
 
@@ -211,14 +213,21 @@ def test_a_figure_as_it_was_made_is_identical(made, kind):
     assert finding.verdict == IDENTICAL and not finding.lines()[1:]
 
 
+def finding_of(folder):
+    """The title of the figure in the PDF."""
+    with save.Tables(folder / "tables" / "demo") as opened:
+        return save.load_figure(FIGURE, opened).figure.finding()
+
+
 def test_the_pages_of_the_pdf_that_were_edited_are_named(made, tmp_path):
     saved = edited(made, tmp_path / "saved.pdf")
     assert saved.read_bytes() != (made / "report" / "report.pdf").read_bytes()
     (finding,) = verify(saved, made)
     assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
-    (finding,) = verify(edited(made, tmp_path / "forged.pdf", 2, b"\n0 0 m 100 100 l S\n"), made)
-    title = registry.figure_class(FIGURE).title
-    assert finding.verdict == FOREIGN and finding.differs == [f"edited: pages that differ: 3 ({title})"]
+    (finding,) = verify(edited(made, tmp_path / "forged.pdf", 0, b"\n0 0 m 100 100 l S\n"), made)
+    (differs,) = finding.differs
+    assert finding.verdict == FOREIGN and differs.startswith("edited: pages that differ: 1 (")
+    assert f"; {finding_of(made)}; " in differs, "the first page has the answers and the figure"
 
 
 def test_an_edited_font_and_a_missing_page_of_the_pdf_are_named(made, tmp_path):
@@ -234,7 +243,7 @@ def test_an_edited_font_and_a_missing_page_of_the_pdf_are_named(made, tmp_path):
     (finding,) = verify(tmp_path / "short.pdf", made)
     assert finding.verdict == FOREIGN and finding.differs == ["edited: pages are missing"]
     pages = pypdf.PdfWriter()
-    pages.add_page(writer.pages[2])
+    pages.add_page(writer.pages[1])
     pages.write(tmp_path / "page.pdf")
     (finding,) = verify(tmp_path / "page.pdf", made)
     assert finding.verdict == FOREIGN and "no metadata of tokenscale" in finding.differs[0]
@@ -293,12 +302,13 @@ def test_changed_tables_are_data_changed_and_the_run_is_named(results):
     assert any("1 of 4 rows" in line and run in line for line in finding.differs)
     (finding,) = verify(results / "report" / "report.pdf", results)
     assert finding.verdict == DATA and "the tables of demo have changed" in finding.differs
-    assert "3 (Share of the training step spent waiting for data)" in finding.differs[-1]
+    assert "pages that differ: 1 (" in finding.differs[-1] and f"; {finding_of(results)}; " in finding.differs[-1]
 
 
 def test_tables_that_change_nothing_of_a_figure_leave_it_identical(results):
     path = results / "tables" / "demo" / "spans.parquet"
     pq.write_table(pq.read_table(path), path, compression="none")
+    write_manifest(path.parent)
     (finding,) = verify(drawing(results), results)
     assert finding.verdict == IDENTICAL and "nothing that this figure shows" in finding.notes[0]
 
@@ -353,6 +363,7 @@ def test_a_page_tells_what_has_changed_since_another_report(results, tmp_path):
     assert "built at commit" in same and "the same runs" in same and "too few runs" not in same
     assert "What may explain it" not in same
     slower(results / "tables" / "demo" / "steps.parquet")
+    (before / bundle.SUMS).unlink()
     record = read_json(before / "provenance.json")
     for run in record["experiments"]["demo"]["runs"].values():
         run["seal"], run["device"] = "0" * 64, "another <device>"

@@ -14,6 +14,8 @@ from tests.unit.test_analysis_claims import ROOT
 from tests.unit.test_report import Reader
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
+from tokenscale.analysis.tables import write_manifest
+from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
@@ -64,7 +66,7 @@ def test_several_experiments_have_a_page_each_and_one_for_all(site):
 def test_what_the_original_did_stands_on_its_experiments_page_and_on_the_first(site):
     own = written(site, "other.html", page.write_experiment, "other")
     first = written(site, "index.html", page.write, ["demo", "other"])
-    heading = "What the original did, and what is put right"
+    heading = "What the source study did, and what is corrected here"
     assert f'<h3 id="other-original">{heading}</h3>' in own and "004: Distributed LLM Trainer" in own
     for text in (own, first):
         assert "All of it." in text and "Something." in text and html.escape("<script>alert(") in text
@@ -114,6 +116,7 @@ def test_a_claim_whose_data_are_edited_turns_red(site, tmp_path):
     place = steps.schema.get_field_index("total_tokens")
     steps = steps.set_column(place, "total_tokens", steps["useful_tokens"])
     pq.write_table(steps, edited / "demo/steps.parquet")
+    write_manifest(edited / "demo")
     ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
     assert main(["claims", *ledger, "--tables", str(edited), "--output", str(tmp_path)]) == 0
     page.write(["demo"], edited, site / "figures", tmp_path / "a.html", claims=tmp_path / "claims.json")
@@ -167,7 +170,6 @@ def bare(folder, count=6, **fields):
         for i in range(count)
     ]
     tables.write(folder / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
-    (folder / "demo/experiment.json").write_text("{}")
     return summary.experiment("demo", folder)
 
 
@@ -260,3 +262,11 @@ def test_the_findings_of_the_readme_are_those_of_the_evidence(tmp_path):
             claim["verdict"] = "contradicted"
         path.write_text(json.dumps(judged))
     assert findings.text(tmp_path / "evidence") != findings.text(ROOT / "evidence"), "edited evidence is seen"
+
+
+def test_changed_tables_are_not_described_from_the_cache(tmp_path):
+    bare(tmp_path)
+    path = tmp_path / "demo/steps.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="changed since ingest"):
+        summary.experiment("demo", tmp_path)

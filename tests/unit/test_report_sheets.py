@@ -1,5 +1,8 @@
 """Tables on pages of a PDF: nothing over the edge, nothing lost, the head on every page."""
 
+import io
+import itertools
+
 import pytest
 
 from tokenscale.report import pdf_pages
@@ -10,6 +13,15 @@ ROOM = 72 * (WIDTH - 2 * MARGIN)
 CELLS = ["loss or gradient not finite " * 4, *["1 234 (1 200–1 260)"] * 9]
 COLUMNS = [("run", False), ("reasons", False), *((f"number {i}", True) for i in range(9))]
 WIDE = Table(COLUMNS, [[f"run-{i:03d}", *CELLS] for i in range(120)], "A caption. " * 40)
+
+
+def tables(place, sections):
+    """Pages with a heading and a table each section."""
+    writer = pdf_pages.PageWriter(place)
+    for title, table in sections:
+        writer.heading(title)
+        writer.table(table)
+    return writer.figures
 
 
 def texts(figure):
@@ -39,15 +51,36 @@ def test_the_width_of_letters_is_that_of_the_drawing():
 
 
 def test_every_row_is_on_a_page_below_its_head():
-    pages = pdf_pages.tables("demo", [("Runs", WIDE), ("Nothing", Table([("a", False)], []))])
+    pages = tables("demo", [("Runs", WIDE)])
     assert len(pages) > 2
     said = [texts(page) for page in pages]
     assert all(page[0] == "demo" and "run" in page for page in said)
     joined = " ".join(" ".join(page) for page in said)
     assert all(f"run-{i:03d}" in joined for i in range(120))
-    assert "Nothing" not in joined
 
 
 def test_nothing_is_below_the_margin():
-    for page in pdf_pages.tables("demo", [("Runs", WIDE)]):
+    for page in tables("demo", [("Runs", WIDE)]):
         assert min(text.get_position()[1] for text in page.texts) * pdf_pages.HEIGHT >= MARGIN - 0.1
+
+
+def one_page(width, height):
+    """A PDF drawing of this size in points."""
+    with io.BytesIO() as buffer:
+        pdf_pages.Figure(figsize=(width / 72, height / 72)).savefig(buffer, format="pdf")
+        return buffer.getvalue()
+
+
+@pytest.mark.parametrize("height", [200, 300, 420, 560])
+def test_two_figures_fit_a_page_and_none_leaves_it(height):
+    writer, drawing = pdf_pages.PageWriter("demo"), one_page(576, height)
+    for n in range(6):
+        writer.drawing(drawing, (576, height), f"A finding with its number {n}", "A caption of several words. " * 10)
+    counts = [len(placed) for placed in writer.drawings]
+    assert sum(counts) == 6 and min(counts) >= (2 if height < 500 else 1)
+    for page, drawings in zip(writer.figures, writer.drawings, strict=True):
+        lowest = min(text.get_position()[1] for text in page.texts) * 72 * pdf_pages.HEIGHT
+        assert lowest >= 72 * MARGIN - 1
+        ends = [(placed.y, placed.y + placed.scale * height) for placed in drawings]
+        assert all(above[0] > below[1] for above, below in itertools.pairwise(ends))
+        assert all(placed.x >= 72 * MARGIN - 1 and placed.scale * 576 <= ROOM + 1 for placed in drawings)

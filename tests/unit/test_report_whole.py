@@ -105,7 +105,7 @@ def test_a_missing_table_is_named(tables, tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("names", "said"),
-    [(["demo", "demo"], "named twice"), (["demo", "nobody"], "experiment's description")],
+    [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")],
 )
 def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, capsys, names, said):
     assert main(["report", "all", *asked(tables, tmp_path / "out", *names)]) == 2

@@ -162,7 +162,7 @@ def test_a_canary_whose_repeats_have_nothing_to_go_on_from_is_refused(tmp_path):
     levels = [[1, None], [2, FROM_ONE]]
     fine = project(tmp_path, levels, canary={"cell": {"layout.data": 1}})
     assert len(fine.runs("e")) == 4
-    with pytest.raises(UserError, match="(?s)as many repeats.*canary.cell"):
+    with pytest.raises(UserError, match="(?s)does not have as many.*canary.cell"):
         project(tmp_path, levels, canary={"cell": {"layout.data": 2}}).runs("e")
 
 

@@ -54,6 +54,7 @@ def test_ranks_add_up_and_the_slowest_sets_the_time(tmp_path):
     folder = logs.write_run(tmp_path / "runs", run)
     path = folder / "attempt=00" / "rank=00001" / "steps.jsonl"
     path.write_text(path.read_text().replace('"step_s":0.25,', '"step_s":0.5,'))
+    logs.retime(folder)
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
     steps = query("steps_global", tmp_path / "tables")
     assert steps["rows"].tolist() == [8] * 6
@@ -150,12 +151,13 @@ LAYOUTS += ("layout.tensor",)
 def laid_out(folder, runs, edit=None, further=()):
     """Tables of runs in layouts of their own; `edit` gets (run, rank, a step's fields) and changes the fields."""
     for run in runs:
-        for path in sorted(logs.write_run(folder / "runs", run).glob("attempt=00/rank=*/steps.jsonl")):
-            if edit:
-                steps = [json.loads(line) for line in path.read_text().splitlines()]
-                for step in steps:
-                    edit(run, int(path.parent.name.split("=")[1]), step)
-                path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+        run_folder = logs.write_run(folder / "runs", run)
+        for path in sorted(run_folder.glob("attempt=00/rank=*/steps.jsonl")) if edit else ():
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            for step in steps:
+                edit(run, int(path.parent.name.split("=")[1]), step)
+            path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+        logs.retime(run_folder)
     table = logs.write_table(folder / "runs.json", runs, further=LAYOUTS + further)
     ingest(table, folder / "runs", folder / "tables")
     return folder / "tables"
@@ -243,16 +245,16 @@ def test_memory_is_that_of_the_fullest_rank_in_the_latest_attempt(tmp_path):
 
 
 def test_a_bubble_is_waiting_over_waiting_and_passes_of_all_ranks(tmp_path):
-    """Rank 0 waits 1 s of 4, rank 1 2 s of 8 but for its last step, 5 s of 11: 2 × 1 + 2 + 5 over 2 × 4 + 8 + 11."""
+    """Rank 0 waits 10 ms of 40, rank 1 20 of 80 but for its last step, 50 of 110: 2 × 1 + 2 + 5 of 2 × 4 + 8 + 11."""
     naive = layout(steps=5, pipeline=2, schedule="naive")
     many = layout(steps=5, micro_batch=4, pipeline=2, schedule="naive")
     gpipe = layout(steps=5, micro_batch=4, pipeline=2, schedule="gpipe")
 
     def edit(run, rank, step):
         step["micro_steps"] = run.global_batch // run.micro_batch
-        waits = (5.0 if step["step"] == 4 else 2.0) if rank else 1.0
-        step |= {"bubble_s": 99.0 if step["step"] < 3 else waits}  # the first three are warm-up
-        step |= {"forward_s": 1.0 + rank, "backward_s": 2.0 + 2 * rank}
+        waits = (0.05 if step["step"] == 4 else 0.02) if rank else 0.01
+        step |= {"bubble_s": 0.3 if step["step"] < 3 else waits}  # the first three are warm-up
+        step |= {"forward_s": 0.01 + 0.01 * rank, "backward_s": 0.02 + 0.02 * rank}
         step["step_s"] = 0.5 if run.layout.schedule == "gpipe" else 0.6 if run.micro_batch == 4 else 0.8
         if run is many and step["step"] == 0:
             step["loss_sum"] += 0.25 * step["useful_tokens"]
@@ -334,8 +336,8 @@ def test_misspelt_names_are_mended(tables):
         query("throughput", tables, warmup=1)
 
 
-def test_a_missing_table_is_named(tmp_path):
-    with pytest.raises(UserError, match="table is missing"):
+def test_a_folder_without_tables_is_named(tmp_path):
+    with pytest.raises(UserError, match="no tables in this folder"):
         query("loss", tmp_path)
 
 

@@ -10,7 +10,6 @@ from tokenscale.analysis import claims
 from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
-from tokenscale.base.files import write_json
 from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import ddp_verification_loss
 from tokenscale.settings.claims_file import load_claims
@@ -23,9 +22,8 @@ KIND = "resumed and uninterrupted"
 
 def made(folder, rows, steps):
     """Tables of runs of 8 steps of the experiment elastic_resume."""
-    folder = tables.write(folder / "elastic_resume", runs=rows, steps=steps)
-    write_json(folder / "experiment.json", {"scale": "demo", "figures": ["ddp_verification_loss"]})
-    return folder
+    experiment = {"scale": "demo", "figures": ["ddp_verification_loss"]}
+    return tables.write(folder / "elastic_resume", experiment, runs=rows, steps=steps)
 
 
 def resumed(run_id: str, source: str, at: int, world_size=2, **fields):
@@ -152,7 +150,7 @@ def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
     figure = ddp_verification_loss.DdpVerificationLoss(*rows)
     assert sorted(figure.data()["run_id"].unique()) == ["b", "c"]
     text = figure.caption()
-    assert "2 of 2 runs" in text and "2 went on from another run's state" in text
+    assert "2 of 2 runs" in text and "2 resumed from another run's state" in text
     figure.draw()
 
 

@@ -1,6 +1,5 @@
 """Time to a loss, from tables made by hand: 30 useful tokens a step, a second each where nothing else is said."""
 
-import json
 import math
 
 import pandas as pd
@@ -85,7 +84,7 @@ def test_the_target_of_the_experiments_file_is_taken_and_one_that_is_asked_for_b
     runs = [("a", {0: 9.0, 4: 5.0, 8: 3.0}, {}), ("b", {0: 9.0, 4: 4.0, 8: 3.5}, {"repeat": 1})]
     folder = validated(tmp_path, *runs)
     assert not query("time_to_target", folder)["target_stated"].any()
-    (folder / "experiment.json").write_text(json.dumps({"target_loss": 3.2}))
+    tables.describe(folder, {"target_loss": 3.2})
     found = query("time_to_target", folder)
     assert set(found["target"]) == {3.2} and found["target_stated"].all() and found["reached"].tolist() == [True, False]
     assert set(query("time_to_target", folder, target=4.5)["target"]) == {4.5}

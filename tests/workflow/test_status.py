@@ -56,7 +56,8 @@ def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
 def test_a_project_with_nothing_built_says_so(fresh):
     done = stale(fresh, "tokens")
     assert done.returncode == 0
-    assert done.stdout.startswith("6 stores and 2 other jobs would run.\n\nnew       not built yet\n")
+    assert done.stdout.startswith("6 stores and 3 other jobs would run.\n\nnew       not built yet\n")
+    assert "corpus small, records small, tokenizer bpe and 6 stores" in done.stdout
 
 
 def test_what_snakemake_refuses_is_passed_on(fresh):

@@ -19,7 +19,8 @@ from tokenscale.settings.calls import NO_OPTIONS, Call
 #: kind → (plural, pattern of its output with its experiment and name), in the order of the data flow
 KINDS = {
     "download": ("downloads", r"results/downloads/(?P<name>[^/]+)/.*"),
-    "corpus": ("corpora", r"results/corpus/(?P<name>[^/]+)/.*"),
+    "corpus": ("corpora", r"results/corpus/(?P<name>[^/]+)/(?!records/).*"),
+    "records": ("records", r"results/corpus/(?P<name>[^/]+)/records/.*"),
     "tokenizer": ("tokenizers", r"results/tokenizers/(?P<name>[^/]+)/.*"),
     "store": ("stores", r"results/tokens/(?P<name>.+)/manifest\.json"),
     "mixture": ("mixtures", r"results/mixtures/(?P<name>.+)/manifest\.json"),

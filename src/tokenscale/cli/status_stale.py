@@ -17,7 +17,7 @@ from tokenscale.settings.closure import LISTINGS, list_changes
 #: labels of causes, in the order of the output
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
 #: kinds of jobs that build data for the runs
-DATA = ("download", "corpus", "tokenizer", "store")
+DATA = ("download", "corpus", "records", "tokenizer", "store")
 #: option that accepts edits of a training's code in one call
 ANCIENT = "--consider-ancient train=code"
 #: Snakemake's record of each output

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
+from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json
 from tokenscale.report import bundle, claims, page, pdf, save
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.registry import FIGURES
@@ -82,5 +82,4 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
 def _figures_of(folder: Path) -> list[str]:
     """Return the names of the figures that an experiment shows."""
-    head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
-    return [figure for figure in head.get("figures") or FIGURES if figure in FIGURES]
+    return [figure for figure in read_experiment(folder).get("figures") or FIGURES if figure in FIGURES]

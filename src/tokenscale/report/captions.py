@@ -1,11 +1,15 @@
 """Sentences that captions share. Every number in them is counted from the tables."""
 
+import re
+
 import pandas as pd
 
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.report.style import number
 
+#: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere
+SHORT = 230
 OVERSUBSCRIBED = "oversubscribed CPU: a correctness run, not a scaling measurement"
 SHARED_CORES = "ranks share the cores that one process had: a correctness run, not a scaling measurement"
 
@@ -36,7 +40,7 @@ def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tupl
 
 def nothing(runs: pd.DataFrame, refused: str, requested: int | None = None) -> str:
     """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
-    return "not like for like: see the caption" if refused else f"no data: {counted(0, runs, requested)}"
+    return "not comparable: see the method below" if refused else f"no data: {counted(0, runs, requested)}"
 
 
 def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str:
@@ -108,6 +112,20 @@ def medians(rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = ""
     return listing([f"{name} on {world}: {number(factor * value)}{unit}" for (name, world), value in found.items()])
 
 
+def extremes(values: pd.Series, unit: str = "") -> str:
+    """Smallest and largest of named values, with their ratio; of one value, the value.
+
+    >>> extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
+    '400 tokens/s with padded to 1\u202f000 tokens/s with packed (2.5×)'
+    """
+    values = values.dropna().astype(float)
+    texts = [f"{number(values[name])}{unit} with {name}" for name in (values.idxmin(), values.idxmax())]
+    if len(values) == 1 or texts[0].split(" with ")[0] == texts[1].split(" with ")[0]:
+        return f"{number(values.max())}{unit} with {f'all {len(values)}' if len(values) > 1 else values.index[0]}"
+    ratio = f" ({number(values.max() / values.min())}×)" if values.min() > 0 else ""
+    return f"{texts[0]} to {texts[1]}{ratio}"
+
+
 def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:
     """Values of each series at each world size, for `kinds`."""
     return [group for _, group in rows.dropna(subset=[column]).groupby(["series", "world_size"])[column]]
@@ -120,3 +138,17 @@ def without(series: pd.Series, key: str) -> pd.Series:
     ['packed, eos=True']
     """
     return series.str.split(", ").map(lambda parts: ", ".join(part for part in parts if not part.startswith(f"{key}=")))
+
+
+def split_caption(text: str, limit: int = SHORT) -> tuple[str, str]:
+    """Return (the first sentences of a caption, at least one and at most `limit` letters; the remaining sentences).
+
+    >>> split_caption("Dots are runs (Hoefler et al. 2015). Bars are medians. No interval.", 60)
+    ('Dots are runs (Hoefler et al. 2015). Bars are medians.', 'No interval.')
+    """
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip())
+    count, length = 1, len(sentences[0])
+    while count < len(sentences) and length + 1 + len(sentences[count]) <= limit:
+        length += 1 + len(sentences[count])
+        count += 1
+    return " ".join(sentences[:count]), " ".join(sentences[count:])

@@ -24,7 +24,7 @@ def scientific_benchmarking(part: dict[str, Any]) -> Table:
         (
             "no distribution is assumed",
             MET,
-            "intervals from order statistics, tests by permutation; how many runs it takes is reckoned from a model",
+            "intervals from order statistics, tests by permutation; required numbers of runs from a noise model",
         ),
         _tests(part),
         (
@@ -69,8 +69,12 @@ def _parts_used(part: dict[str, Any]) -> Item:
     if not part["runs"]:
         return what, NONE, "no run is listed"
     if not left:
-        return what, MET, "every run of the design is there, and counts"
-    return what, PARTLY, f"{left} of {part['runs']} runs are missing or invalid; the inventory names them and says why"
+        return what, MET, "every run of the design is present and counts"
+    return (
+        what,
+        PARTLY,
+        f"{left} of {part['runs']} runs are missing or invalid; the inventory names them and the reasons",
+    )
 
 
 def _variation(facts: dict[str, Any]) -> Item:
@@ -105,15 +109,15 @@ def _setup(facts: dict[str, Any]) -> Item:
         return what, NONE, "no run that counts"
     texts = [f"{facts['sealed']} of {facts['runs_used']} records sealed"]
     if facts["dirty"]:
-        texts.append(f"{facts['dirty']} of uncommitted code, whose changes are kept beside them")
+        texts.append(f"{facts['dirty']} with uncommitted code, whose diff is stored with the record")
     return what, MET if facts["sealed"] == facts["runs_used"] else PARTLY, "; ".join(texts)
 
 
 def _timing(facts: dict[str, Any]) -> Item:
     what = "how parallel time is taken"
-    text = "a step lasts from the end of the one before until its device is done, on the slowest rank"
+    text = "a step lasts from the end of the previous step until its device is done, on the slowest rank"
     if facts["external"]:
-        return what, PARTLY, f"{text}; {facts['external']} runs of other programs took it themselves"
+        return what, PARTLY, f"{text}; {facts['external']} runs of other programs timed themselves"
     return what, MET, text
 
 
@@ -148,8 +152,12 @@ def reproducibility(part: dict[str, Any]) -> Table:
         ("time to compute", *_of_runs(facts, "timed", f"{hours} device-hours from first to last event, data left out")),
         ("data", *_state_if_used(used, part["text"])),
         ("software", *_state_if_used(used, ", ".join(f"{p} {v}" for p, v in part["versions"]))),
-        ("energy", *_of_runs(facts, "metered", facts["energy"], "no device counted it")),
-        ("how hyper-parameters were chosen", AUTHOR, "the settings are in the runs' records; why, they do not say"),
+        ("energy", *_of_runs(facts, "metered", facts["energy"], "no device has an energy counter")),
+        (
+            "how hyper-parameters were chosen",
+            AUTHOR,
+            "the settings are in the runs' records, without the reasons for them",
+        ),
         ("limits, licences, and what may be harmed", AUTHOR, ""),
     ]
     return Table(COLUMNS, [list(item) for item in items])

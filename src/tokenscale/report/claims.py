@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.claims import VERDICTS, written
+from tokenscale.analysis.claims import SUPPORTED, VERDICTS, written
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, in_latex
 
+#: a supported claim whose published figure is another number
+DIRECTION, NOT_REPRODUCED = "direction supported", "figure not reproduced"
 #: what a macro's name ends in, for the parts of a sentence
 _PARTS = ("", "Number", "Low", "High", "N", "Verdict")
 #: LaTeX names have letters only
@@ -45,14 +47,26 @@ def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
             of = describe_verdict(c)
             held = f"Holds {of['rule']}." if c["experiment"] else ""
             text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], _from(c)]))
-            rows.append([c["claim"], c["figure"] or "–", text, c["verdict"]])
+            rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
     return Table(columns, rows)
 
 
-def describe_verdict(claim: dict[str, Any]) -> dict[str, str]:
-    """Words for a page: why it has its verdict, where it would hold, its p, and the verdict's first word."""
+def describe_verdict(claim: dict[str, Any]) -> dict[str, Any]:
+    """Words for a page: its verdict in words and why, where it would hold, its p, and the verdict's first word."""
     state = claim["verdict"].split()[0]
-    return {"because": _because(claim), "rule": _rule(claim), "p": _p(claim), "state": state}
+    words = verdict_words(claim)
+    return {"words": words, "because": describe_reason(claim), "rule": _rule(claim), "p": _p(claim), "state": state}
+
+
+def verdict_words(claim: dict[str, Any]) -> list[str]:
+    """The verdict, and beside it whether a supported claim's published figure is reproduced.
+
+    >>> verdict_words({"verdict": "supported", "reproduced": False})
+    ['direction supported', 'figure not reproduced']
+    """
+    if claim["verdict"] == SUPPORTED and claim.get("reproduced") is False:
+        return [DIRECTION, NOT_REPRODUCED]
+    return [claim["verdict"]]
 
 
 def _rule(claim: dict[str, Any]) -> str:
@@ -66,16 +80,22 @@ def _rule(claim: dict[str, Any]) -> str:
     return f"{claim['direction']} {bound}" + (f", by more than {margin}" if claim["margin"] else "")
 
 
-def _because(claim: dict[str, Any]) -> str:
+def describe_reason(claim: dict[str, Any]) -> str:
+    """The reason of a verdict as a sentence; empty if there is none."""
     reason = claim["reason"]
     return f"{reason[:1].upper()}{reason[1:]}." if reason else ""
 
 
 def _p(claim: dict[str, Any]) -> str:
-    ps = [cell["p"] for cell in claim["cells"]]
+    """The p-values that decided: of each cell alone where all of them support the claim, else after Holm's correction.
+
+    `–` for counts, which are not tested.
+    """
+    alone = claim["verdict"] == SUPPORTED and claim["in_cells"] == "all"
+    ps = [cell["p" if alone else "corrected_p"] for cell in claim["cells"]]
     if not ps or all(p == 0 for p in ps):
         return "–"
-    return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps))))
+    return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (" in each cell" * (len(ps) > 1))
 
 
 def _from(claim: dict[str, Any]) -> str:
@@ -99,7 +119,7 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
             "": claim["sentence"],
             **{part.capitalize(): written(claim[part], claim["unit"]) for part in ("number", "low", "high")},
             "N": str(claim["n"]),
-            "Verdict": claim["verdict"],
+            "Verdict": ", ".join(verdict_words(claim)),
         }
         lines += [f"\\newcommand{{\\{name}{part}}}{{{in_latex(text)}}}" for part, text in parts.items()]
     return "\n".join(lines) + "\n"
@@ -133,9 +153,10 @@ def _macro(name: str) -> str:
 def claim_lines(claims: Iterable[dict[str, Any]]) -> list[str]:
     """A line a claim, for a terminal."""
     claims = list(claims)
-    width = max((len(c["verdict"]) for c in claims), default=0)
+    verdicts = [", ".join(verdict_words(c)) for c in claims]
+    width = max(map(len, verdicts), default=0)
     names = max((len(c["id"]) for c in claims), default=0)
     return [
-        f"{c['verdict']:<{width}}  {c['id']:<{names}}  {' '.join(filter(None, [c['sentence'], _because(c)]))}"
-        for c in claims
+        f"{verdict:<{width}}  {c['id']:<{names}}  {' '.join(filter(None, [c['sentence'], describe_reason(c)]))}"
+        for c, verdict in zip(claims, verdicts, strict=True)
     ]

@@ -15,7 +15,7 @@ import pandas as pd
 from tokenscale.analysis import statistics, unpaired
 from tokenscale.analysis.queries import connect
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json
+from tokenscale.base.files import read_json, sha256_file
 from tokenscale.report import bundle, cells
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
@@ -61,7 +61,7 @@ class Difference:
 
 
 def read(folder: Path) -> Report:
-    """A report's folder. Raises UserError where it is none."""
+    """A report's folder. Raises UserError where it is none, or where a file that is read is not that of its list."""
     if not (folder / "provenance.json").is_file():
         raise UserError(
             "this is no report's folder.",
@@ -69,10 +69,27 @@ def read(folder: Path) -> Report:
             expected="provenance.json and data/<experiment>/cells.parquet, as in results/report",
             next="snakemake report makes one",
         )
+    _check_sums(folder)
     origin = read_json(folder / "provenance.json", "record of the report's origin")
     found = {path.parent.name: _cells(path) for path in sorted((folder / "data").glob("*/cells.parquet"))}
     claims = folder / "claims.json"
     return Report(str(folder), found, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
+
+
+def _check_sums(folder: Path) -> None:
+    """Compare the files that `read` reads with SHA256SUMS, where the folder has this list."""
+    listed = bundle.read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
+    for name, expected in listed.items():
+        path = folder / name
+        read = name in ("provenance.json", "claims.json") or path.name == "cells.parquet"
+        if read and path.is_file() and (found := sha256_file(path)) != expected:
+            raise UserError(
+                "a file of a report has changed since it was built.",
+                file=path,
+                expected=f"sha256 {expected}  ({bundle.SUMS})",
+                found=f"sha256 {found}",
+                next="build that report again, or name another one",
+            )
 
 
 def of_tables(name: str, experiments: Sequence[str], tables: Path, claims: Path | None) -> Report:

@@ -45,6 +45,14 @@ class Figure:
         """All rows of the first query."""
         return getattr(self, self.queries[0])
 
+    def finding(self) -> str:
+        """Return what the figure shows, with its main number; the title where no single number states it."""
+        return self.title
+
+    def folded(self) -> str:
+        """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""
+        return "" if len(self.data()) else f"{self.title}: no data"
+
     def data(self) -> pd.DataFrame:
         """Return what is plotted, for the CSV and Parquet files."""
         raise NotImplementedError
@@ -54,7 +62,7 @@ class Figure:
         raise NotImplementedError
 
     def caption(self) -> str:
-        """Return what is shown, of how many runs, and what the spread is."""
+        """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""
         raise NotImplementedError
 
     def alt(self) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
+from tokenscale.analysis import tables
 from tokenscale.analysis.queries import sql
-from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.base.files import canonical_json, pretty_json, sha256_file, sha256_text
 from tokenscale.settings.closure import PACKAGE, import_closure
 
 Metadata = dict[str, Any]
@@ -37,7 +37,7 @@ PNG_KEY = "tokenscale"
 
 def of_figure(
     name: str,
-    tables: Path,
+    folder: Path,
     digests: dict[str, str],
     data: str,
     *modules: str,
@@ -47,17 +47,17 @@ def of_figure(
     `digests` are those of the rows of its queries by name (`rows`), `data` is its CSV, `modules` are the roots of the
     code that draws it.
     """
-    head = read_json(tables / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
+    head = tables.read_experiment(folder)
     return {
         "passport": VERSION,
         "figure": name,
-        "experiment": head.get("experiment") or tables.name,
+        "experiment": head.get("experiment") or folder.name,
         "data": sha256_text(data),
         "queries": {query: {"sql": sha256_text(sql(query)), "rows": digest} for query, digest in digests.items()},
         "code": code(*modules),
         "libraries": libraries(),
-        "runs": runs(tables),
-        "tables": digest(tables),
+        "runs": runs(folder),
+        "tables": digest(folder),
     }
 
 
@@ -66,25 +66,12 @@ def text(metadata: Metadata) -> str:
     return json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def digest(tables: Path) -> str:
-    """One digest over all tables of an experiment: equal digests, equal report."""
-    hashes = {t: _of_table(tables / f"{t}.parquet") for t in TABLES}
-    return sha256_text(canonical_json(hashes | {"experiment": sha256_file(tables / "experiment.json")}))
+def digest(folder: Path) -> str:
+    """Return one digest of all tables of an experiment, that of their manifest: equal digests, equal report.
 
-
-def _of_table(path: Path) -> str:
-    """SHA-256 of a table, taken again where the file was replaced: every figure of an experiment asks."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        command = f"snakemake -f {path.parent}/runs.parquet --cores 2"
-        raise UserError("a table is missing.", path=path, next=command) from None
-    return _of_content(path, found.st_ino, found.st_mtime_ns, found.st_size)
-
-
-@cache
-def _of_content(path: Path, *_: int) -> str:
-    return sha256_file(path)
+    The caller has compared the tables with the manifest, as `connect` does.
+    """
+    return sha256_file(folder / tables.MANIFEST)
 
 
 def rows(frame: pd.DataFrame) -> str:
@@ -93,9 +80,10 @@ def rows(frame: pd.DataFrame) -> str:
     return hashlib.sha256(canonical_json(list(frame.columns)).encode() + hashed).hexdigest()[:16]
 
 
-def runs(tables: Path) -> dict[str, str | None]:
+def runs(folder: Path) -> dict[str, str | None]:
     """Run id → the first 16 digits of its record's seal (None where it is not sealed), of all runs with a record."""
-    found = pq.read_table(tables / "runs.parquet", columns=["run_id", "status", "seal"], use_threads=False).to_pylist()
+    tables.check(folder, "runs.parquet")
+    found = pq.read_table(folder / "runs.parquet", columns=["run_id", "status", "seal"], use_threads=False).to_pylist()
     known = sorted((run["run_id"], run["seal"]) for run in found if run["status"] not in (None, "missing"))
     return {run_id: seal and seal[:16] for run_id, seal in known}
 

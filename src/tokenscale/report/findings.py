@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.base.files import write_text
-from tokenscale.report.claims import describe_verdict, read_claims
+from tokenscale.report.claims import describe_reason, read_claims, verdict_words
 from tokenscale.report.table import Table, markdown
 
 BEGIN, END = "<!-- findings: python -m tokenscale check --write -->", "<!-- end of findings -->"
@@ -21,9 +21,10 @@ def text(evidence: Path) -> str:
         for claim in read_claims(path):
             if claim["experiment"]:
                 figure = f" ({claim['figure']})" if claim["figure"] else ""
-                because = describe_verdict(claim)["because"] if claim["verdict"] != SUPPORTED else ""
+                because = describe_reason(claim) if claim["verdict"] != SUPPORTED else ""
                 sentence = " ".join(filter(None, [claim["sentence"], because]))
-                rows.append([claim["claim"] + figure, sentence, claim["verdict"], path.parent.name])
+                verdict = ", ".join(verdict_words(claim))
+                rows.append([claim["claim"] + figure, sentence, verdict, path.parent.name])
     return markdown(Table(columns, rows))
 
 

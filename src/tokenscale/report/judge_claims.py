@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
+from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json
 from tokenscale.report import claims
 from tokenscale.settings.claims_file import load_claims as read_ledger
 
@@ -35,10 +35,8 @@ def judge_and_print(
     print(", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items()))
     if output is not None:
         claims.write_claims(rows, output)
-    scales = {
-        read_json(tables / name / "experiment.json", "experiment's description").get("scale") for name in experiments
-    }
-    lost = judging.lost(known, judged, scales)
+    scales = {read_experiment(tables / name).get("scale") for name in experiments}
+    lost = judging.lost(known, judged, scales, experiments)
     for one in lost if strict else ():
         print(f"tokenscale: a sentence no longer holds: {one.id}.", file=sys.stderr)
         print(f"  verdict  {one.verdict}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)

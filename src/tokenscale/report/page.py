@@ -17,8 +17,15 @@ from tokenscale import __version__
 from tokenscale.analysis import queries
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import checklist, paired_comparisons, registry, source_study, style, summary
-from tokenscale.report.claims import VERDICTS, count_verdicts, describe_verdict, read_claims
+from tokenscale.report import answers, checklist, paired_comparisons, registry, source_study, style, summary
+from tokenscale.report.claims import (
+    DIRECTION,
+    NOT_REPRODUCED,
+    VERDICTS,
+    count_verdicts,
+    describe_verdict,
+    read_claims,
+)
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 
@@ -38,21 +45,19 @@ FILES = (
 #: words that are shown as badges
 WORDS = (
     *summary.VALIDITY,
-    *("nonfinite", "faster", "slower", paired_comparisons.TOO_FEW, "no difference shown", "equivalent"),
+    *("nonfinite", *paired_comparisons.VERDICT_WORDS),
+    *answers.WORDS,
     *VERDICTS,
+    *(DIRECTION, NOT_REPRODUCED),
     *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
 )
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
-LEAD = (
-    "Measurements of LLM pretraining: how text becomes batches, what it costs, and whether processes that share the "
-    "work compute the same. Every number on this page is computed from the logs of the runs and benchmarks of its "
-    "experiments."
-)
+ABOUT = "Every number on this page is computed from the logs of the runs and benchmarks of its experiments."
 HOME, CHANGES = "index.html", "changes.html"
-#: what the box tells of an experiment, or of all of them
+#: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
-#: so many answers of an experiment stand in the box beside other experiments; its own page has all
+#: answers that the first screen shows of an experiment beside others; its own page has all
 ANSWERS = 3
 
 
@@ -113,6 +118,16 @@ def write_view(
     )
 
 
+def _picture(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The figure beside the answers of a page of one experiment: the first that was drawn and shows something. It is
+    taken out of the experiment's list."""
+    drawn = parts[0].get("drawn", []) if len(parts) == 1 else []
+    found = next((f for f in drawn if f["svg"] and not f["folded"]), None)
+    if found:
+        drawn.remove(found)
+    return found
+
+
 def _drawn(part: dict[str, Any], figures: Path) -> list[dict[str, Any]]:
     return [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
 
@@ -151,26 +166,29 @@ def render(
     *,
     claims: dict[str, Any] | None,
     home: str = "",
-    lead: str = LEAD,
+    lead: str = "",
     changes: Sequence[tuple[str, Table]] = (),
 ) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
     environment = Environment(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    shared = _shared(parts)
+    shared, cautions = _shared(parts), summary.shared_cautions(parts)
     text = environment.get_template(template).render(
         style=Markup(_read("page.css")),
         version=__version__,
         title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
         heading=heading,
         lead=lead,
+        about=ABOUT,
+        picture=_picture(parts),
         contents=contents,
         home=home,
         words=WORDS,
         claims=claims,
         changes=changes,
-        parts=[{"href": ""} | part | _box_fields(part, shared, alone=len(parts) == 1) for part in parts],
+        parts=[{"href": ""} | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts],
+        shared_cautions=cautions,
         shared=shared,
         originals=source_study.table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
@@ -186,17 +204,18 @@ def render(
 
 
 def _shared(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What most experiments have in common, which the box says once; those that differ say so themselves."""
+    """Facts that most experiments share, which the page states once."""
     known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
     return {key: found.most_common(1)[0][0] for key, found in known.items() if found}
 
 
-def _box_fields(part: dict[str, Any], shared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
-    """What the box says of an experiment: of many answers, beside other experiments, a few; facts that are not those of
-    most experiments."""
+def _box_fields(part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool) -> dict[str, Any]:
+    """What the first screen shows of an experiment: all answers, or a few beside other experiments; facts in which it
+    differs from most experiments; its cautions without those that all experiments share."""
     visible, hidden = paired_comparisons.select_answers(part["answers"], len(part["answers"]) if alone else ANSWERS)
     own = [key for key in FACTS if part[key] and part[key] != shared.get(key)]
-    return {"visible": visible, "hidden": hidden, "own": own}
+    own_cautions = [text for text in summary.list_cautions(part) if text not in cautions]
+    return {"visible": visible, "hidden": hidden, "own": own, "warnings": own_cautions}
 
 
 def _statement(name: str) -> str:
@@ -207,11 +226,12 @@ def _statement(name: str) -> str:
 
 
 def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
-    """Words, inlined drawing and data of a figure; `svg` is None where its files have not been made."""
+    """Texts, inlined drawing and data of a figure; `svg` is None where its files have not been drawn."""
     path = folder / f"{name}.json"
     if not path.is_file():
-        return {"name": name, "title": registry.figure_class(name).title, "svg": None}
-    words = read_json(path, "figure's words")
+        title = registry.figure_class(name).title
+        return {"name": name, "title": title, "finding": title, "folded": "", "svg": None}
+    words = read_json(path, "figure's texts")
     drawing = style.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])
     with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:
         header, *rows = list(csv.reader(file)) or [[]]

@@ -1,5 +1,11 @@
-"""What one approach gains on another, in pairs of runs: comparisons, words, and how many runs would settle them."""
+"""Comparisons of cells in pairs of runs: effect, interval, verdict, and how many runs would settle them.
 
+An experiment's primary comparisons answer its question. They are one family (Holm 1979), and only they get a verdict.
+All other pairs of approaches are exploratory: shown with their spread, without a test, since the more comparisons are
+tested, the more runs each of them needs. Without primary comparisons every pair of approaches is tested.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,23 +20,155 @@ from tokenscale.settings.experiments import COMPARISONS
 
 #: the verdict where no data from so few pairs could reach a small p
 TOO_FEW = "too few runs"
+#: in place of a verdict, where a comparison is not among the primary ones
+EXPLORATORY = "exploratory"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
+#: after a verdict, where the effect is smaller than what matters
+SMALL = f" by less than {100 * statistics.MARGIN:g} %"
+#: quantity → (words for a ratio above and below 1, what is compared)
+QUANTITIES = {
+    "useful_tokens_per_s": ("faster", "slower", "useful tokens per second"),
+    "validation_loss": ("higher loss", "lower loss", "final validation loss"),
+}
+#: every verdict of a comparison
+VERDICT_WORDS = (
+    *(f"{word}{by}" for above, below, _ in QUANTITIES.values() for word in (above, below) for by in ("", SMALL)),
+    *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY),
+)
 
 
-def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
-    """(the pairs of `COMPARISONS`, one comparison a group, paired by repeat, p after Holm over all; who is refused).
+def comparisons(
+    throughput: pd.DataFrame,
+    runs: pd.DataFrame,
+    primary: Sequence[Mapping[str, Any]] | None = None,
+    validation: pd.DataFrame | None = None,
+) -> tuple[list[dict[str, Any]], str]:
+    """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
+
+    `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
+    `runs` and `validation` are rows of the queries `throughput`, `inventory` and `validation`. Runs of other programs
+    are in no pair: they have no repeats of ours. Raises UserError where two runs are the same repeat of a cell.
+    """
+    pairs, refused = _approach_pairs(throughput, runs)
+    if primary is None:
+        return _judged(pairs), refused
+    main, refused_primary = _primary_pairs(throughput, runs, primary, validation)
+    tested = {(pair.of, pair.over) for pair in main if pair.quantity == "useful_tokens_per_s"}
+    others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
+    sentences = dict.fromkeys(filter(None, [refused_primary, refused]))
+    return _judged(main) + [_describe(p, EXPLORATORY, np.nan, np.nan) for p in others], " ".join(sentences)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two cells with the numbers of their runs, repeat → (run id, number)."""
+
+    of: str
+    over: str
+    names: tuple[str, str]
+    at: str
+    quantity: str
+    values: Mapping[Any, tuple[str, float]]
+    bases: Mapping[Any, tuple[str, float]]
+    device_s: Mapping[str, float]
+
+    def result(self) -> statistics.Comparison:
+        values, bases = ({repeat: x for repeat, (_, x) in side.items()} for side in (self.values, self.bases))
+        return statistics.ratio_of_medians(values, bases)
+
+
+def _judged(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
+    """Comparisons with verdicts, corrected over all of them."""
+    results = [pair.result() for pair in pairs]
+    corrected = statistics.holm([result.p for result in results])
+    reachable = statistics.holm([result.smallest_p for result in results])
+    found = []
+    for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
+        spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
+        verdict = statistics.verdict(spread, p, smallest)
+        above, below, _ = QUANTITIES[pair.quantity]
+        words = {"faster": above, "slower": below}
+        for word, own in words.items():
+            verdict = verdict.replace(word, own)
+        found.append(_describe(pair, verdict, p, smallest))
+    return found
+
+
+def _describe(pair: _Pair, verdict: str, p: float, smallest_p: float) -> dict[str, Any]:
+    both = sorted(pair.values.keys() & pair.bases.keys())
+    ratios = [pair.values[k][1] / pair.bases[k][1] for k in both]
+    seconds = [pair.device_s.get(pair.values[k][0], np.nan) + pair.device_s.get(pair.bases[k][0], np.nan) for k in both]
+    return {
+        "approach": pair.names[0],
+        "baseline": pair.names[1],
+        "group": pair.at,
+        "quantity": pair.quantity,
+        "primary": verdict != EXPLORATORY,
+        "result": pair.result(),
+        "p": p,
+        "smallest_p": smallest_p,
+        "verdict": verdict,
+        "spread_of_pairs": statistics.spread_of_pairs(ratios),
+        "device_s": float(np.median(seconds)) if seconds else np.nan,
+    }
+
+
+def _primary_pairs(
+    throughput: pd.DataFrame,
+    runs: pd.DataFrame,
+    primary: Sequence[Mapping[str, Any]],
+    validation: pd.DataFrame | None,
+) -> tuple[list[_Pair], str]:
+    """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable)."""
+    ours = runs[~runs["external"].fillna(False).astype(bool)]
+    seconds = _device_seconds(runs)
+    found, sentences = [], []
+    for comparison in primary:
+        of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
+        rows = ours[ours["cell"].isin([of, over])]
+        refused = comparability.refusals(rows, comparison["factor"])
+        sentences += [refusal.sentence for refusal in refused]
+        rows = rows[~rows["run_id"].isin(comparability.refused(refused))]
+        numbers = _numbers(quantity, throughput, validation)
+        sides = []
+        for cell in (of, over):
+            of_cell = rows[(rows["cell"] == cell) & rows["run_id"].isin(numbers)]
+            sides.append({r.repeat: (r.run_id, numbers[r.run_id]) for r in of_cell.itertuples()})
+        names = tuple(map(_shorten, comparison["names"]))
+        at = _shorten(comparison["at"])
+        found.append(_Pair(of, over, (names[0], names[1]), at, quantity, sides[0], sides[1], seconds))
+    return found, " ".join(dict.fromkeys(sentences))
+
+
+def _numbers(quantity: str, throughput: pd.DataFrame, validation: pd.DataFrame | None) -> dict[str, float]:
+    """Run id → number of a quantity; runs without one are left out."""
+    if quantity == "validation_loss":
+        last = None if validation is None else validation[validation["last"].astype(bool)]
+        return {} if last is None else dict(zip(last["run_id"], last["loss"].astype(float), strict=True))
+    return dict(zip(throughput["run_id"], throughput["useful_tokens_per_s"].astype(float), strict=True))
+
+
+def _shorten(cell: str) -> str:
+    """Levels of a cell without the keys that their values explain: `approach=packed, layout.data=2` → `packed, data=2`.
+
+    >>> _shorten("approach=packed, layout.data=2")
+    'packed, data=2'
+    """
+    return ", ".join(level.removeprefix("approach=").removeprefix("layout.") for level in cell.split(", "))
+
+
+def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[_Pair], str]:
+    """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
 
     A group is what both have in common: all factors but the approach, at the smallest world size that both have.
-    Factors of the Parquet store are those of the approach that is compared; its baseline reads none. Runs that are not
-    like for like (`analysis/comparability.py`, on the rows of `runs`) are in no pair, and sentences say so. Raises
-    UserError where two runs are the same repeat of a cell. Runs of other programs are in no pair: they have no repeats
-    of ours.
+    Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
     """
     refused = comparability.refusals(runs, "approach")
-    out = comparability.refused(refused) | set(runs.loc[runs["external"], "run_id"])
+    out = comparability.refused(refused) | set(runs.loc[runs["external"].fillna(False).astype(bool), "run_id"])
     cells = _cells(throughput[~throughput["run_id"].isin(out)])
-    device_s = _device_seconds(runs)
-    family = []
+    names = dict(zip(runs["run_id"], runs["cell"], strict=True))
+    seconds = _device_seconds(runs)
+    found = []
     for approach, baseline in COMPARISONS:
         groups = {(c.factors, c.storage, c.layout) for c in cells if c.approach == approach}
         for factors, storage, layout in sorted(groups):
@@ -41,34 +179,17 @@ def comparisons(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[dict
             if not shared:
                 continue
             of, over = (replace(cell, world_size=min(shared)) for cell in (of, over))
-            values, bases = cells[of], cells[over]
-            if pairs := values.keys() & bases.keys():
-                rates, base_rates = _rates(values), _rates(bases)
-                compared = statistics.ratio_of_medians(rates, base_rates)
-                noise = statistics.spread_of_pairs([rates[k] / base_rates[k] for k in sorted(pairs)])
-                seconds = [device_s[values[k].run_id] + device_s[bases[k].run_id] for k in pairs]
-                family.append((of, baseline, compared, noise, float(np.median(seconds))))
-    corrected = statistics.holm([c.p for _, _, c, *_ in family])
-    reachable = statistics.holm([c.smallest_p for _, _, c, *_ in family])
-    sizes = {of.world_size for of, *_ in family}
-    found = []
-    for (of, baseline, c, noise, took), p, smallest in zip(family, corrected, reachable, strict=True):
-        spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
-        group = [of.factors, of.storage, of.layout, f"world size {of.world_size}" if len(sizes) > 1 else ""]
-        found.append(
-            {
-                "approach": of.approach,
-                "baseline": baseline,
-                "group": ", ".join(filter(None, group)),
-                "result": c,
-                "p": p,
-                "smallest_p": smallest,
-                "verdict": statistics.verdict(spread, p, smallest),
-                "spread_of_pairs": noise,
-                "device_s": took,
-            }
-        )
-    return found, comparability.sentences(refused)
+            sides = [{k: (r.run_id, r.useful_tokens_per_s) for k, r in cells[c].items()} for c in (of, over)]
+            if sides[0].keys() & sides[1].keys():
+                of_cell, over_cell = (names[next(iter(side.values()))[0]] for side in sides)
+                at = [factors, storage, layout, of.world_size]
+                found.append((of_cell, over_cell, (approach, baseline), at, sides))
+    sizes = {at[3] for *_, at, _ in found}
+    pairs = []
+    for of_cell, over_cell, both, (*levels, world), sides in found:
+        group = ", ".join(filter(None, [*levels, f"world size {world}" if len(sizes) > 1 else ""]))
+        pairs.append(_Pair(of_cell, over_cell, both, group, "useful_tokens_per_s", sides[0], sides[1], seconds))
+    return pairs, comparability.sentences(refused)
 
 
 def _device_seconds(runs: pd.DataFrame) -> dict[str, float]:
@@ -104,36 +225,47 @@ def _cells(throughput: pd.DataFrame) -> dict[_Cell, dict[Any, Any]]:
     return cells
 
 
-def _rates(rows: dict[Any, Any]) -> dict[Any, float]:
-    return {repeat: row.useful_tokens_per_s for repeat, row in rows.items()}
-
-
 def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
     """(answers that are shown where there is room for so many, how many are left out, in words): where they are more,
     the first of those that are decided."""
     if len(answers) <= most:
         return answers, ""
-    decided = [answer for answer in answers if answer["verdict"] != TOO_FEW]
+    decided = [answer for answer in answers if answer["verdict"] not in (TOO_FEW, EXPLORATORY)]
     shown = decided[:most]
-    left = f"{len(answers) - len(shown)} {'more ' if shown else ''}comparisons"
-    if len(shown) == len(decided):
+    left = f"{len(answers) - len(shown)} {'more ' if shown else ''}answers"
+    if len(shown) == len(decided) and all(a["verdict"] == TOO_FEW for a in answers if a not in shown):
         left += f"{':' if shown else ', all of'} too few runs for a verdict"
     return shown, left
 
 
 def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """One line a comparison: effect, spread, word."""
-    return [
-        {
-            "text": (f"{c['group']}: " if c["group"] else "")
-            + f"{c['approach']} trains on {number(c['result'].paired)} × as many useful tokens a second "
-            f"as {c['baseline']}",
-            "spread": f"{number(c['result'].low)}–{number(c['result'].high)}, {in_pairs(c['result'].n)}, "
-            f"{c['result'].kind}" + (f", within {_MARGIN}" if c["verdict"] == "equivalent" else ""),
-            "verdict": c["verdict"],
-        }
-        for c in compared
-    ]
+    """Return a line for each primary comparison: effect, spread, verdict."""
+    return [{"text": _sentence(c), "spread": _spread(c), "verdict": c["verdict"]} for c in compared if c["primary"]]
+
+
+def _sentence(c: dict[str, Any]) -> str:
+    of, over, ratio = c["approach"], c["baseline"], format_ratio(c["result"].paired)
+    start = f"{c['group']}: " if c["group"] else ""
+    if not c["result"].n:
+        return f"{start}{of} against {over}: no pair of runs"
+    if c["quantity"] == "validation_loss":
+        return f"{start}{of} ends at {ratio} × the validation loss of {over}"
+    return f"{start}{of} trains on {ratio} × as many useful tokens a second as {over}"
+
+
+def _spread(c: dict[str, Any]) -> str:
+    r = c["result"]
+    text = f"{format_ratio(r.low)}–{format_ratio(r.high)}, {in_pairs(r.n)}, {r.kind}"
+    return text + (f", within {_MARGIN}" if c["verdict"] == "equivalent" else "")
+
+
+def format_ratio(value: float) -> str:
+    """Return a ratio with the digits that tell it from 1: three decimals near 1, three significant digits elsewhere.
+
+    >>> format_ratio(1.0), format_ratio(1.0042), format_ratio(3.3071), format_ratio(0.28514)
+    ('1.000', '1.004', '3.31', '0.285')
+    """
+    return f"{value:.3f}" if 0.5 < value < 2 else number(value)
 
 
 def in_pairs(n: int) -> str:
@@ -142,64 +274,53 @@ def in_pairs(n: int) -> str:
 
 
 def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table:
-    """Online against offline: ratios, test and verdict. Groups are named where there are any, and who is in none."""
+    """Return a row for each comparison: ratios, test and verdict; a column for groups only where there are any."""
     grouped = any(c["group"] for c in compared)
-    columns = [
-        ("approach", False),
-        ("against", False),
-        *([("at", False)] if grouped else []),
-        ("pairs", True),
-        ("ratio of medians", True),
-        ("median of paired ratios", True),
-    ]
-    columns += [
-        ("spread", True),
-        ("what the spread is", False),
-        ("p (Holm)", True),
-        ("smallest possible p", True),
-        ("verdict", False),
-    ]
+    losses = any(c["quantity"] != "useful_tokens_per_s" for c in compared)
+    columns = [("of", False), ("against", False), *([("at", False)] if grouped else [])]
+    columns += [("compared", False)] if losses else []
+    columns += [("pairs", True), ("ratio of medians", True), ("median of paired ratios", True), ("spread", True)]
+    columns += [("what the spread is", False), ("p (Holm)", True), ("smallest possible p", True), ("verdict", False)]
     rows = []
     for c in compared:
         r = c["result"]
+        names = [c["approach"], c["baseline"], *([c["group"]] if grouped else [])]
+        names += [QUANTITIES[c["quantity"]][2]] if losses else []
+        spread = f"{format_ratio(r.low)}–{format_ratio(r.high)}"
         rows.append(
-            [
-                c["approach"],
-                c["baseline"],
-                *([c["group"]] if grouped else []),
-                str(r.n),
-                number(r.ratio),
-                number(r.paired),
-                f"{number(r.low)}–{number(r.high)}",
-            ]
+            [*names, str(r.n), format_ratio(r.ratio), format_ratio(r.paired), spread]
             + [r.kind, number(c["p"], 2), number(c["smallest_p"], 2), c["verdict"]]
         )
-    return Table(
-        columns,
-        rows,
-        "Useful tokens per second at the smallest world size that both have, paired by repeat, all other factors "
-        "equal. Exact sign-flip test on log ratios, Holm-corrected over the rows; “too few runs” means that no data "
-        "from so many pairs could reach p < 0.05, “equivalent” that the whole interval of the ratios lies within "
-        f"{_MARGIN}. {refused}".strip(),
-    )
+    exploratory = any(not c["primary"] for c in compared)
+    notes = [
+        "Ratios in pairs of runs of one repeat, all other factors equal"
+        + ("." if losses else ": useful tokens per second."),
+        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict.",
+        "“too few runs”: no data from so many pairs could reach p < 0.05.",
+        f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
+        "“exploratory”: not a primary comparison of this experiment, so it is not tested." if exploratory else "",
+    ]
+    return Table(columns, rows, " ".join(filter(None, [*notes, refused])))
 
 
 def power_table(compared: list[dict[str, Any]]) -> Table:
-    """How many pairs it takes to show effects of several sizes, from the spread of the pairs that there are."""
-    columns = [("approach", False), ("against", False), ("at", False), ("pairs here", True), ("spread (%)", True)]
+    """Return how many pairs it takes to show effects of several sizes, from the spread of the pairs at hand."""
+    columns = [("of", False), ("against", False), ("at", False), ("pairs here", True), ("spread (%)", True)]
     columns += [(f"to show {100 * effect:g} %", True) for effect in statistics.EFFECTS]
+    family = sum(c["primary"] for c in compared)
     rows = []
     for c in compared:
-        needed = statistics.power_table(c["spread_of_pairs"], c["device_s"], family=len(compared))
-        rows.append(
-            [c["approach"], c["baseline"], c["group"], str(c["result"].n), number(100 * c["spread_of_pairs"])]
-            + [_needed(row, c["spread_of_pairs"]) for row in needed]
-        )
+        if c["primary"]:
+            needed = statistics.power_table(c["spread_of_pairs"], c["device_s"], family=family)
+            rows.append(
+                [c["approach"], c["baseline"], c["group"], str(c["result"].n), number(100 * c["spread_of_pairs"])]
+                + [_needed(row, c["spread_of_pairs"]) for row in needed]
+            )
     text = (
         "Pairs of runs, and the time of devices (on a CPU: of ranks) that they take, with which a difference of that "
         f"size is shown in {100 * statistics.POWER:g} of 100 campaigns: interval and sign test, at "
         f"{100 * statistics.LEVEL:g} % over as many comparisons as there are rows, exclude “no difference”. The spread "
-        "is the standard deviation of the pairs' log ratios; from few pairs it is known badly."
+        "is the standard deviation of the pairs' log ratios; few pairs estimate it badly."
     )
     return Table(columns, rows, text)
 

@@ -115,9 +115,7 @@ def strips(
                 continue
             for y, (cell, found) in enumerate(values.items()):
                 if found.empty:
-                    write_note(
-                        axes, y, "not like for like" if len(at(rows, cell)) > len(at(shown, cell)) else "no data"
-                    )
+                    write_note(axes, y, "not comparable" if len(at(rows, cell)) > len(at(shown, cell)) else "no data")
                 else:
                     strip(axes, y, found, cell[0])
             name_rows(axes, names(listed))

@@ -1,13 +1,12 @@
-"""The report as a PDF: claims, and for each experiment a cover, one page per figure, and tables.
+"""The report as a PDF: answers, contents, figures (two a page), tables, claims, and how figures are measured.
 
-All text is written as one document. The drawing of each figure, a PDF of its own, is then placed on its page.
+All text is laid out as one document. The drawing of each figure, a PDF of its own, is then placed on its page.
 """
 
 import io
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +17,42 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
-from tokenscale.report import figure_metadata, paired_comparisons, pdf_pages, save, summary
+from tokenscale.report import captions, figure_metadata, paired_comparisons, save, summary
 from tokenscale.report.claims import claims_table, count_verdicts, read_claims
-from tokenscale.report.pdf_pages import HEIGHT, MARGIN, WIDTH
+from tokenscale.report.pdf_pages import Drawing, PageWriter
 from tokenscale.report.style import style
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.registry import FIGURES
 
-#: tables of `summary.experiment` → their headings, in this order; before and after the figures
-BEFORE = {"design": "Design"}
-AFTER = {
+#: tables of `summary.experiment` → their headings, in this order
+TABLES = {
     "throughput": "Throughput",
     "comparisons": "Offline against online",
     "validation": "Validation loss",
     "generations": "Generated texts",
-    "steadiness": "Quality of the measurements",
+    "steadiness": "Spread within runs and between them",
     "power": "How many runs it takes",
+    "design": "Design: cells and repeats",
     "rules": "Twelve rules of scientific benchmarking (after Hoefler and Belli, SC 2015)",
     "items": "What conferences ask of experiments",
     "inventory": "Run inventory",
 }
-#: so many answers stand on an experiment's first page
-ANSWERS = 8
-#: where the last line of an experiment's first page may end (a share of the page); one more line fits below it
-LOWEST = 0.06
-#: width of a letter of running text, in sizes of the font
-_LETTER = {"normal": 0.54, "bold": 0.65}
+#: answers of an experiment on the first page, alone and beside other experiments
+ALONE, BESIDE = 8, 3
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
+#: writes a part of the document where the last one ended
+Write = Callable[[PageWriter], None]
 
 
 @dataclass(frozen=True)
-class Page:
-    """A page of text, and the drawing that is placed on it: its PDF, its scale, and its lower edge in inches."""
+class _Chapter:
+    """A chapter's title, what writes the text below it, and its sections: (title, what writes it)."""
 
-    text: Figure
-    drawing: bytes = b""
-    scale: float = 1.0
-    bottom: float = 0.0
+    title: str
+    head: Write
+    figures: list[tuple[str, Write]] = field(default_factory=list)
+    tables: list[tuple[str, Write]] = field(default_factory=list)
 
 
 def write(
@@ -72,21 +69,29 @@ def write(
     `claims` is what the command `claims` wrote. A `view` (see `views.py`) has its claims and figures alone. `figures`
     is the folder of figures drawn before: one whose metadata match the tables and the code is not drawn again.
     """
-    pages: list[Page] = []
-    outline: list[tuple[str, int, bool]] = []
-    for chapter, parts in _chapters(experiments, tables, claims, view, figures):
-        for title, part in parts:
-            outline.append((title or chapter, len(pages), not title))
-            pages += part
-    writer = PdfWriter(clone_from=io.BytesIO(_text_pages(page.text for page in pages)))
-    for number, page in enumerate(pages):
-        if page.drawing:
-            _place(writer, writer.pages[number], page)
-    parent: Any = None
-    for title, number, begins_chapter in outline:
-        item = writer.add_outline_item(title=title, page_number=number, parent=None if begins_chapter else parent)
-        parent = item if begins_chapter else parent
     title = VIEWS[view].title if view else "tokenscale report"
+    only = VIEWS[view].claims if view else None
+    rows = [row for row in read_claims(claims) if only is None or row["id"] in only] if claims else []
+    parts = [summary.experiment(name, tables) for name in experiments]
+    if view:
+        parts = [p | {"figures": [f for f in VIEWS[view].figures if f in p["figures"]]} for p in parts]
+        parts = [p for p in parts if p["figures"]]
+    methods: list[tuple[str, str]] = []
+    chapters = [_experiment(part, tables, figures, methods, whole=view is None) for part in parts]
+    first = chapters[0].figures.pop(0) if len(parts) == 1 and chapters[0].figures else None
+    if rows:
+        chapters.append(_Chapter("Claims", lambda to: _write_claims(to, rows)))
+    if methods:
+        chapters.append(_Chapter("How the figures are measured", lambda to: _write_methods(to, methods)))
+    pages, outline = _lay_out(title, parts, rows, first, chapters)
+    writer = PdfWriter(clone_from=io.BytesIO(_text_pages(pages.figures)))
+    for number, drawings in enumerate(pages.drawings):
+        if drawings:
+            _place(writer, writer.pages[number], drawings)
+    parent: Any = None
+    for text, number, begins_chapter in outline:
+        item = writer.add_outline_item(title=text, page_number=number, parent=None if begins_chapter else parent)
+        parent = item if begins_chapter else parent
     metadata = of_report(experiments, tables, claims, view)
     writer.metadata = {"/Title": title, "/Subject": figure_metadata.text(metadata)}
     with atomic(output) as temporary, open(temporary, "wb") as file:
@@ -106,6 +111,45 @@ def of_report(experiments: list[str], tables: Path, claims: Path | None, view: s
     }
 
 
+def _lay_out(
+    title: str,
+    parts: Sequence[dict[str, Any]],
+    claims: Sequence[dict[str, Any]],
+    first: tuple[str, Write] | None,
+    chapters: Sequence[_Chapter],
+) -> tuple[PageWriter, list[tuple[str, int, bool]]]:
+    """Return the pages, and (title, page from 0, whether a chapter begins) of each entry of the outline.
+
+    `first` is the figure on the first page. The contents name sections only where there is one experiment.
+    """
+    to = PageWriter(title)
+    _write_front(to, title, parts, claims)
+    outline = [(title, 0, True)]
+    if first:
+        first[1](to)
+        outline.append((first[0], to.title_page, False))
+    numbers = []
+    to.heading("Contents", 11)
+    for chapter in chapters:
+        numbers.append(to.entry(chapter.title, 8.5, "bold", 0))
+        for name, _ in chapter.figures + chapter.tables if len(parts) == 1 else ():
+            numbers.append(to.entry(name, 8, "normal", 10))
+    to.space(10)
+    listed = iter(numbers)
+    for chapter in chapters:
+        to.place = f"{title}: {chapter.title}"
+        to.heading(chapter.title, 14)
+        outline.append((chapter.title, to.title_page, True))
+        next(listed)(to.title_page + 1)
+        chapter.head(to)
+        for name, write_section in chapter.figures + chapter.tables:
+            write_section(to)
+            outline.append((name, to.title_page, False))
+            if len(parts) == 1:
+                next(listed)(to.title_page + 1)
+    return to, outline
+
+
 def _text_pages(figures: Iterable[Figure]) -> bytes:
     """Return the pages as one PDF."""
     with style(), io.BytesIO() as buffer:
@@ -115,24 +159,26 @@ def _text_pages(figures: Iterable[Figure]) -> bytes:
         return buffer.getvalue()
 
 
-def _place(writer: PdfWriter, shows: PageObject, page: Page) -> None:
-    """Add the drawing to its page as a form (PDF 32000-1, 8.10), so that it keeps its own fonts and names."""
-    shown = PdfReader(io.BytesIO(page.drawing)).pages[0]
-    form = DecodedStreamObject()
-    form.set_data(shown.get_contents().get_data())
-    form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
-    for key, name in (("/MediaBox", "/BBox"), ("/Resources", "/Resources")):
-        form[NameObject(name)] = shown.raw_get(key).clone(writer)
-    matrix = (page.scale, 0, 0, page.scale, 72 * MARGIN, 72 * page.bottom)
-    numbers = " ".join(f"{number:.4f}" for number in matrix)
-    content = DecodedStreamObject()
-    content.set_data(shows.get_contents().get_data() + f"\nq {numbers} cm /Figure Do Q".encode())
+def _place(writer: PdfWriter, shows: PageObject, drawings: Sequence[Drawing]) -> None:
+    """Add drawings to their page as forms (PDF 32000-1, 8.10), so that they keep their own fonts and names."""
     shared: Any = shows["/Resources"]  # matplotlib's pages share one dictionary
     resources = DictionaryObject(shared)
     forms = DictionaryObject(resources.get("/XObject", {}))
-    forms[NameObject("/Figure")] = _add(writer, form)
+    commands = shows.get_contents().get_data()
+    for n, drawing in enumerate(drawings):
+        shown = PdfReader(io.BytesIO(drawing.pdf)).pages[0]
+        form = DecodedStreamObject()
+        form.set_data(shown.get_contents().get_data())
+        form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
+        for key, name in (("/MediaBox", "/BBox"), ("/Resources", "/Resources")):
+            form[NameObject(name)] = shown.raw_get(key).clone(writer)
+        forms[NameObject(f"/Figure{n}")] = _add(writer, form)
+        matrix = " ".join(f"{number:.4f}" for number in (drawing.scale, 0, 0, drawing.scale, drawing.x, drawing.y))
+        commands += f"\nq {matrix} cm /Figure{n} Do Q".encode()
     resources[NameObject("/XObject")] = forms
     shows[NameObject("/Resources")] = resources
+    content = DecodedStreamObject()
+    content.set_data(commands)
     shows[NameObject("/Contents")] = _add(writer, content)
 
 
@@ -141,47 +187,45 @@ def _add(writer: PdfWriter, stream: StreamObject) -> Any:
     return writer._add_object(stream.flate_encode())
 
 
-def _chapters(
-    experiments: list[str], tables: Path, claims: Path | None, view: str | None, figures: Path | None
-) -> Iterator[tuple[str, Iterable[tuple[str, list[Page]]]]]:
-    """Yield (title, its parts) of the claims and of each experiment. The first part of a chapter has no title."""
-    only = VIEWS[view].claims if view else None
-    if claims is not None:
-        rows = [row for row in read_claims(claims) if only is None or row["id"] in only]
-        yield "Claims", [("", [Page(figure) for figure in _claims(rows)])]
-    for name in experiments:
-        yield name, _parts(name, tables, view, figures)
+def _experiment(
+    part: dict[str, Any], tables: Path, figures: Path | None, methods: list[tuple[str, str]], *, whole: bool
+) -> _Chapter:
+    """Return the chapter of an experiment; facts and tables only if it is the `whole` chapter.
+
+    The method of each figure is added to `methods`.
+    """
+    drawn: list[tuple[str, Write]] = []
+    folded: list[str] = []
+    with save.Tables(tables / part["name"]) as opened:
+        for name in part["figures"]:
+            loaded = save.load_figure(name, opened)
+            if why := loaded.figure.folded():
+                folded.append(f"{name} ({why})")
+                continue
+            drawing = _drawn(loaded, figures / part["name"]) if figures else None
+            drawing = drawing or save.draw(loaded, kinds=("pdf",))["pdf"]
+            text, method = captions.split_caption(loaded.figure.caption())
+            heading = loaded.figure.finding()
+            methods += [(f"{part['name']}: {name}", method)] if method else []
+            drawn.append((heading, _figure_section(heading, f"{text} ({part['name']}: {name})", drawing)))
+    if folded:
+        methods.append((f"{part['name']}: figures with nothing to show here", f"Not drawn: {'; '.join(folded)}."))
+    found = {title: part[key] for key, title in TABLES.items() if part[key].rows} if whole else {}
+    written = [(title, _table_section(title, table)) for title, table in found.items()]
+    return _Chapter(part["name"], lambda to: _write_facts(to, part) if whole else None, drawn, written)
 
 
-def _claims(rows: list[dict[str, Any]]) -> list[Figure]:
-    pages = pdf_pages.PageWriter("tokenscale: claims")
-    pages.heading("Claims", 17)
-    pages.paragraph(", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(rows).items()) + ".", 10)
-    for document, where in dict.fromkeys((row["document"], row["where"]) for row in rows):
-        pages.heading(document, 11)
-        if where:
-            pages.paragraph(where)
-        pages.table(claims_table(rows, document))
-    return pages.figures
+def _figure_section(title: str, caption: str, drawing: bytes) -> Write:
+    box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
+    return lambda to: to.drawing(drawing, (float(box.width), float(box.height)), title, caption)
 
 
-def _parts(name: str, tables: Path, view: str | None, figures: Path | None) -> Iterator[tuple[str, list[Page]]]:
-    """Yield (title, pages) of an experiment: cover and design, one part per figure, tables."""
-    part = summary.experiment(name, tables)
-    shown = [figure for figure in part["figures"] if view is None or figure in VIEWS[view].figures]
-    if view is not None and not shown:
-        return
-    whole = view is None
-    before = pdf_pages.tables(name, _sections(part, BEFORE)) if whole else []
-    yield "", [Page(cover(part)), *map(Page, before)]
-    with save.Tables(tables / name) as opened:
-        for figure in shown:
-            loaded = save.load_figure(figure, opened)
-            drawing = _drawn(loaded, figures / name) if figures else None
-            yield loaded.figure.title, [figure_page(loaded, drawing or save.draw(loaded, kinds=("pdf",))["pdf"])]
-    after = pdf_pages.tables(name, _sections(part, AFTER)) if whole else []
-    if after:
-        yield "Tables", [*map(Page, after)]
+def _table_section(title: str, table: Table) -> Write:
+    def write_section(to: PageWriter) -> None:
+        to.heading(title)
+        to.table(table)
+
+    return write_section
 
 
 def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
@@ -193,78 +237,59 @@ def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
     return None
 
 
-def figure_page(loaded: save.LoadedFigure, drawing: bytes) -> Page:
-    """Return the page of a figure: title, drawing over the width of the page, caption."""
-    box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
-    scale = 72 * (WIDTH - 2 * MARGIN) / float(box.width)
-    bottom = HEIGHT - 1.9 - scale * float(box.height) / 72
-    place = f"{loaded.metadata['experiment']}: {loaded.name}"
-    text = page(loaded.figure.title, loaded.figure.caption(), place, bottom / HEIGHT)
-    return Page(text, drawing, scale, bottom)
+def _write_front(to: PageWriter, title: str, parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]) -> None:
+    """Write the questions, their answers with verdicts, and the cautions."""
+    alone, shared = len(parts) == 1, summary.shared_cautions(parts)
+    if not alone:
+        to.heading(title, 16)
+    for part in parts:
+        to.heading(part["question"] or part["name"], 14 if alone else 10)
+        answers, left = paired_comparisons.select_answers(part["answers"], ALONE if alone else BESIDE)
+        for answer in answers:
+            spread = f" ({answer['spread']})" if answer["spread"] else ""
+            to.paragraph(f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.", 9)
+            to.space(3)
+        if left:
+            to.paragraph(f"{left}: see its chapter.", 9)
+        for caution in summary.list_cautions(part):
+            if caution not in shared:
+                to.paragraph(f"Caution: {caution}", 9, "bold")
+        to.space(6)
+    for caution in shared:
+        to.paragraph(f"Caution, all experiments: {caution}", 9, "bold")
+    if claims:
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items())
+        to.paragraph(f"Claims of the source studies: {counts}.", 9)
+        to.space(6)
 
 
-def _sections(part: dict[str, Any], titles: dict[str, str]) -> list[tuple[str, Table]]:
-    return [(title, part[key]) for key, title in titles.items()]
-
-
-def cover(part: dict) -> Figure:
-    """Question, counts, answers, machine, commit, digest."""
-    made = pdf_pages.empty_page()
-    y = 1 - 1.1 / HEIGHT
-    y = _lines(made, y, f"tokenscale: {part['name']}", size=11)
-    y = _lines(made, y, part["question"], size=17, weight="bold") - 0.02
-    v = part["validity"]
-    y = _lines(
-        made, y, f"{part['runs']} runs: " + ", ".join(f"{n} {word}" for word, n in v.items()), size=12, weight="bold"
-    )
-    answers, left = paired_comparisons.select_answers(part["answers"], ANSWERS)
-    facts = [f"{a['text']} ({a['spread']}): {a['verdict']}." for a in answers]
-    facts.append(f"{left}; the table of comparisons has all." if left else "")
-    if part["scale"] == "demo":
-        facts.append("Demo scale: conclusions not transferable.")
-    facts.append(part["caution"] and f"{_sentence(part['caution'])} (world sizes above one).")
-    facts.append(f"Text: {part['text']}." if part["text"] else "")
-    facts.append(f"Data from {part['data_from']} (UTC)." if part["data_from"] else "")
-    facts.append(f"Machine: {'; '.join(part['machines']) or 'not recorded'}.")
+def _write_facts(to: PageWriter, part: dict[str, Any]) -> None:
+    """Write what an experiment's numbers come from."""
     commits = [f"{c['commit']} ({'with uncommitted changes' if c['dirty'] else 'clean'})" for c in part["commits"]]
-    facts.append(f"Commit: {', '.join(commits) or 'not recorded'}.")
-    facts.append(f"Made from tables with digest {part['digest'][:16]}.")
-    facts += [part["note"], *(p["text"] for p in part["proof"]["parts"])]
+    facts = [
+        f"{part['runs']} runs: {', '.join(f'{n} {word}' for word, n in part['validity'].items())}.",
+        f"Text: {part['text']}." if part["text"] else "",
+        f"Data from {part['data_from']} (UTC)." if part["data_from"] else "",
+        f"Machine: {'; '.join(part['machines']) or 'not recorded'}.",
+        f"Commit: {', '.join(commits) or 'not recorded'}.",
+        f"Made from tables with digest {part['digest'][:16]}.",
+        part["note"],
+        *(p["text"] for p in part["proof"]["parts"]),
+    ]
     for fact in filter(None, facts):
-        if y - 0.006 - len(_wrapped(fact, 10)) * _line(10) < LOWEST:
-            _lines(made, y - 0.006, "What else is known stands on the experiment's page of the report.", size=10)
-            break
-        y = _lines(made, y - 0.006, fact, size=10)
-    return made
+        to.paragraph(fact, 8.5)
+    to.space(8)
 
 
-def _sentence(text: str) -> str:
-    """With a capital first letter, and the others as they are."""
-    return text[:1].upper() + text[1:]
+def _write_claims(to: PageWriter, rows: list[dict[str, Any]]) -> None:
+    for document, where in dict.fromkeys((row["document"], row["where"]) for row in rows):
+        to.heading(document, 11)
+        if where:
+            to.paragraph(where)
+        to.table(claims_table(rows, document))
 
 
-def page(title: str, caption: str, place: str, bottom: float) -> Figure:
-    """The words of a figure's page: its title above, its caption below where the drawing ends (a share of the page)."""
-    made = pdf_pages.empty_page()
-    _lines(made, 1 - 0.7 / HEIGHT, place, size=9)
-    _lines(made, 1 - 0.95 / HEIGHT, title, size=14, weight="bold")
-    _lines(made, bottom - 0.2 / HEIGHT, caption, size=10)
-    return made
-
-
-def _wrapped(text: str, size: float, weight: str = "normal") -> list[str]:
-    columns = int((WIDTH - 2 * MARGIN) * 72 / (size * _LETTER[weight]))
-    return textwrap.wrap(text, columns) or [""]
-
-
-def _line(size: float) -> float:
-    """Height of a line, a share of the page."""
-    return 1.5 * size / 72 / HEIGHT
-
-
-def _lines(figure: Figure, y: float, text: str, *, size: float, weight: str = "normal") -> float:
-    """Write wrapped text below `y` and return where it ends; dollar signs are no formulas here."""
-    for line in _wrapped(text, size, weight):
-        y -= _line(size)
-        figure.text(MARGIN / WIDTH, y, line, fontsize=size, fontweight=weight, parse_math=False, in_layout=False)
-    return y
+def _write_methods(to: PageWriter, methods: Sequence[tuple[str, str]]) -> None:
+    for name, method in methods:
+        to.heading(name, 8.5)
+        to.paragraph(method, 8)

@@ -1,6 +1,7 @@
 """Pages of text and tables for the PDF: wrapped by the widths of the letters, and continued on the next page."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 from matplotlib.figure import Figure
@@ -17,6 +18,10 @@ MARGIN = 0.7
 #: points: of letters in a table, between its columns, and the narrowest that a column is squeezed to
 SIZE, GAP, LEAST = 6.5, 7.0, 18.0
 LINE = 1.35
+#: points between the margins, and of letters in titles and captions of figures
+ROOM, TITLE, CAPTION = 72 * (WIDTH - 2 * MARGIN), 10.5, 8.0
+#: a drawing is never narrower than this share of the page's width
+SMALLEST = 0.68
 #: what stands for a letter that the fonts lack
 LACKING = "\ufffd"
 
@@ -26,32 +31,88 @@ def empty_page() -> Figure:
     return Figure(figsize=(WIDTH, HEIGHT), layout="none")  # type: ignore[arg-type]  # its annotation lacks "none"
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A PDF that is placed on a page: its bytes, its scale, and its lower left corner in points."""
+
+    pdf: bytes
+    scale: float
+    x: float
+    y: float
+
+
 class PageWriter:
-    """Pages that are filled from the top; `figures` holds them."""
+    """Pages that are filled from the top. `figures` holds their texts, `drawings` what is placed on each of them."""
 
     def __init__(self, place: str):
-        """`place` stands at the head of each page."""
+        """`place` stands at the head of each page that begins from now on; it may be changed."""
         self.place = place
         self.figures: list[Figure] = []
+        self.drawings: list[list[Drawing]] = []
+        #: page of the last title, from 0
+        self.title_page = 0
         self.y = 0.0
 
     def heading(self, text: str, size: float = 12) -> None:
         """A title, with room for a few lines below it on the same page."""
-        self._need(4 * size * LINE)
+        self._need(size * LINE * (2 + len(wrap(text, ROOM, size, "bold"))))
+        self.title_page = len(self.figures) - 1
         self.y -= 0.5 * size
         self.paragraph(text, size, "bold")
         self.y -= 3
 
-    def paragraph(self, text: str, size: float = 8, weight: str = "normal") -> None:
+    def paragraph(self, text: str, size: float = 8, weight: str = "normal", *, indent: float = 0.0) -> None:
         """Text over the width of the page."""
-        for line in wrap(text, 72 * (WIDTH - 2 * MARGIN), size, weight):
+        for line in wrap(text, ROOM - indent, size, weight):
             self._need(size * LINE)
             self.y -= size * LINE
-            self._write(0, line, size, weight)
+            self._write(indent, line, size, weight)
+
+    def space(self, points: float) -> None:
+        """Leave room, but not at the head of a page."""
+        self.y -= points
+
+    def entry(self, text: str, size: float, weight: str, indent: float) -> Callable[[int], None]:
+        """Write a line of a table of contents; return the function that adds the number of its page, from 1."""
+        line = wrap(text, ROOM - indent - 30, size, weight)[0]
+        self._need(size * LINE)
+        self.y -= size * LINE
+        self._write(indent, line, size, weight)
+        page, y = self.figures[-1], self.y / (72 * HEIGHT)
+
+        def number(n: int) -> None:
+            page.text(1 - MARGIN / WIDTH, y, str(n), fontsize=size, fontweight=weight, ha="right", parse_math=False)
+
+        return number
+
+    def drawing(self, pdf: bytes, size: tuple[float, float], title: str, caption: str) -> None:
+        """Place a drawing of this size (points) below its title and above its caption; all three stay on one page.
+
+        A drawing is as wide as the page, or narrower so that two figures fit a page.
+        """
+        width, height = size
+        heads, lines = wrap(title, ROOM, TITLE, "bold"), wrap(caption, ROOM, CAPTION)
+        texts = LINE * (TITLE * len(heads) + CAPTION * len(lines)) + 26
+        full = ROOM / width
+        half = (72 * (HEIGHT - 2 * MARGIN) - 24) / 2 - texts
+        scale = max(min(full, half / height), SMALLEST * full)
+        left = self.y - 72 * MARGIN - texts
+        if self.figures and left < scale * height and left / height >= SMALLEST * full:
+            scale = left / height
+        self._need(min(texts + scale * height, 72 * (HEIGHT - 2.5 * MARGIN)))
+        self.title_page = len(self.figures) - 1
+        self.y -= 8
+        self.paragraph(title, TITLE, "bold")
+        self.y -= 6 + scale * height
+        x = 72 * MARGIN + (ROOM - scale * width) / 2
+        self.drawings[-1].append(Drawing(pdf, scale, x, self.y))
+        self.y -= 2
+        self.paragraph(caption, CAPTION)
+        self.y -= 10
 
     def table(self, table: Table) -> None:
         """A table with its head on every page that it needs, and its caption below."""
-        widths = columns(table, 72 * (WIDTH - 2 * MARGIN))
+        widths = columns(table, ROOM)
         head = [name for name, _ in table.columns]
         self._row(table, widths, head, "bold", above=3 * SIZE * LINE)
         for cells in table.rows:
@@ -86,8 +147,10 @@ class PageWriter:
         if self.figures and self.y - points >= 72 * MARGIN:
             return False
         self.figures.append(empty_page())
+        self.drawings.append([])
         self.y = 72 * (HEIGHT - 0.7)
-        self._write(0, self.place, 9, "normal")
+        self._write(0, self.place, 8, "normal")
+        self._write(ROOM, str(len(self.figures)), 8, "normal", "right")
         self.y -= 12
         return True
 
@@ -169,13 +232,3 @@ def _drawn(character: str, weight: str) -> bool:
 
 def _font(weight: str) -> FT2Font:
     return get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
-
-
-def tables(place: str, sections: Iterable[tuple[str, Table]]) -> list[Figure]:
-    """Pages with a heading and a table each section; what is empty is left out."""
-    writer = PageWriter(place)
-    for title, table in sections:
-        if table.rows:
-            writer.heading(title)
-            writer.table(table)
-    return writer.figures

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
-from tokenscale.report import figure_metadata, registry
+from tokenscale.report import captions, figure_metadata, registry
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
@@ -137,9 +137,14 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
 
 
 def describe(loaded: LoadedFigure) -> dict:
-    """Return title, caption, alternative text, names of queries and, where the figure has one, its table."""
+    """Return the texts of a figure, the names of its queries and, where the figure has one, its table.
+
+    `caption` is short enough to be read with the figure, and `method` is the rest of it.
+    """
     figure = loaded.figure
-    described: dict[str, Any] = {"title": figure.title, "caption": figure.caption(), "alt": figure.alt()}
+    caption, method = captions.split_caption(figure.caption())
+    described: dict[str, Any] = {"title": figure.title, "finding": figure.finding(), "folded": figure.folded()}
+    described |= {"caption": caption, "method": method, "alt": figure.alt()}
     if (table := figure.table()) is not None:
         described["table"] = asdict(table)
     return described | {"queries": list(figure.queries)}

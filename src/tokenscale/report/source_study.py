@@ -8,9 +8,9 @@ from tokenscale.settings.experiments import STUDIES
 
 #: key of an experiment's `original` → what its page calls it
 HEADINGS = {
-    "measured": "the original measured",
+    "measured": "the study measured",
     "wrong": "what was wrong with it",
-    "ours": "what ours measures, and why the numbers differ",
+    "ours": "what is measured here, and why the numbers differ",
 }
 
 

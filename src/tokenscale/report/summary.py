@@ -1,6 +1,7 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis import campaign
-from tokenscale.base.files import read_json
+from tokenscale.analysis import campaign, comparability
+from tokenscale.analysis.tables import check as check_tables
+from tokenscale.analysis.tables import read_experiment
 from tokenscale.report import (
+    answers,
     campaign_quality,
+    cautions,
     checklist,
     figure_metadata,
     generations,
@@ -19,31 +23,36 @@ from tokenscale.report import (
     save,
     source_study,
 )
-from tokenscale.report.captions import caution, kinds, left_out, spread
+from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
 from tokenscale.settings.registry import FIGURES
 
 #: all that is asked here
-QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations")
+QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations",
+           "padding")  # fmt: skip
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
+    check_tables(folder)  # a description from the cache holds as long as the tables are those of the manifest
     return dict(_experiment(name, folder, figure_metadata.digest(folder)))
 
 
 @lru_cache(maxsize=64)
 def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
     """The same of a folder whose tables have this digest: page, PDF and bundle describe the same experiments."""
-    head = read_json(folder / "experiment.json", "experiment's description", next="python -m tokenscale ingest …")
+    head = read_experiment(folder)
     with save.Tables(folder) as opened:
         rows = opened.rows
         runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
-        compared, refused = paired_comparisons.comparisons(throughput, runs)
+        primary = head.get("primary")
+        compared, refused = paired_comparisons.comparisons(throughput, runs, primary, rows("validation"))
+        planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
         scaling, energy = rows("scaling"), rows("energy")
+        proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
         part = {
             "name": name,
             "question": head.get("question") or "",
@@ -51,7 +60,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "note": head.get("note") or "",
             "original": source_study.words(head.get("original") or {}),
             "repeats": head.get("repeats"),
-            "figures": [f for f in head.get("figures") or FIGURES if f in FIGURES],
+            "figures": figures,
             "runs": len(runs),
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
             "text": _text(runs),
@@ -60,19 +69,22 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "data_from": _dates(runs),
             "digest": digest,
             "caution": caution(scaling),
-            "answers": paired_comparisons.answers(compared),
-            "design": campaign_quality.design(runs, head.get("repeats"), head.get("left_out") or []),
+            "cautions": cautions.find_cautions(
+                runs, throughput, scaling, [c["verdict"] for c in compared if c.get("primary", True)]
+            ),
+            "answers": answers.find_answers(rows, compared, proof, figures, caution(scaling)),
+            "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
             "power": paired_comparisons.power_table(compared),
             "validation": validation_table(rows("validation")),
             "generations": generations.table(rows("generations")),
-            "proof": campaign_quality.proof(order),
+            "proof": proof,
             "inventory": campaign_quality.inventory_table(runs),
             "quarantine": campaign_quality.quarantine_table(opened.connection),
             "versions": _versions(runs),
             "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
-            "campaign": campaign_text(throughput, runs, head.get("repeats")),
+            "campaign": campaign_text(throughput, runs, planned),
             "energy": campaign_quality.energy(energy),
             "facts": campaign_quality.facts(runs, throughput, scaling, energy),
             "benchmarks": opened.connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
@@ -80,16 +92,37 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         return part | {"rules": checklist.scientific_benchmarking(part), "items": checklist.reproducibility(part)}
 
 
-def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) -> str:
-    """Sentences on the order in which runs were started, on drift, and on the noise between runs of equal settings."""
+def list_cautions(part: dict[str, Any]) -> list[str]:
+    """Return what a reader must know before the answers of an experiment, a sentence each."""
+    found = list(part.get("cautions") or [])
+    if part["caution"]:
+        found.append(sentence(f"{part['caution']} (world sizes above one)").strip())
+    if part["scale"] == "demo":
+        found.append("This is demo scale: conclusions are not transferable to larger models or other machines.")
+    return found
+
+
+def shared_cautions(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the cautions that all of several experiments have, which a report states once; none of a single one."""
+    if len(parts) < 2:
+        return []
+    first, *others = map(list_cautions, parts)
+    return [text for text in first if all(text in other for other in others)]
+
+
+def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping[str, int | None]) -> str:
+    """Sentences on the order in which runs were started, on drift, and on the noise between runs of equal settings.
+
+    `planned` is cell → repeats; further repeats are runs of the canary.
+    """
     order = campaign.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
     if not order.pairs:
         return ""
-    text = f"Runs were started {order.verdict}"
-    text += f" ({order.inversions} of {order.pairs} pairs the other way round)" if order.inversions else ""
-    timed = throughput.merge(runs[["run_id", "started_unix_s", "external"]], on="run_id").dropna(
-        subset=["started_unix_s"]
-    )
+    negation = "not " if order.verdict.startswith("not ") else ""
+    text = f"Runs were {negation}started {order.verdict.removeprefix('not ')}"
+    text += f" ({order.inversions} of {order.pairs} pairs reversed)" if order.inversions else ""
+    timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
+    timed = timed.dropna(subset=["started_unix_s"])
     timed = timed.sort_values("started_unix_s")
     drift = campaign.drift(
         timed["started_unix_s"],
@@ -99,7 +132,7 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
     text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
     if drift.verdict != "too few runs":
         text += f" ({number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)})"
-    canary = timed[(timed["repeat"] >= repeats) & ~timed["external"]] if repeats else timed[:0]
+    canary = timed[campaign_quality.of_canary(timed, planned)]
     if len(canary) > 1:
         noise = campaign.noise_floor(canary["useful_tokens_per_s"])
         difference = noise.difference
@@ -113,7 +146,10 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, repeats: Any) ->
 
 
 def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame) -> Table:
-    """A row a series and world size: medians with their spread."""
+    """Return a row for each series and world size: medians with their spread; runs that no comparison of approaches
+    uses are counted beside the others."""
+    refusals = comparability.refusals(runs, "approach")
+    refused = comparability.refused(refusals)
     columns = [
         ("approach", False),
         ("world size", True),
@@ -130,7 +166,8 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
                 [
                     name,
                     str(world),
-                    str(len(group)),
+                    str(len(group))
+                    + (f" ({out} not compared)" if (out := group["run_id"].isin(refused).sum()) else ""),
                     spread(group["useful_tokens_per_s"]),
                     spread(group["total_tokens_per_s"]),
                 ]
@@ -145,7 +182,7 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
     return Table(
         columns,
         rows,
-        " ".join(filter(None, [text, kind, left_out(runs)])),
+        " ".join(filter(None, [text, kind, left_out(runs), comparability.sentences(refusals)])),
     )
 
 

@@ -315,9 +315,11 @@ def _compare_pages(finding: Finding, found: PdfReader, drawn: PdfReader) -> None
         finding.notes.append("saved again by another program, which changed nothing that is seen")
         return
     before, now = ([shown(p) for p in reader.pages] for reader in (found, drawn))
-    titles = {drawn.get_destination_page_number(item): item.title for item in _entries(drawn.outline)}
+    titles: dict[int | None, list[str]] = {}
+    for item in _entries(drawn.outline):
+        titles.setdefault(drawn.get_destination_page_number(item), []).append(str(item.title))
     names = [
-        f"{number + 1} ({titles[number]})" if number in titles else str(number + 1)
+        f"{number + 1} ({'; '.join(titles[number])})" if number in titles else str(number + 1)
         for number, digest in enumerate(before)
         if digest not in now[number : number + 1]
     ]

@@ -80,9 +80,9 @@ class BatchSizeComparison(Figure):
         """Return at which world size and sequence length, and what else changes with the micro-batch."""
         smallest = self.inventory[self.inventory["world_size"] == self.inventory["world_size"].min()]
         text = (
-            "Tokens per second, sum over sum after warm-up, at the smallest world size; a global batch is taken in as "
-            "many micro-batches as it holds, so that the learning rate and the number of steps do not change along "
-            f"the axis; {captions.counted(len(self.rows), smallest)}. Each dot is a run; medians are joined. "
+            "Tokens per second after warm-up, at the smallest world size and a fixed global batch; "
+            f"{captions.counted(len(self.rows), smallest)}. Each dot is a run; medians are joined. Gradient "
+            "accumulation keeps the global batch, so learning rate and number of steps do not change along the axis. "
         )
         if len(self.rows):
             lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
@@ -90,7 +90,7 @@ class BatchSizeComparison(Figure):
                 text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. "
             if self.rows["micro_batch"].nunique() == 1:
                 text += (
-                    f"All runs have one micro-batch, {int(self.rows['micro_batch'].iloc[0])}: no trend is to be seen. "
+                    f"All runs have the micro-batch {int(self.rows['micro_batch'].iloc[0])}, so no trend can be seen. "
                 )
         text += self.refused()
         groups = [g for _, g in self.rows.groupby(["series", "micro_batch"])["useful_tokens_per_s"]]

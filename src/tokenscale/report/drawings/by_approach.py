@@ -4,6 +4,8 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels, text_layout
+from tokenscale.report.drawings.mfu_comparison import no_peak
+from tokenscale.report.drawings.scaling import efficiency_finding
 from tokenscale.report.figure import MeasuresFigure
 from tokenscale.report.style import GREY, number, ordered, style
 
@@ -52,6 +54,11 @@ class TokensPerSecondComparison(ByApproach):
     main = "useful_tokens_per_s"
     read = "Dot plot of tokens per second. Median useful tokens per second: {}."
 
+    def finding(self) -> str:
+        """Return lowest and highest median."""
+        medians = self.rows.groupby("series")[self.main].median().dropna()
+        return f"Useful tokens per second: {captions.extremes(medians)}" if len(medians) else self.title
+
     def prepare(self) -> None:
         """Choose runs on one rank."""
         self.inventory = self.inventory[self.inventory["world_size"] == 1]
@@ -70,8 +77,8 @@ class TokensPerSecondComparison(ByApproach):
     def sentences(self) -> str:
         """Return what is shown, of how many runs."""
         return (
-            f"Tokens per second at world size 1, sum over sum after warm-up; {self.counted()}. Each dot is a run, each "
-            "bar the median of a cell; open markers tokenize while training, filled ones read a store. "
+            f"One process, after warm-up; {self.counted()}. Each dot is a run, each bar the median of a cell. Open "
+            "markers tokenize while training, filled ones read a store. Rates are sums of tokens over sums of seconds. "
         )
 
     def groups(self) -> list[pd.Series]:
@@ -93,6 +100,12 @@ class DataStallShare(ByApproach):
     main = "data_stall_share"
     read = "Dot plot of the share of step time spent waiting for data. Medians: {}."
 
+    def finding(self) -> str:
+        """Return the largest share of all runs."""
+        if self.rows.empty:
+            return self.title
+        return f"Waiting for data takes at most {100 * self.rows['data_stall_share'].max():.2g} % of a training step"
+
     def data(self) -> pd.DataFrame:
         """Return one row per comparable run."""
         return self.rows.copy()
@@ -110,13 +123,13 @@ class DataStallShare(ByApproach):
 
     def sentences(self) -> str:
         """Return what the share bounds."""
-        text = f"Waiting for the batch over step time, slowest rank, after warm-up; {self.counted()}. "
+        text = f"Time waiting for the batch over step time, of the slowest rank, after warm-up; {self.counted()}. "
         if len(self.rows):
             worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
             text += (
                 f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
                 f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
-                f"{number(worst['largest_gain'])} times as fast (Amdahl). "
+                f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
             )
         return text
 
@@ -146,14 +159,18 @@ class TflopsComparison(ByApproach):
     main = "tflops_per_device_s"
     read = "Dot plot of TFLOP/s. Medians of a device, by approach and world size: {}."
 
+    def folded(self) -> str:
+        """Return that no peak is known: without one, these rates repeat tokens per second."""
+        return super().folded() or (no_peak(self.rows) if self.rows["peak_flops"].isna().all() else "")
+
     def sentences(self) -> str:
         """Return what counts as an operation, and whose."""
         return (
-            "Processed tokens per second (sum over sum after warm-up, padding included) times the FLOPs that the model "
-            "takes for a token, forward and backward, counted from its settings: convention palm, 6 N + 12 L d T "
-            "(Chowdhery et al. 2022, appendix B), attention over the full square; "
-            f"{self.counted()}. Each dot is a run, each bar the median of a cell. Padding is computed on like text, so "
-            "that a high value is no useful work by itself. "
+            "Processed tokens per second times the FLOPs of the model per token, forward and backward; "
+            f"{self.counted()}. Each dot is a run, each bar the median of a cell. Padding costs FLOPs like text, so a "
+            "high value is not useful work by itself. Rates are sums over sums after warm-up, padding included. FLOPs "
+            "follow the convention palm: 6 N + 12 L d T (Chowdhery et al. 2022, appendix B), attention over the full "
+            "square. "
         )
 
 
@@ -171,19 +188,27 @@ class TotalTrainingTime(ByApproach):
     )
     main = "training_s"
     unit = (1, " s")
+
+    def finding(self) -> str:
+        """Return shortest and longest median, of the smallest world size."""
+        rows = self.rows[self.rows["world_size"] == self.rows["world_size"].min()]
+        medians = rows.groupby("series")[self.main].median().dropna()
+        return f"Training steps take {captions.extremes(medians, ' s')}" if len(medians) else self.title
+
     read = "Dot plot of the time of a training. Median seconds of steps by world size: {}."
 
     def sentences(self) -> str:
         """Return what is counted, for how many steps."""
         text = (
-            "Left: the sum of all steps, warm-up included, each as long as its slowest rank's, without validation and "
-            "checkpoints. Right: from the first event to the last, with start, validation, checkpoints and whatever "
-            f"lay between attempts; {self.counted()}. Each dot is a run, each bar the median of a cell. "
+            "Left: the sum of all steps, warm-up included, without validation and checkpoints. Right: from the first "
+            "event to the last, with start, validation, checkpoints and the time between attempts; "
+            f"{self.counted()}. Each dot is a run, each bar the median of a cell. A step takes as long as on its "
+            "slowest rank. "
         )
         if len(self.rows):
             low, high = int(self.rows["steps"].min()), int(self.rows["steps"].max())
             text += f"Runs took {low if low == high else f'{low} to {high}'} steps. "
-            text += "Approaches with more padding train on fewer useful tokens in as many steps. "
+            text += "Approaches with more padding train on fewer useful tokens in the same number of steps. "
         return text
 
 
@@ -201,6 +226,11 @@ class EfficiencyComparison(ByApproach):
     )
     main = "efficiency"
     unit = (100, " %")
+
+    def finding(self) -> str:
+        """Return the range of medians at the largest world size."""
+        return efficiency_finding(self.rows, self.crowded()) or self.title
+
     read = "Dot plot of strong-scaling efficiency. Medians by approach and world size: {}."
 
     def prepare(self) -> None:
@@ -236,9 +266,9 @@ class EfficiencyComparison(ByApproach):
         fewest = self.inventory.groupby("series")["world_size"].transform("min")
         expected = self.inventory[self.inventory["world_size"] > fewest]
         text = (
-            "Useful tokens/s T(N) of a run over N / N0 times those of the run of the same repeat at N0, the smallest "
-            f"world size of its approach, at one global batch; {captions.counted(len(self.rows), expected)}. Each dot "
-            "is a run, each bar the median of a cell, the dotted line the ideal. "
+            "Efficiency T(N) / (N / N0 × T(N0)) at a fixed global batch, where T is useful tokens per second and N0 "
+            f"the smallest world size; {captions.counted(len(self.rows), expected)}. Each dot is a run against the run "
+            "of the same repeat at N0, each bar the median of a cell, the dotted line the ideal. "
         )
         base = [
             f"{name} {captions.spread(rates)} (N0 = {size})"

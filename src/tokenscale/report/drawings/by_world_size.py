@@ -48,8 +48,8 @@ class TokensPerSecond(ByWorldSize):
     def sentences(self) -> str:
         """Return what is counted."""
         return (
-            "Useful tokens over seconds, sum over sum after warm-up; right, the same over the world size: flat where "
-            f"scaling is perfect; {self.counted()}. Each dot is a run; medians are joined. "
+            "Useful tokens per second after warm-up: of all ranks (left) and per rank (right, flat under ideal "
+            f"scaling); {self.counted()}. Each dot is a run; medians are joined. Rates are sums over sums. "
         )
 
 
@@ -70,13 +70,13 @@ class TrainingTime(ByWorldSize):
     def sentences(self) -> str:
         """Return what is counted, and how many runs have no epoch."""
         text = (
-            "Left: the sum of all steps, warm-up included, each as long as its slowest rank's. Right: rows of an epoch "
-            "over the run's rows per second after warm-up; an epoch is what the token store of the run holds, and of "
-            f"an approach that tokenizes while training, the store of its twin; {self.counted()}. Each dot is a run; "
-            "medians are joined. "
+            "Left: the sum of all steps, warm-up included. Right: rows of an epoch over the run's rows per second "
+            f"after warm-up; {self.counted()}. Each dot is a run; medians are joined. A step takes as long as on its "
+            "slowest rank. An epoch is the content of the run's token store; for an approach that tokenizes while "
+            "training, of its offline twin's store. "
         )
         if lacking := int(self.rows["epoch_s"].isna().sum()):
-            text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch: no such store was at hand. "
+            text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
         return text
 
 
@@ -95,6 +95,10 @@ class ScalingMfu(ByWorldSize):
     }
     columns = ("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", *shares, *rates)
     main = "tflops_per_device_s"
+
+    def folded(self) -> str:
+        """Return that no peak is known."""
+        return super().folded() or ("" if self.known else no_peak(self.rows))
 
     def prepare(self) -> None:
         """Choose the rows, and shares or rates."""

@@ -23,6 +23,15 @@ class DdpVerificationLoss(Figure):
     queries = QUERIES
     factor = "world_size"
 
+    def finding(self) -> str:
+        """Return the largest difference of all pairs."""
+        if self.rows.empty:
+            return self.title
+        largest = self.rows["largest_difference"].max()
+        if largest == 0:
+            return "Losses of several ranks are bit-identical to those of the fewest"
+        return f"Losses of several ranks differ by at most {f'{largest:.0e}'.replace('e-0', 'e-')} nats from the fewest"
+
     def prepare(self) -> None:
         """Add the largest difference of a pair up to each point."""
         super().prepare()
@@ -85,16 +94,15 @@ class DdpVerificationLoss(Figure):
         more = self.inventory["world_size"] > self.inventory.groupby("series")["world_size"].transform("min")
         expected = self.inventory[more | self.inventory["resumed_from"].notna()]
         text = (
-            "Training loss of a run against the run at the smallest world size of the same series, settings and "
-            "repeat, the largest absolute difference of any step so far (at most 100 points a run); "
-            f"{captions.counted(pairs, expected)}. Expected: no difference but rounding, as both train on the same "
-            "samples at every step and sum in another order; it grows as training carries it on, and a wrong sum of "
-            "gradients shows at once. "
+            "Largest absolute difference of training losses so far, between a run and the run of the same repeat at "
+            f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding only, which training "
+            "amplifies. A wrong sum of gradients would show at the first steps. Both runs have the same settings, "
+            "train on the same samples at every step, and sum in a different order. A run has at most 100 points. "
         )
         if resumed := self.rows.loc[self.rows["resumed_from"].notna(), "run_id"].nunique():
             text += (
-                f"Of these, {resumed} went on from another run's state, in another layout, and are held against the "
-                "run that the state came from, which was never interrupted; their lines begin there. "
+                f"Of these, {resumed} resumed from another run's state in another layout. They are compared with the "
+                "uninterrupted run that the state came from, and their lines begin at that step. "
             )
         if pairs:
             same = self.rows.groupby("run_id")["same_data"].all()

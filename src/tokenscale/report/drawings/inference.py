@@ -81,7 +81,7 @@ def _curve(axes, rows: pd.DataFrame, colour: str, dash: str) -> None:
 class InferenceTokensPerSecond(Figure):
     """Tokens per second of a trained model, with a cache of keys and values and without, by length of the answer."""
 
-    title = "Writing with a cache of keys and values and without: tokens per second"
+    title = "Generation with and without a KV cache: tokens per second"
     queries = ("inference",)
     inference: pd.DataFrame
 
@@ -141,16 +141,16 @@ class InferenceTokensPerSecond(Figure):
     def caption(self) -> str:
         """Return what was written, what the cache gains at the longest text, whose texts differ, what was left out."""
         if self.rows.empty:
-            return "No model has answered prompts in this experiment: no benchmark file was given."
+            return "No inference benchmark was given for this experiment."
         first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
         threads = (
             f" with {captions.listing([str(int(t)) for t in sorted(self.rows['threads'].dropna().unique())])} thread"
         )
         where = f"{first['cpu'] or 'a CPU'}{threads}" if first["device"] == "cpu" else str(first["device"])
         text = (
-            f"Greedy text of final weights on {where}, each cell once in each of {n} interleaved "
-            f"round{'s' * (n != 1)}; no EOS ends a text. Tokens per second count those behind the first new token, of "
-            "all prompts at once; what comes before is in the table. Each point is a round, lines join medians. "
+            f"Greedy generation with the final weights on {where}, each cell once in each of {n} interleaved "
+            f"round{'s' * (n != 1)}. Each point is a round, lines join medians. Tokens per second exclude the first "
+            "new token of each prompt, whose time is in the table. EOS does not end a text. "
         )
         text += _gained(self.rows) + _differing(self.rows)
         left_out = self.inference[self.inference["left_out"].notna()]
@@ -205,7 +205,7 @@ class InferenceTokensPerSecond(Figure):
 class InferenceStepTime(Figure):
     """Time of a new token against its position: it grows without a cache of keys and values, and hardly with one."""
 
-    title = "Time of a new token against its position"
+    title = "Time per new token by position"
     queries = ("inference_steps",)
     inference_steps: pd.DataFrame
 
@@ -253,12 +253,12 @@ class InferenceStepTime(Figure):
     def caption(self) -> str:
         """Return what a point is, and how much longer the last positions take than the first."""
         if self.inference_steps.empty:
-            return "No model has answered prompts in this experiment: no benchmark file was given."
+            return "No inference benchmark was given for this experiment."
         first, n = self.inference_steps.iloc[0], int(self.inference_steps["round"].nunique())
         text = (
-            f"New tokens behind a prompt of {first['prompt_tokens']}, in stretches of positions: seconds of a stretch "
-            f"over its tokens, for all prompts at once; {n} round{'s' * (n != 1)}, each a thin line, their median "
-            "bold. "
+            f"Time per new token against its position, after a prompt of {first['prompt_tokens']} tokens; "
+            f"{n} round{'s' * (n != 1)}, each a thin line, their median bold. Positions are grouped: seconds of a "
+            "group over its tokens, for all prompts at once. "
         )
         called, parts = names(self.inference_steps), []
         for (run, batch, cached), rows in self.inference_steps.groupby(["run_id", "batch", "cached"]):
@@ -267,7 +267,7 @@ class InferenceStepTime(Figure):
                 how = "with" if cached else "without"
                 parts.append(f"{called[run]}, {batch} at once, {how}: {number(middle.iloc[-1] / middle.iloc[0])}")
         if parts:
-            text += f"The last stretch over the first, with the cache and without: {'; '.join(parts)}. "
+            text += f"Time of the last group over the first, with and without the cache: {'; '.join(parts)}. "
         if not self.inference_steps["same_text"].astype(bool).all():
             text += "Some texts differ with the cache: see the figure of tokens per second. "
         return text

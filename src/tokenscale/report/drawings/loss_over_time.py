@@ -24,6 +24,14 @@ class LossOverTime(Figure):
     loss_curves: pd.DataFrame
     validation: pd.DataFrame
 
+    def finding(self) -> str:
+        """Return lowest and highest median of the last validation losses."""
+        final = self.held_out[self.held_out["last"].astype(bool)]
+        medians = final.groupby("series")["loss"].median().dropna()
+        if medians.empty:
+            return self.title
+        return f"Final validation loss: {captions.extremes(medians, ' nats').split(' (')[0]}"
+
     def prepare(self) -> None:
         """Choose the points of runs that count, of those that stopped, and of validation."""
         self.rows, self.refusals = captions.comparable(self.loss_curves, self.inventory, "approach")
@@ -84,8 +92,8 @@ class LossOverTime(Figure):
         smallest = listed.groupby("series")["world_size"].transform("min")
         expected = listed[listed["world_size"] == smallest]
         text = (
-            "Global loss of a step (sum over sum, all ranks) against useful tokens, smallest world size of each "
-            f"approach, at most 100 points a run; {captions.counted(train['run_id'].nunique(), expected)}. "
+            "Training loss (left) and validation loss (right) against useful tokens, at the smallest world size; "
+            f"{captions.counted(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
             text += "Thin lines are repeats, bold ones their median point by point. "
@@ -104,9 +112,11 @@ class LossOverTime(Figure):
             )
         text += self.refused()
         text += (
-            "Training losses of approaches that cut documents into rows differently are not over the same rows at a "
+            "Approaches that cut documents into rows differently train on different rows at a step, so their training "
+            "losses differ by data as well. The training loss is the sum over all ranks over their useful tokens; a "
+            "run has at most 100 points."
         )
-        return text + "step."
+        return text
 
     def alt(self) -> str:
         """Return first and last losses, read aloud."""

@@ -80,10 +80,9 @@ class MemoryByMethod(Figure):
     def caption(self) -> str:
         """Return what is measured, what is predicted, and how far they lie apart."""
         text = (
-            "Solid: parameters, gradients, optimizer state and what backward needs of the forward passes in flight "
-            "(activations), in the first step, on the rank that held the most; the run that held most of its cell, all "
-            "runs as dots. Hatched: what the settings of the run predict for the rank with the most, before it runs; "
-            f"{self.counted()}. Buffers of communication, the allocator's reserve and the program "
+            "Solid: measured parameters, gradients, optimizer state and activations of the fullest rank in the first "
+            f"step. Hatched: the prediction from the run's settings; {self.counted()}. Dots are runs, and the bar is "
+            "the run with the most memory in its cell. Communication buffers, the allocator's reserve and the program "
             "itself are in neither. "
         )
         known = self.rows.dropna(subset=["predicted_per_measured"])["predicted_per_measured"]

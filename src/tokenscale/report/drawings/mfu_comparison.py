@@ -18,9 +18,9 @@ CONVENTIONS = {
 
 
 def no_peak(computing: pd.DataFrame) -> str:
-    """Why there is no utilisation: devices whose peak nobody knows; nothing where there are no runs."""
+    """Why there is no utilisation: devices without a known peak; nothing where there are no runs."""
     devices = sorted(computing["device"].dropna().unique())
-    return f"no peak known of {captions.listing(devices)}: achieved TFLOP/s, no utilisation" if devices else ""
+    return f"no known peak of {captions.listing(devices)}: achieved TFLOP/s, no utilisation" if devices else ""
 
 
 class MfuComparison(Figure):
@@ -30,6 +30,15 @@ class MfuComparison(Figure):
     queries = QUERIES
     factor = "approach"
     computing: pd.DataFrame
+
+    def finding(self) -> str:
+        """Return smallest and largest median under the convention palm."""
+        medians = 100 * self.rows.groupby("series")["mfu_palm"].median().dropna()
+        return f"MFU (palm): {captions.extremes(medians, ' %').split(' (')[0]}" if len(medians) else self.title
+
+    def folded(self) -> str:
+        """Return that no peak is known."""
+        return super().folded() or (no_peak(self.rows) if self.rows["mfu_palm"].isna().all() else "")
 
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like: shares of 1, empty where no peak is known."""

@@ -72,10 +72,11 @@ class MixtureLosses(Figure):
         if len(sizes) > COLUMNS:
             sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
         text = (
-            "Loss after the last step on a fixed held-out slice of each corpus, the same rows for every mixture "
+            "Loss after the last step on a fixed held-out slice of each corpus, the same for every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
-            f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. The share is that of the sequences of "
-            "the whole run; mixtures with stages may reach it in another order. Each dot is a run, bars are medians. "
+            f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. Each dot is a run, bars are "
+            "medians. The share is of the sequences of the whole run; mixtures with stages reach it in their own "
+            "order. "
         )
         groups = [group for _, group in self.rows.groupby(["cell", "source"])["loss"]]
         return text + self.refused() + captions.kinds(groups)

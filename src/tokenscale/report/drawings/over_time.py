@@ -67,14 +67,14 @@ class TokensPerSecondOverTime(OverTime):
     def sentences(self, runs: int) -> str:
         """Return what a point stands for."""
         text = (
-            "Useful tokens of all ranks over seconds, sum over sum of the steps that a point stands for; at most 100 "
-            f"points a run; {captions.counted(runs, self.inventory)}. "
+            f"Useful tokens per second of all ranks; {captions.counted(runs, self.inventory)}. A run has at most 100 "
+            "points. "
         )
         if runs:
             most = int(self.rows["steps"].max())
             text += (
-                f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first "
-                "holds the warm-up. Thin lines are repeats, bold ones their median point by point: no interval. "
+                f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first includes the "
+                "warm-up. Thin lines are repeats, bold ones their median point by point, which is no interval. "
             )
         return text
 
@@ -88,6 +88,10 @@ class MfuOverTime(OverTime):
 
     title = "Model FLOPs utilisation in the course of a training"
     y = "shown"
+
+    def folded(self) -> str:
+        """Return that no peak is known."""
+        return super().folded() or ("" if self.known else no_peak(self.rows))
 
     def prepare(self) -> None:
         """Compute FLOPs from the costs and peaks of the inventory; choose shares or rates."""
@@ -120,11 +124,13 @@ class MfuOverTime(OverTime):
             ]
             text += f" over the peak of the devices: {captions.listing(sources)}"
         text += (
-            "; sum over sum of the steps that a point stands for, at most 100 points a run; "
-            f"{captions.counted(runs, self.inventory)}. "
+            f"; {captions.counted(runs, self.inventory)}. A point is the sum over sum of its steps; a run has at most "
+            "100 points. "
         )
         if runs:
-            text += "The first point holds the warm-up. Thin lines are repeats, bold ones their median: no interval. "
+            text += (
+                "The first point includes the warm-up. Thin lines are repeats, bold ones their median: no interval. "
+            )
         elif len(self.inventory) and self.inventory["flops_per_token"].isna().all():
             text += "FLOPs a token are not known of any run. "
         return text

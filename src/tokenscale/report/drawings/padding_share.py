@@ -5,7 +5,7 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
-from tokenscale.report.style import GREY, SKY, number, style
+from tokenscale.report.style import GREY, SKY, style
 
 QUERIES = ("padding", "inventory")
 _PARTS = {
@@ -17,10 +17,17 @@ _PARTS = {
 class PaddingShare(Figure):
     """What processed positions do not train on: padding, and labels that begin a document."""
 
-    title = "Processed positions that train nothing"
+    title = "Processed tokens that are not useful"
     queries = QUERIES
     factor = "approach"
     padding: pd.DataFrame
+
+    def finding(self) -> str:
+        """Return smallest and largest median share."""
+        medians = 100 * self.rows.groupby("series")["not_useful_share"].median().dropna()
+        if medians.empty:
+            return self.title
+        return f"Processed tokens that are not useful: {captions.extremes(medians, ' %').split(' (')[0]}"
 
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like."""
@@ -49,15 +56,12 @@ class PaddingShare(Figure):
     def caption(self) -> str:
         """Return what is measured, and what the bars are."""
         text = (
-            "Dots: 1 − useful over processed tokens of a run's steps after warm-up, medians as lines; "
-            f"{self.counted()}. Bars: what the manifest of the run's store counts in a whole epoch, padding and apart "
-            "from it labels that are ignored because they begin a document or a piece of one; approaches that "
-            "tokenize while training read no store, and have none. A few steps see a part of an epoch, so that dots "
-            "and bars need not agree. "
+            "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; "
+            f"{self.counted()}. Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that "
+            "tokenize while training read no store and have no bar. Padding and first labels are counted apart: a "
+            "label is ignored where it begins a document or a piece of one. A few steps read part of an epoch, so dots "
+            "and bars may differ. "
         )
-        worst = self.rows.sort_values("not_useful_share").tail(1)
-        for r in worst.itertuples():
-            text += f"The largest share is {number(100 * r.not_useful_share)} % ({r.series}). "
         text += self.refused()
         return text + captions.kinds(captions.by_cell(self.rows, "not_useful_share"))
 

@@ -156,7 +156,7 @@ class ParallelMethods(Figure):
     def caption(self) -> str:
         """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
         text = (
-            "The same run under each method, equal in global batch, learning rate and steps; "
+            "The same training under each parallel method: global batch, learning rate and steps are equal; "
             f"{self.counted()}. Each dot is a run, each bar the median of a cell. "
         )
         if warning := _warning(cells(self.rows)):

@@ -112,11 +112,11 @@ class PipelineBubble(Figure):
     def caption(self) -> str:
         """Return what lines and points are, the closed forms, and whether the losses agree."""
         text = (
-            "Lines: the share of their time that ranks wait by the schedule alone, where stages cost alike, a "
-            "backward pass takes twice a forward pass, and transfers nothing. With p ranks, m micro-batches and v "
-            "stages a rank it is (p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p − "
-            "1) for interleaved, and (p − 1) / p for naive, which is model parallelism. Points: each run, waiting "
-            f"over waiting and passes, summed over ranks and steps; {self.counted()}. "
+            "Lines: predicted share of time that ranks wait under each schedule. Points: measured, one per run; "
+            f"{self.counted()}. The prediction assumes equal stages, a backward pass of twice a forward pass, and free "
+            "transfers. With p ranks, m micro-batches and v stages a rank it is (p − 1) / (m + p − 1) for gpipe and "
+            "1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, and (p − 1) / p for naive, which is "
+            "model parallelism. Measured is waiting over waiting plus passes, summed over ranks and steps. "
         )
         if _oversubscribed(self.rows):
             text = f"{captions.OVERSUBSCRIBED[0].upper()}{captions.OVERSUBSCRIBED[1:]}. " + text

@@ -95,18 +95,18 @@ class PipelineVsModelParallel(Figure):
     def caption(self) -> str:
         """Return what naive is, what the dotted lines are, and how the runs compare."""
         text = captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "") + (
-            "Schedule naive is model parallelism: one stage works, the others wait. Right: useful tokens/s over those "
-            "of the naive run of the same repeat with as many micro-batches; the dotted line is what the schedule "
-            "allows where stages cost alike, a backward pass takes twice a forward pass, and transfers nothing: (1 − "
-            f"its bubble) / (1 − naive's). {self.counted()}. Each marker is a run; medians are joined. "
+            "Schedule naive is model parallelism: one stage works, the others wait. Right: speed-up over the naive run "
+            f"of the same repeat and number of micro-batches; {self.counted()}. Each marker is a run; medians are "
+            "joined. The dotted line is the limit of the schedule, (1 − its bubble) / (1 − naive's), with equal "
+            "stages, a backward pass of twice a forward pass, and free transfers. "
         )
         others = self.rows[(self.rows["schedule"] != "naive") & self.rows["speed_up"].notna()]
         if len(others):
             middle = others.groupby(["schedule", "micro_batches"])["speed_up"].median()
             (low, at_low), (high, at_high) = middle.idxmin(), middle.idxmax()
             text += (
-                f"Medians lie from {number(middle.min())} × ({low}, {at_low} micro-batches) to {number(middle.max())} "
-                f"× ({high}, {at_high}). "
+                f"Medians lie from {number(middle.min())}× ({low}, {at_low} micro-batches) to {number(middle.max())}× "
+                f"({high}, {at_high}). "
             )
         text += self.refused()
         keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]

@@ -10,6 +10,20 @@ from tokenscale.report.style import number, ordered
 QUERIES = ("scaling", "scaling_weak", "inventory")
 
 
+def efficiency_finding(rows: pd.DataFrame, warning: str = "") -> str:
+    """The range of median efficiencies at the largest world size, as a sentence; nothing without any.
+
+    With a `warning` that the runs are no scaling measurement, the sentence says so.
+    """
+    above = rows[(rows["world_size"] > rows["base_world_size"]) & rows["efficiency"].notna()]
+    if above.empty:
+        return ""
+    world = int(above["world_size"].max())
+    medians = 100 * above[above["world_size"] == world].groupby("series")["efficiency"].median()
+    text = f"Efficiency at world size {world}: {captions.extremes(medians, ' %').split(' (')[0]}"
+    return f"{text}; no scaling measurement" if warning else text
+
+
 class Scaling(Figure):
     """Base class. Left: useful tokens/s, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
 
@@ -22,6 +36,14 @@ class Scaling(Figure):
     def draw(self) -> matplotlib.figure.Figure:
         """Draw both panels."""
         return panels.scaling(self.rows, self.inventory, self.refusals, self.warning())
+
+    def folded(self) -> str:
+        """Return that ranks share cores: the figure cannot answer how training scales."""
+        return super().folded() or captions.sentence(self.warning()).strip(". ")
+
+    def finding(self) -> str:
+        """Return the range of median efficiencies at the largest world size."""
+        return efficiency_finding(self.rows, self.warning()) or self.title
 
     def warning(self) -> str:
         """Return why this is no scaling measurement, or nothing."""
@@ -99,9 +121,9 @@ class ScalingWeak(Scaling):
         """Return the reference with its absolute value, and the rows of a rank."""
         rows = sorted(self.rows["rows_per_rank"].unique())
         text = self.crowded() + (
-            "Weak scaling: every rank has as many rows at every world size"
+            "Weak scaling: the batch per rank is the same at every world size"
             + (f" ({captions.listing([number(n) for n in rows])})" if rows else "")
-            + ", so that the global batch grows, useful tokens per second over all ranks; "
+            + ", so the global batch grows. Useful tokens per second of all ranks; "
             f"{self.counted()}. Efficiency is of each run against the run of the same repeat at N0, "
             "the smallest world size measured. "
         )

@@ -88,10 +88,10 @@ class SplitLossCurves(Figure):
         """Return what is equal in which column, and what a point is."""
         runs = self.rows["run_id"].nunique()
         text = captions.sentence(captions.crowded(self.inventory) if runs else "") + (
-            "Training loss (sum over sum, all ranks) by step, by useful tokens and by seconds of training; at most "
-            f"100 points a run; {captions.counted(runs, self.inventory)}. At one global batch, world sizes take the "
-            "same step on the same data, so that they must coincide by step and by tokens, and may differ in time "
-            "alone; with a batch that grows, fewer steps see more tokens, and “better by step” is no better. "
+            f"Training loss by step, by useful tokens and by time; {captions.counted(runs, self.inventory)}. At a "
+            "fixed global batch, world sizes train on the same data at each step: their curves must coincide by step "
+            "and by tokens, and may differ in time only. If the global batch grows with the world size, each step sees "
+            "more tokens, so a lower loss by step is not an advantage. A run has at most 100 points. "
         )
         if runs > self.rows.groupby(["series", "world_size"]).ngroups:
             text += "Thin lines are repeats, bold ones their median point by point: no interval. "

@@ -43,6 +43,15 @@ class StepTimeBreakdown(Figure):
     queries = QUERIES
     factor = "approach"
 
+    def finding(self) -> str:
+        """Return the largest part of a step, as its median share over runs."""
+        shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
+        if shares.empty:
+            return self.title
+        return (
+            f"The largest part of a step is {PARTS[shares.idxmax()][0]}: {number(100 * shares.max(), 2)} % of its time"
+        )
+
     def data(self) -> pd.DataFrame:
         """Return one row per run that counts: seconds a step and rank."""
         return self.rows.drop(columns="approach").reset_index(drop=True)
@@ -85,10 +94,10 @@ class StepTimeBreakdown(Figure):
     def caption(self) -> str:
         """Return of which run the parts are, and what the rest is."""
         text = self.crowded() + (
-            "Seconds of each part over all ranks and steps after warm-up, over their number, of the run with the "
-            "median step (the lower of two in the middle); dots are the whole step of every run, so that a bar may "
-            f"end beside them; {self.counted()}. Exposed communication is waiting for gradients after backward; what "
-            "backward hides is in backward. The rest is what no part names. "
+            f"Bars: mean time of each part of a step in the run with the median step; {self.counted()}. Dots: the "
+            "whole step of every run. Means are over all ranks and steps after warm-up; of two middle runs, the one "
+            "with the shorter step is drawn. Exposed communication is the wait for gradients after backward; "
+            "communication during backward counts as backward. The rest is time that belongs to no named part. "
         )
         if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
             several = "s" * (len(over) > 1)

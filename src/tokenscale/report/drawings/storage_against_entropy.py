@@ -19,9 +19,15 @@ _BOUNDS = {
 class StorageAgainstEntropy(Figure):
     """Bytes that a token takes in each store, beside the entropy of its id."""
 
-    title = "Tokens at rest: bytes a token, beside the entropy of the ids"
+    title = "Stored tokens: bytes a token, and the entropy of their ids"
     queries = QUERIES
     storage: pd.DataFrame
+
+    def finding(self) -> str:
+        """Return the stores with the fewest and the most bytes a token."""
+        rows = self.data()
+        sizes = rows.groupby("store")["bytes_per_id"].median().dropna()
+        return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) else self.title
 
     def data(self) -> pd.DataFrame:
         """Return one row per store."""
@@ -52,20 +58,18 @@ class StorageAgainstEntropy(Figure):
         """Return what is counted, and which stores lie below the entropy."""
         rows = self.data()
         text = (
-            "Bytes of the files of a store over the ids that it holds: padding costs, and a token that a store cut "
-            "away saves nothing. Marks: the order-0 entropy of the ids (how often each occurs), below which no code "
-            "of single ids gets; the whole bits that number the vocabulary; and, where no document is cut, the UTF-8 "
-            "text that an id stands for. A store below the entropy uses which ids stand beside each other. "
+            "Bars: bytes of a store's files over the token ids it contains, without padding. Marks: the order-0 "
+            "entropy of the ids, the whole bits that number the vocabulary, and the UTF-8 bytes of the text per id. "
+            "Stores are built once: these are counts, without a spread. No code of single ids is shorter than their "
+            "order-0 entropy. A store below it exploits which ids follow each other. Text bytes are given where no "
+            "document is cut. "
         )
         if rows.empty:
-            return f"{text}No store of a training split is at hand."
+            return f"{text}There is no store of a training split."
         sizes = [
             f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in rows.itertuples() if r.entropy_bytes > 0
         ]
-        return (
-            f"{text}Bytes over entropy: {captions.listing(sizes)}. A store is built once: these are counts, without a "
-            "spread."
-        )
+        return f"{text}Bytes over entropy: {captions.listing(sizes)}."
 
     def alt(self) -> str:
         """Return bytes a token, read aloud."""

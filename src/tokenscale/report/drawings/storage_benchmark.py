@@ -97,7 +97,7 @@ def _break_even(points: pd.DataFrame) -> str:
 class StorageBenchmark(Figure):
     """Every way to store the same tokens: bytes a token against the speeds of reading and of writing."""
 
-    title = "Tokens at rest: bytes a token against the speeds of reading and writing"
+    title = "Stored tokens: bytes a token against reading and writing speed"
     queries = QUERIES
     storage_benchmark: pd.DataFrame
 
@@ -155,15 +155,15 @@ class StorageBenchmark(Figure):
         """Return what was stored, the extremes, the effect of cold files and of single rows, and break-even."""
         points = self.points
         if points.empty:
-            return "Ways to store tokens were not measured in this experiment: no benchmark file was given."
+            return "No storage benchmark was given for this experiment."
         measured = self.storage_benchmark[self.storage_benchmark["round"].notna()]
         first, n = measured.iloc[0], int(measured["round"].nunique())
         text = (
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
-            f"{first['sequence_length']} positions; {len(points)} ways to store them, each written and read once in "
-            f"each of {n} interleaved round{'s' * (n != 1)}, on one core. A point is the median. Reading is opening "
-            "and one pass in random order through the store's own reader, whose cache holds it; the archive has no "
-            "rows and is only on the right. Padding counts as bytes, not as tokens. "
+            f"{first['sequence_length']} positions, in {len(points)} stores. Each point is the median of {n} "
+            f"interleaved round{'s' * (n != 1)} on one core. Reading is opening plus one pass in random order through "
+            "the store's own reader, with a cache that fits the store. The archive has no rows and is only on the "
+            "right. Padding counts as bytes, not as tokens. "
         )
         small, fast = (
             points.loc[points["bytes_per_useful_token"].idxmin()],

@@ -41,6 +41,13 @@ class TimeToTargetLoss(Figure):
     queries = QUERIES
     factor = "approach"
 
+    def finding(self) -> str:
+        """Return how many runs reached the target."""
+        if self.rows.empty:
+            return self.title
+        reached, target = int(self.rows["reached"].sum()), number(self.rows["target"].iloc[0], 4)
+        return f"{reached} of {len(self.rows)} runs reach a validation loss of {target} nats"
+
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like; +inf where the target was not reached."""
         columns = ["series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before"]
@@ -66,7 +73,7 @@ class TimeToTargetLoss(Figure):
                 for y, cell in enumerate(listed):
                     here = panels.at(self.rows, cell)
                     if here.empty:
-                        panels.write_note(axes, y, "no validation" if self.refusals == "" else "not like for like")
+                        panels.write_note(axes, y, "no validation" if self.refusals == "" else "not comparable")
                         continue
                     _cell(axes, y, here, column, edge)
                 panels.name_rows(axes, panels.names(listed))
@@ -84,20 +91,19 @@ class TimeToTargetLoss(Figure):
     def caption(self) -> str:
         """Return the target, how exact the time is, and how many runs reached it."""
         if self.rows.empty:
-            return f"No run that may be compared was validated; {self.counted()}. {self.refusals}".strip()
+            return f"No comparable run was validated; {self.counted()}. {self.refusals}".strip()
         reached = self.rows[self.rows["reached"].astype(bool)]
         stated = self.rows["target_stated"].astype(bool).all()
         chosen = "stated before the runs" if stated else "the highest that any run ended with"
         text = captions.sentence(captions.crowded(self.inventory)) + (
             f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a useful token, {chosen}. "
             f"{len(reached)} of {len(self.rows)} runs reached it; {self.counted()}. Each dot is the first validation "
-            "at or below it; the loss fell below it between the validation before, where the thin line begins, and "
-            "that one. Arrows at the right edge are runs that did not get there: their time is longer than they ran, "
-            "and a median counts them as longest. "
+            "at or below the target. Thin lines begin at the validation before: the loss passed the target in between. "
+            "Arrows at the right edge are runs that did not reach it; a median counts their time as longest. "
         )
         short = reached[~reached["whole_window"].astype(bool)]
         if len(short):
-            text += f"Of {len(short)} of them no whole window was seen after it. "
+            text += f"{len(short)} of them ended before a whole window after it was seen. "
         text += self.refused()
         return text + captions.kinds([g for g in captions.by_cell(self.rows, "seconds") if np.isfinite(g).all()])
 

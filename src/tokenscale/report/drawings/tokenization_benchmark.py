@@ -7,7 +7,8 @@ import pandas as pd
 
 from tokenscale.report import captions, text_layout
 from tokenscale.report.figure import Figure
-from tokenscale.report.style import GREY, dots, figure, jitter, no_data, number, ordered, plain, style
+from tokenscale.report.style import APPROACHES, GREY, dots, figure, jitter, no_data, number, ordered, plain, style
+from tokenscale.report.table import Table
 
 QUERIES = ("benchmark",)
 _TIMES = (
@@ -15,7 +16,28 @@ _TIMES = (
     ("ms_per_batch", "ms / batch\n(log scale)"),
     ("open_s", "s to open\n(log scale)"),
 )
+#: at most so many arms are drawn
+DRAWN = 8
 _TWINS = (("padded", "pretokenized-padded"), ("padding-free", "token-list"))
+
+
+def drawn_arms(arms: pd.DataFrame) -> list[str]:
+    """Return the arms that are drawn, at most `DRAWN`: of more, each approach as it trains and its fastest engine.
+
+    `arms` are rows of `benchmark.sql`. Readers without an approach of their own fill what room is left.
+    """
+    names = list(dict.fromkeys(arms["arm"]))
+    if len(names) <= DRAWN:
+        return names
+    approaches = [name for name in names if name in APPROACHES]
+    warm = arms[arms["engine"].notna() & (arms["cache"] != "cold") & arms["workers"].isna()]
+    fastest = []
+    for approach in approaches:
+        variants = warm[warm["arm"].str.startswith(f"{approach}, ")].groupby("arm")["us_per_useful_token"].median()
+        fastest += [variants.idxmin()] if len(variants.dropna()) else []
+    chosen = [*approaches, *fastest][:DRAWN]
+    plain = [name for name in names if ", " not in name and name not in chosen]
+    return [*chosen, *plain[: DRAWN - len(chosen)]]
 
 
 def _measured(benchmark: pd.DataFrame) -> pd.DataFrame:
@@ -52,7 +74,7 @@ def _break_even(benchmark: pd.DataFrame) -> str:
                 found.append(f"{offline} needs less time than {online} from {when} on")
     if not found:
         return ""
-    return f"Opening and batches together, {captions.listing(found)}; making the store is not counted. "
+    return f"Opening and batches together, {captions.listing(found)}; building the store is not counted. "
 
 
 class TokenizationBenchmark(Figure):
@@ -65,6 +87,30 @@ class TokenizationBenchmark(Figure):
     def prepare(self) -> None:
         """Leave out rows without a measurement."""
         self.rows = _measured(self.benchmark)
+        self.arms = self.rows[~self.rows["is_limit"].astype(bool)]
+
+    def finding(self) -> str:
+        """Return the fastest and the slowest of the drawn arms."""
+        drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
+        medians = drawn.groupby("arm")["us_per_useful_token"].median().dropna()
+        return f"Reading alone, per useful token: {captions.extremes(medians, ' µs')}" if len(medians) else self.title
+
+    def table(self) -> Table | None:
+        """Return the medians of all arms."""
+        columns = [
+            ("arm", False),
+            ("rounds", True),
+            ("µs / useful token", True),
+            ("ms / batch", True),
+            ("s to open", True),
+        ]
+        measures = [column for column, _ in _TIMES]
+        rows = []
+        for name in ordered(self.rows["arm"]):
+            here = self.rows[self.rows["arm"] == name]
+            medians = here[measures].astype(float).median()
+            rows.append([name, str(here["round"].nunique()), *(number(medians[column]) for column in measures)])
+        return Table(columns, rows, "Medians over rounds.") if rows else None
 
     def data(self) -> pd.DataFrame:
         """Return one row per arm and round."""
@@ -72,16 +118,15 @@ class TokenizationBenchmark(Figure):
         return self.rows[[*columns, "open_s", "not_useful_share"]].copy()
 
     def draw(self) -> matplotlib.figure.Figure:
-        """Draw three panels, logarithmic, one row per arm: every round as a dot, the limit of copying as a line."""
-        arms = self.rows[~self.rows["is_limit"].astype(bool)]
-        names = ordered(arms["arm"])[::-1]
+        """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, the limit of copying as a "
+        "line."""
+        names = ordered(drawn_arms(self.arms))[::-1]
+        bounds = self.rows["is_limit"].astype(bool)
         with style():
-            made, panels = figure(
-                len(_TIMES), height=1.6 + (0.46 if len(names) < 16 else 0.26) * max(3, len(names)), sharey=True
-            )
+            made, panels = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
             for axes, (column, label) in zip(panels, _TIMES, strict=True):
                 axes.set_xlabel(label)
-                shown = self.rows[self.rows[column] > 0]
+                shown = self.rows[(self.rows[column] > 0) & (bounds | self.rows["arm"].isin(names))]
                 shown = shown[~shown["is_limit"].astype(bool)] if column == "open_s" else shown  # which opens nothing
                 if shown.empty:
                     no_data(axes, "no data: 0 of 0 rounds")
@@ -119,23 +164,17 @@ class TokenizationBenchmark(Figure):
         first = benchmark.iloc[0]
         rounds = benchmark.groupby("arm")["round"].nunique()
         n = int(rounds.max())
+        shown, every = len(drawn_arms(self.arms)), self.arms["arm"].nunique()
         text = (
-            f"Batches of {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} "
-            f"or more a round, {n} interleaved round{'s' * (n != 1)} an arm, {_cache(benchmark)}, no training; "
-            f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(benchmark)}. Each dot is a round, "
-            "each bar the median. Batches alone are left and in the middle; opening, once a run, is on the right: "
-            "there online arms load the tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store "
-            "that fits the cache in memory; their batches are then copies of decoded rows. "
+            "Reading without training: each dot is a round, each bar the median of an arm, the dotted line a copy of "
+            f"ready batches in memory. {shown} of {every} arms are drawn; the table has all. "
+            f"Batches have {first['rows']} × {first['sequence_length']} tokens, {int(benchmark['batches'].min())} "
+            f"or more a round, with {n} interleaved round{'s' * (n != 1)} an arm ({_cache(benchmark)}); "
+            f"corpus {first['corpus']}, tokenizer {first['tokenizer']}{_engine(benchmark)}. Opening is timed once a "
+            "run: online arms load the tokenizer, and Parquet arms (pretokenized-padded, token-list) decode a store "
+            "that fits the cache in memory, so that their batches are copies of decoded rows. "
         )
         text += _break_even(benchmark)
-        medians = benchmark[~benchmark["is_limit"].astype(bool)].groupby("arm")["us_per_useful_token"].median().dropna()
-        if len(medians) > 1 and medians.min() > 0:
-            text += (
-                f"{medians.idxmin()} is fastest at {number(medians.min())} µs a useful token, {medians.idxmax()} "
-                f"slowest at {number(medians.max())}: {number(medians.max() / medians.min())} times as long. "
-            )
-        if benchmark["is_limit"].any():
-            text += "The dotted line is a copy of ready batches in memory. "
         if len(left_out):
             text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
         return text + captions.kinds(

@@ -54,16 +54,16 @@ class Translation(Figure):
         """Return what is counted, what the two kinds of spread are, and how BLEU was computed."""
         kept = self.rows
         text = self.crowded() + (
-            "Rows of an epoch over rows per second after warm-up; target tokens (labels that are trained on) over step "
-            "time, making the batch included; BLEU of greedy translations of held-out sentences; "
-            f"{self.counted()}. Each dot is a run, bars are medians. "
+            "Time of an epoch, target tokens per second, and BLEU of greedy translations of held-out sentences; "
+            f"{self.counted()}. Each dot is a run, bars are medians. An epoch's time is its rows over rows per second "
+            "after warm-up. Target tokens are labels that are trained on; their time includes building the batch. "
         )
         if len(kept):
             sentences = sorted({int(n) for n in kept["bleu_sentences"]})
             text += (
                 "The thin line at a BLEU is the 95 % interval of a bootstrap over its "
-                f"{captions.listing([str(n) for n in sentences])} sentences: what other sentences would do. The "
-                "distance between dots is what other seeds do. "
+                f"{captions.listing([str(n) for n in sentences])} sentences: the spread due to sentences. The distance "
+                "between dots is the spread due to seeds. "
                 f"{captions.listing(sorted(set(kept['bleu_signature'])))}. "
             )
         text += self.refused()

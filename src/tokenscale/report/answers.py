@@ -1,0 +1,190 @@
+"""Answers to an experiment's question: one sentence each, with its number, its spread and its verdict.
+
+Counts come before timings: they are exact and need one run. An answer is given only where the runs have its part, so an
+experiment without approaches says nothing of padding, and one with a single world size nothing of scaling.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tokenscale.analysis.statistics import summary
+from tokenscale.report import captions, paired_comparisons
+from tokenscale.report.style import number, ordered
+
+#: verdicts of answers that no test decides
+COUNTED, MEASURED, PROVEN, NOT_PROVEN = "counted", "measured", "proven", "not proven"
+WITHIN, BEYOND = "within the spread of repeats", "beyond the spread of repeats"
+ONE_RUN, OPEN = "one run each", "not resolved"
+WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
+#: part of a question → figures that show it, the first that an experiment draws is linked
+FIGURES = {
+    "padding": ("padding_share", "tokens_per_second_comparison"),
+    "throughput": ("tokens_per_second_comparison", "batch_size_comparison", "total_training_time"),
+    "loss": ("loss_over_time", "split_loss_curves", "time_to_target_loss"),
+    "scaling": ("scaling_throughput", "scaling_weak", "efficiency_comparison"),
+    "data": ("ddp_verification_loss",),
+}
+#: at most so many approaches or series are named in a sentence
+NAMED = 6
+
+Answer = dict[str, str]
+#: how the runs of a proven pair agree, by kind of pair (see `order.sql`)
+_AGREE = {
+    "world sizes": "{worlds} ranks train on the same data as {base}",
+    "resumed and uninterrupted": "Resumed runs train on the same data as uninterrupted ones",
+    "online and offline": "Offline stores yield the same batches as online tokenization",
+}
+
+
+def find_answers(
+    rows: Callable[[str], pd.DataFrame],
+    compared: Sequence[dict[str, Any]],
+    proof: Mapping[str, Any],
+    figures: Sequence[str],
+    caution: str = "",
+) -> list[Answer]:
+    """Return all answers of an experiment: `part` (a key of `FIGURES`), `text`, `spread`, `verdict`, `figure`.
+
+    `rows` gives the rows of a query, `compared` is the result of `paired_comparisons.comparisons`, `proof` that of
+    `campaign_quality.proof`. `figure` is empty where none of `figures` shows the part. With a `caution` (ranks share
+    cores), scaling is not answered.
+    """
+    inventory = rows("inventory")
+    found = answer_padding(*captions.comparable(rows("padding"), inventory, "approach"))
+    primary = [comparison for comparison in compared if comparison["primary"]]
+    for comparison, answer in zip(primary, paired_comparisons.answers(primary), strict=True):
+        part = "loss" if comparison["quantity"] == "validation_loss" else "throughput"
+        found.append({"part": part, **answer})
+    found += answer_loss(*captions.comparable(rows("validation"), inventory, "approach"))
+    found += answer_scaling(rows("scaling")) if not caution else []
+    found += answer_data(rows("order"), proof)
+    shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
+    return [answer | {"figure": shown[answer["part"]]} for answer in found]
+
+
+def answer_padding(padding: pd.DataFrame, refused: str = "") -> list[Answer]:
+    """Return which share of processed tokens is not useful, by approach; from rows of `padding.sql`.
+
+    Such a token is padding, or its label is ignored because it begins a document.
+    """
+    rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
+    shares = {name: rows.loc[rows["approach"] == name, "not_useful_share"] for name in ordered(rows["approach"])}
+    if len(shares) < 2:
+        return []
+    texts: dict[str, list[str]] = {}
+    for name in sorted(shares, key=lambda name: -shares[name].median()):
+        texts.setdefault(f"{number(100 * shares[name].median())} %", []).append(name)
+    listed = [f"{share} with {captions.listing(names)}" for share, names in texts.items()]
+    if len(listed) > NAMED:
+        listed = [listed[0], listed[-1]]
+    apart = max(100 * (values.max() - values.min()) for values in shares.values())
+    text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"
+    return [
+        {
+            "part": "padding",
+            "text": text,
+            "spread": f"exact counts of {len(rows)} runs"
+            + (f"; repeats differ by up to {number(apart, 2)} points" if apart else ""),
+            "verdict": COUNTED,
+        }
+    ]
+
+
+def answer_loss(validation: pd.DataFrame, refused: str = "") -> list[Answer]:
+    """Return how far validation losses lie apart at equal useful tokens; from rows of `validation.sql`.
+
+    Losses are compared at the fewest useful tokens that a run trained on, interpolated linearly between the
+    validations before and after. A falling, convex loss lies between that value and the later validation, so the
+    distance of the two bounds the error. With more error than difference, the answer is open.
+    """
+    rows = _fewest_ranks(validation)
+    tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
+    losses: dict[str, list[float]] = {}
+    steps: dict[str, list[float]] = {}
+    error = 0.0
+    for (name, _), run in rows.sort_values("step").groupby(["series", "run_id"]):
+        seen, loss = run["useful_tokens_seen"].to_numpy(float), run["loss"].to_numpy(float)
+        losses.setdefault(str(name), []).append(float(np.interp(tokens, seen, loss)))
+        steps.setdefault(str(name), []).append(float(np.interp(tokens, seen, run["step"])))
+        error = max(error, losses[str(name)][-1] - float(loss[np.searchsorted(seen, tokens)]))
+    if len(losses) < 2:
+        return []
+    medians = {name: float(np.median(losses[name])) for name in ordered(list(losses))}
+    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    apart = medians[high] - medians[low]
+    text = f"After {number(tokens, 3)} useful tokens, validation losses are "
+    if apart:
+        ends = (f"{number(medians[n], 4)} with {n} (step {round(np.median(steps[n]))})" for n in (low, high))
+        text += f"{_nats(apart)} nats apart: {', '.join(ends)}"
+    else:
+        text += f"equal: {number(medians[low], 4)} nats"
+    noise = max(max(values) - min(values) for values in losses.values())
+    spread = f"repeats differ by up to {_nats(noise)} nats" if max(map(len, losses.values())) > 1 else "one run each"
+    spread += f", interpolation by up to {_nats(error)}" if error >= 1e-4 else ""
+    if max(map(len, losses.values())) == 1:
+        verdict = ONE_RUN
+    elif apart > noise + error:
+        verdict = BEYOND
+    else:
+        verdict = WITHIN if error <= noise else OPEN
+    return [{"part": "loss", "text": text, "spread": spread, "verdict": verdict}]
+
+
+def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
+    """Return the efficiency at the largest world size, over all series; from rows of `scaling.sql`."""
+    rows = scaling[(scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()]
+    if rows.empty:
+        return []
+    world = int(rows["world_size"].max())
+    rows = rows[rows["world_size"] == world]
+    base = _numbers(sorted(rows["base_world_size"].unique()))
+    medians = 100 * rows.groupby("series")["efficiency"].median()
+    values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
+    text = f"{world} ranks reach {captions.extremes(medians, ' %').split(' (')[0]} of ideal scaling from {base}"
+    if values is None:
+        spread = f"medians of {len(medians)} series, {len(rows)} runs"
+    else:
+        spread = values.kind if values.n == 1 else f"{number(values.low)}–{number(values.high)} %, {values.kind}"
+    return [{"part": "scaling", "text": text, "spread": spread, "verdict": MEASURED}]
+
+
+def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
+    """Return for each kind of pair of `order.sql` whether both runs train on the same data, by the `proof`."""
+    found = []
+    for part in proof["parts"]:
+        pairs = order[order["kind"] == part["kind"]]
+        if pairs.empty:
+            continue
+        if part["state"] != "proven":
+            found.append({"part": "data", "text": part["text"].rstrip("."), "spread": "", "verdict": NOT_PROVEN})
+            continue
+        base = sorted(set(pairs["world_size"]))
+        worlds = sorted(set(pairs["other_world_size"]) - set(base))
+        text = _AGREE[part["kind"]].format(worlds=_numbers(worlds), base=_numbers(base))
+        largest = pairs["largest_loss_difference"].max()
+        same = "losses are bit-identical" if largest == 0 else f"losses differ by at most {_nats(largest, 1)} nats"
+        text += f": equal samples and useful tokens at every step, and {same}"
+        spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
+        found.append({"part": "data", "text": text, "spread": spread, "verdict": PROVEN})
+    return found
+
+
+def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of runs at the smallest world size."""
+    return rows[rows["world_size"] == rows["world_size"].min()]
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return captions.listing([str(int(value)) for value in values])
+
+
+def _nats(value: float, digits: int = 2) -> str:
+    """A difference of losses.
+
+    >>> _nats(0.0314), _nats(1.4e-6, 1)
+    ('0.031', '1e-6')
+    """
+    return number(value, digits) if value >= 1e-3 or value == 0 else f"{value:.{digits - 1}e}".replace("e-0", "e-")

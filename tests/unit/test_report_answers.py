@@ -1,0 +1,156 @@
+"""Answers of the first screen, short captions, figures with nothing to show, and pages as narrow as a phone."""
+
+import re
+from importlib import resources
+
+import pandas as pd
+import pytest
+
+from tokenscale.report import answers, captions
+from tokenscale.report.drawings.tokenization_benchmark import DRAWN, drawn_arms
+
+
+def padding(**shares):
+    rows = [
+        {
+            "run_id": f"{name}-{i}",
+            "approach": name,
+            "series": name,
+            "world_size": world,
+            "not_useful_share": share + i / 50,
+        }
+        for name, share in shares.items()
+        for world, of in ((1, share), (2, 0.9))
+        for i, share in enumerate([of] * 2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_padding_is_counted_by_approach_at_the_fewest_ranks():
+    rows = padding(padded=0.6, packed=0.01).replace("padding_free", "padding-free")
+    (answer,) = answers.answer_padding(rows)
+    assert "61 % with padded and 2 % with packed" in answer["text"]
+    assert answer["spread"] == "exact counts of 4 runs; repeats differ by up to 2 points"
+    assert answer["verdict"] == answers.COUNTED
+    assert answers.answer_padding(padding(padded=0.6)) == [], "one approach is no comparison"
+
+
+def validation(curves, tokens_per_step):
+    rows = [
+        {"run_id": f"{name}-{i}", "series": name, "world_size": 1, "step": step, "last": step == 24}
+        | {"useful_tokens_seen": step * tokens_per_step[name], "loss": loss + i * noise}
+        for name, (losses, repeats, noise) in curves.items()
+        for i in range(repeats)
+        for step, loss in zip((0, 8, 16, 24), losses, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+LINE = (8.0, 7.0, 6.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "repeats", "noise", "verdict", "said"),
+    [
+        (LINE, 3, 0.01, "beyond the spread of repeats", "1.5 nats apart"),
+        ((8.0, 8.0, 8.0, 8.0), 3, 0.01, "beyond the spread of repeats", "3 nats apart"),
+        ((8.0, 5.0, 2.0, 2.0), 3, 1.0, "within the spread of repeats", "1.5 nats apart"),
+        ((8.0, 8.0, 3.0, 3.0), 3, 0.01, "not resolved", "0.5 nats apart"),
+        (LINE, 1, 0.0, "one run each", "1.5 nats apart"),
+    ],
+)
+def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verdict, said):
+    """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of 24 steps."""
+    rows = validation(
+        {"padded": (LINE, repeats, noise), "packed": (losses, repeats, noise)}, {"padded": 10, "packed": 20}
+    )
+    (answer,) = answers.answer_loss(rows)
+    assert answer["text"].startswith("After 240 useful tokens") and said in answer["text"]
+    assert answer["verdict"] == verdict, answer
+    assert "(step 24)" in answer["text"] and "(step 12)" in answer["text"]
+
+
+def test_equal_losses_are_called_equal_and_no_validation_is_no_answer():
+    rows = validation({"padded": (LINE, 2, 0.0), "token-list": (LINE, 2, 0.0)}, {"padded": 10, "token-list": 10})
+    (answer,) = answers.answer_loss(rows)
+    assert "are equal: 5 nats" in answer["text"] and answer["verdict"] == answers.WITHIN
+    assert answers.answer_loss(rows[:0]) == [] == answers.answer_loss(rows[rows["series"] == "padded"])
+
+
+def order(largest=1e-6, kind="world sizes"):
+    pair = {"kind": kind, "world_size": 1, "other_world_size": 2, "largest_loss_difference": largest}
+    return pd.DataFrame([pair, pair | {"largest_loss_difference": 0.0}])
+
+
+@pytest.mark.parametrize(
+    ("state", "largest", "verdict", "said"),
+    [
+        (
+            "proven",
+            1e-6,
+            "proven",
+            "2 ranks train on the same data as 1: equal samples and useful tokens at every step, and",
+        ),
+        ("proven", 1e-6, "proven", "losses differ by at most 1e-6 nats"),
+        ("proven", 0.0, "proven", "losses are bit-identical"),
+        ("broken", 7.2, "not proven", "1 of 2 pairs have other losses"),
+    ],
+)
+def test_equal_data_is_answered_by_the_proof(state, largest, verdict, said):
+    proof = {"parts": [{"kind": "world sizes", "state": state, "text": "1 of 2 pairs have other losses."}]}
+    (answer,) = answers.answer_data(order(largest), proof)
+    assert answer["verdict"] == verdict and said in answer["text"]
+    assert answers.answer_data(order(largest, "online and offline"), proof) == []
+
+
+def test_scaling_is_one_sentence_over_all_series():
+    rows = pd.DataFrame(
+        {"series": s, "world_size": w, "base_world_size": 1, "efficiency": e / w}
+        for s, e in (("padded", 3.0), ("packed", 3.6))
+        for w in (1, 2, 4)
+    )
+    (answer,) = answers.answer_scaling(rows)
+    assert answer["text"] == "4 ranks reach 75 % with padded to 90 % with packed of ideal scaling from 1"
+    assert answers.answer_scaling(rows[rows["world_size"] == 1]) == []
+
+
+@pytest.mark.parametrize("count", [1, 3, 30])
+def test_a_caption_is_short_and_nothing_of_it_is_lost(count):
+    text = " ".join(f"Sentence {n} of a caption (Chowdhery et al. 2022) has N0 = 1.5 points." for n in range(count))
+    caption, method = captions.split_caption(text)
+    assert f"{caption} {method}".strip() == text
+    assert caption.endswith("points.") and len(caption) <= captions.SHORT
+
+
+def arms(names):
+    return pd.DataFrame(
+        {
+            "arm": name,
+            "engine": name.split(", ")[1] if name.startswith("padded, ") else None,
+            "cache": "warm",
+            "workers": None,
+            "us_per_useful_token": 1.0 + n,
+        }
+        for n, name in enumerate(names)
+    )
+
+
+def test_of_many_arms_each_approach_and_its_fastest_engine_are_drawn():
+    few = ["padded", "packed", "packed, cold"]
+    assert drawn_arms(arms(few)) == few
+    offline = ["packed", "packed, cold", "packed, DataLoader 2", "token-list", "packed, int32", "peer, DataLoader 2"]
+    drawn = drawn_arms(arms(["padded, quick", "padded, slow", "padded", *offline, "peer", "another peer"]))
+    assert drawn[:4] == ["padded", "packed", "token-list", "padded, quick"]
+    assert "padded, slow" not in drawn and not any("cold" in name or "DataLoader" in name for name in drawn)
+    assert len(drawn_arms(arms([f"peer-{n}" for n in range(30)]))) == DRAWN
+
+
+def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
+    """390 px less the page's margins. What is wider is inside a box that scrolls."""
+    css = resources.files("tokenscale.report").joinpath("page.css").read_text(encoding="utf-8")
+    css = re.sub(r"@media \(min-width: 64rem\) \{.*?\n\}", "", css, flags=re.DOTALL)
+    for selector, body in re.findall(r"([^{}]+)\{([^{}]*)\}", css):
+        assert not re.search(r"(?<![-\w])(min-)?width: max-content", body), selector
+        widths = re.findall(r"(?<!max-)(?<![-\w])(?:min-)?width: ([\d.]+)rem", body)
+        wide = [width for width in widths if 16 * float(width) > 390 - 64]
+        assert not wide or selector.strip() == ".drawing svg", selector
