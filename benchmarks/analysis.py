@@ -123,16 +123,16 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
     """One run's logs and its sealed record."""
     pick = np.random.default_rng(seed)
     world, size = run.layout.world_size, 0
-    took = 0.1 / world * (1 + 0.05 * pick.random(steps))
-    ends = np.cumsum(took)
     loss = 2 + 8 * np.exp(-4 * np.arange(steps) / steps) + 0.05 * pick.standard_normal(steps)
     rows = run.global_batch // world
     total = rows * run.sequence_length
     for rank in range(world):
         place = folder / "attempt=00" / f"rank={rank:05d}"
         place.mkdir(parents=True)
+        took = 0.1 / world * (1 + 0.05 * pick.random(steps))
+        ends = np.cumsum(took)
         useful = pick.integers(900 * rows, 1024 * rows, steps)
-        columns = (1.7e9 + ends, ends + rank, took, 0.002 * pick.random(steps), loss * useful, useful)
+        columns = (1.7e9 + ends, ends, took, 0.002 * pick.random(steps), loss * useful, useful)
         lines = (
             f'{{"schema":2,"step":{step},"t_unix_s":{unix},"t_mono_s":{mono},"step_s":{step_s},'
             f'"data_wait_s":{wait_s},"loss_sum":{loss_sum},"useful_tokens":{tokens},"total_tokens":{total},"rows":{rows}}}\n'
@@ -141,9 +141,10 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
             )
         )
         size += (place / "steps.jsonl").write_text("".join(lines))
-        events = [{"event": "run_start", "world_size": world}, {"event": "init_done"}, {"event": "run_stop"}]
-        told = (json.dumps({"schema": 2, "t_unix_s": 1.7e9, "t_mono_s": 0.0, **event}) + "\n" for event in events)
-        (place / "events.jsonl").write_text("".join(told))
+        times = [(0.0, {"event": "run_start", "world_size": world}), (0.0, {"event": "init_done"})]
+        times.append((float(ends[-1]), {"event": "run_stop"}))
+        events = ({"schema": 2, "t_unix_s": 1.7e9 + time_s, "t_mono_s": time_s, **event} for time_s, event in times)
+        (place / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     record = {"schema": 1, "run_id": folder.name, "run": to_dict(run), "hardware": {"device_kind": "cpu", "cores": 64}}
     provenance.seal_record(folder, record, {"status": "complete", "steps": steps})
     return size

@@ -219,7 +219,7 @@ IN_A_RUN = {
         lambda f, m: f.edit(at_step(9, t_unix_s=lambda line: line["t_unix_s"] + m)),
         (3600.0, 1.0, 0.002),
         "invalid",
-        "the wall clock and the monotonic clock of the log part by",
+        "the wall clock and the monotonic clock of the log diverge by",
     ),
     "wall clock of a rank ahead": (
         "two-ranks",

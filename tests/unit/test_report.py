@@ -193,7 +193,7 @@ def test_only_primary_comparisons_are_tested_and_answer(tmp_path, repeats, verdi
     build(tmp_path, drawn=False, world_sizes=(1,), repeats=repeats, primary=chosen)
     part = summary.experiment("demo", tmp_path / "tables")
     (answer,) = compared_answers(part)
-    assert answer["verdict"] == verdict and answer["text"].startswith("data=1: packed trains on ")
+    assert answer["verdict"] == verdict and answer["text"].startswith("1 data-parallel rank: packed trains on ")
     rows = [dict(zip([name for name, _ in part["comparisons"].columns], row, strict=True))
             for row in part["comparisons"].rows]  # fmt: skip
     assert [row["verdict"] for row in rows] == [verdict, *["exploratory"] * 3]

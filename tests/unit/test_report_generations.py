@@ -58,7 +58,7 @@ def test_the_pdf_has_them_too(folder, text):
 
 def test_where_nothing_was_written_the_report_says_nothing_of_it(tmp_path):
     text = made(tmp_path, [])
-    assert "Generated texts" not in text and "No model has answered prompts in this experiment" in text
+    assert "Generated texts" not in text and "No inference benchmark was given" in text
     pdf.write(["inference"], tmp_path / "tables", tmp_path / "report.pdf")
     assert generations.table(query("generations", tmp_path / "tables/inference")).rows == []
 

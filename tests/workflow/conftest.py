@@ -131,7 +131,8 @@ class Project:
     def records(self) -> dict[str, dict]:
         """What must be equal after a rebuild: manifests, and order digest and loss of every step of every rank."""
         found = {}
-        for path in sorted(self.root.glob("results/t*/**/manifest.json")):
+        manifests = [path for kind in ("tokenizers", "tokens") for path in self.root.glob(f"results/{kind}/**/manifest.json")]
+        for path in sorted(manifests):
             found[str(path.relative_to(self.root))] = json.loads(path.read_text())
         for path in sorted(self.root.glob("results/runs/*/attempt=*/rank=*/steps.jsonl")):
             steps = [json.loads(line) for line in path.read_text().splitlines()]

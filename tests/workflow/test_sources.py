@@ -67,7 +67,8 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     with Server() as web:
         web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
         configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
-        assert fresh.planned("tokens") == {"download": 1, "build_corpus": 1, "build_tokenizer": 1, "pretokenize": 6}
+        data = {"download": 1, "build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 6}
+        assert fresh.planned("tokens") == data
         fresh.snakemake("--cores", "1", "corpus")
     shutil.rmtree(fresh.root / "results/downloads")
     assert fresh.planned("corpus") == {}, "a purged download is not needed any more"

@@ -163,7 +163,7 @@ class _RankLog:
         offsets = np.concatenate([self.offset, [u - m for u, m in pairs if u is not None and m is not None]])
         offsets = offsets[np.isfinite(offsets)]
         if len(offsets) and np.ptp(offsets) > (1e-3 if self.own else CLOCK_S):
-            return [f"the wall clock and the monotonic clock of the log part by {np.ptp(offsets):.4g} s"]
+            return [f"the wall clock and the monotonic clock of the log diverge by {np.ptp(offsets):.4g} s"]
         return []
 
 

@@ -149,12 +149,18 @@ def _numbers(quantity: str, throughput: pd.DataFrame, validation: pd.DataFrame |
 
 
 def _shorten(cell: str) -> str:
-    """Levels of a cell without the keys that their values explain: `approach=packed, layout.data=2` → `packed, data=2`.
+    """Return a cell's levels without the keys that their values explain.
 
     >>> _shorten("approach=packed, layout.data=2")
-    'packed, data=2'
+    'packed, 2 data-parallel ranks'
     """
-    return ", ".join(level.removeprefix("approach=").removeprefix("layout.") for level in cell.split(", "))
+    levels = []
+    for level in cell.split(", "):
+        ranks = level.removeprefix("layout.data=")
+        if ranks != level:
+            level = f"{ranks} data-parallel rank{'s' * (ranks != '1')}"
+        levels.append(level.removeprefix("approach=").removeprefix("layout."))
+    return ", ".join(levels)
 
 
 def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[_Pair], str]:
@@ -249,8 +255,8 @@ def _sentence(c: dict[str, Any]) -> str:
     if not c["result"].n:
         return f"{start}{of} against {over}: no pair of runs"
     if c["quantity"] == "validation_loss":
-        return f"{start}{of} ends at {ratio} × the validation loss of {over}"
-    return f"{start}{of} trains on {ratio} × as many useful tokens a second as {over}"
+        return f"{start}{of} ends at {ratio}× the validation loss of {over}"
+    return f"{start}{of} trains on {ratio}× as many useful tokens per second as {over}"
 
 
 def _spread(c: dict[str, Any]) -> str:
