@@ -131,8 +131,7 @@ class Project:
     def records(self) -> dict[str, dict]:
         """What must be equal after a rebuild: manifests, and order digest and loss of every step of every rank."""
         found = {}
-        manifests = [path for kind in ("tokenizers", "tokens") for path in self.root.glob(f"results/{kind}/**/manifest.json")]
-        for path in sorted(manifests):
+        for path in sorted(self.root.glob("results/to*/**/manifest.json")):
             found[str(path.relative_to(self.root))] = json.loads(path.read_text())
         for path in sorted(self.root.glob("results/runs/*/attempt=*/rank=*/steps.jsonl")):
             steps = [json.loads(line) for line in path.read_text().splitlines()]
