@@ -126,7 +126,7 @@ TIMED = ("build.json",)
 #: columns of the tables that tell of time, of the machine, or of how often a run was begun
 VARYING = re.compile(
     r"_s$|_unix|_bytes$|attempt|seal|overlap|quarantined|seconds|mfu|rate$|per_second|flops|node_names|memory|job_ids"
-    r"|threads_per_rank|oversubscribed"
+    r"|threads_per_rank|oversubscribed|load_average"
 )
 
 

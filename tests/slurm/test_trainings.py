@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow(20)
 
 #: columns that are times, and what measures or names the place: memory, threads, jobs, nodes
 PLACE = ("_s", "memory_peak_bytes", "threads_per_rank", "job_ids", "node_names", "machine", "slurm_logs", "seal")
+PLACE += ("load_average",)
 
 
 def test_any_number_of_gpus_computes_what_one_computes(project):
