@@ -114,6 +114,37 @@ def test_scaling_is_one_sentence_over_all_series():
     assert answers.answer_scaling(rows[rows["world_size"] == 1]) == []
 
 
+def test_memory_is_compared_at_the_most_ranks_that_have_several_methods():
+    cells = [("single", 1, 112e6), ("ddp", 2, 112e6), ("tp", 2, 57e6), ("tp", 2, 59e6), ("tp", 4, 30e6)]
+    rows = pd.DataFrame(cells, columns=["method", "world_size", "memory_bytes"]).assign(factors="")
+    (answer,) = answers.answer_memory(rows)
+    assert answer["text"] == "The fullest of 2 ranks holds 58 MB with tp to 112 MB with ddp"
+    assert answer["spread"] == "3 runs, in their first step; 112 MB on one rank" and answer["part"] == "memory"
+    assert answers.answer_memory(rows[rows["method"] == "tp"]) == [], "one method is no comparison"
+    assert answers.answer_memory(rows.assign(memory_bytes=float("nan"))) == [], "nothing was measured"
+    assert answers.answer_memory(rows.assign(factors=list("aabbb"))) == [], "another factor changes memory, too"
+
+
+def test_waiting_is_compared_at_the_most_micro_batches_that_have_several_schedules():
+    cells = [
+        ("naive", 8, 0.5),
+        ("naive", 8, 0.52),
+        ("1f1b", 8, 0.15),
+        ("naive", 2, 0.5),
+        ("1f1b", 2, 0.4),
+        ("1f1b", 16, 0.1),
+    ]
+    rows = pd.DataFrame(cells, columns=["schedule", "micro_batches", "bubble_share"]).assign(
+        pipeline=2, stages_per_rank=1
+    )
+    (answer,) = answers.answer_waiting(rows)
+    assert (
+        answer["text"] == "With 8 micro-batches on 2 stages, ranks wait 51 % with naive and 15 % with 1f1b of the time"
+    )
+    assert answer["spread"] == "3 runs, up to 2 of a schedule; predicted: 50 %, 11.1 %"
+    assert answers.answer_waiting(rows[rows["schedule"] == "1f1b"]) == []
+
+
 @pytest.mark.parametrize("count", [1, 3, 30])
 def test_a_caption_is_short_and_nothing_of_it_is_lost(count):
     text = " ".join(f"Sentence {n} of a caption (Chowdhery et al. 2022) has N0 = 1.5 points." for n in range(count))

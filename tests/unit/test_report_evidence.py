@@ -27,9 +27,7 @@ pytestmark = pytest.mark.slow(20)
 ROOT = Path(__file__).parents[2]
 COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
 LEDGER = ROOT / "config/claims.yaml"
-#: folders from before logs were kept: dated records that no command rebuilds
-WITHOUT_LOGS = {"cpu-2-cores-2026-11-21", "parallel-cpu-2-cores-2026-11-21"}
-EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")} - WITHOUT_LOGS
+EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
 INPUTS = Inputs(
     "demo",
     ("benchmarks/data/bench.json",),

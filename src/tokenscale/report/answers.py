@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tokenscale.analysis.statistics import summary
+from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.style import number, ordered
 
@@ -25,6 +26,8 @@ FIGURES = {
     "throughput": ("tokens_per_second_comparison", "batch_size_comparison", "total_training_time"),
     "loss": ("loss_over_time", "split_loss_curves", "time_to_target_loss"),
     "scaling": ("scaling_throughput", "scaling_weak", "efficiency_comparison"),
+    "memory": ("memory_by_method", "parallel_methods"),
+    "waiting": ("pipeline_bubble",),
     "data": ("ddp_verification_loss",),
 }
 #: at most so many approaches or series are named in a sentence
@@ -60,6 +63,9 @@ def find_answers(
         found.append({"part": part, **answer})
     found += answer_loss(*captions.comparable(rows("validation"), inventory, "approach"))
     found += answer_scaling(rows("scaling")) if not caution else []
+    # part of the question only where a figure of the experiment shows it
+    found += answer_memory(rows("parallelism")) if any(name in figures for name in FIGURES["memory"]) else []
+    found += answer_waiting(rows("pipeline")) if any(name in figures for name in FIGURES["waiting"]) else []
     found += answer_data(rows("order"), proof)
     shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
     return [answer | {"figure": shown[answer["part"]]} for answer in found]
@@ -149,6 +155,48 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     else:
         spread = values.kind if values.n == 1 else f"{number(values.low)}–{number(values.high)} %, {values.kind}"
     return [{"part": "scaling", "text": text, "spread": spread, "verdict": MEASURED}]
+
+
+def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
+    """Return the memory of the fullest rank at the largest world size with several methods; from `parallelism.sql`.
+
+    Nothing where the runs differ in another factor (micro-batches, models), which changes memory as well.
+    """
+    rows = parallelism.dropna(subset=["memory_bytes"])
+    methods = rows.groupby("world_size")["method"].nunique()
+    if methods.empty or methods.max() < 2 or rows["factors"].nunique() > 1:
+        return []
+    world = int(methods[methods > 1].index.max())
+    alone, rows = rows[rows["world_size"] == 1], rows[rows["world_size"] == world]
+    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB").split(" (")[0]
+    spread = f"{len(rows)} runs, in their first step"
+    if len(alone):
+        spread += f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank"
+    text = f"The fullest of {world} ranks holds {least}"
+    return [{"part": "memory", "text": text, "spread": spread, "verdict": MEASURED}]
+
+
+def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
+    """Return how long pipeline ranks wait at the most micro-batches with several schedules; from `pipeline.sql`."""
+    rows = pipeline.dropna(subset=["bubble_share"])
+    schedules = rows.groupby(["pipeline", "micro_batches"])["schedule"].nunique()
+    if schedules.empty or schedules.max() < 2:
+        return []
+    stages, count = schedules[schedules > 1].index.max()
+    rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
+    texts, most = [], 0
+    for (schedule, chunks), group in rows.groupby(["schedule", "stages_per_rank"]):
+        share = group["bubble_share"].median()
+        texts.append((share, f"{number(100 * share)} % with {schedule}", schedule, int(chunks)))
+        most = max(most, len(group))
+    texts.sort(key=lambda text: -text[0])
+    expected = (
+        f"{number(100 * bubble_share(schedule, int(stages), int(count), chunks))} %" for *_, schedule, chunks in texts
+    )
+    listed = captions.listing([text for _, text, *_ in texts])
+    text = f"With {count} micro-batches on {stages} stages, ranks wait {listed} of the time"
+    spread = f"{len(rows)} runs, up to {most} of a schedule; predicted: {', '.join(expected)}"
+    return [{"part": "waiting", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
 def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:

@@ -69,6 +69,15 @@ class ParallelMethods(Figure):
     queries = QUERIES
     factor = "layout"
 
+    def finding(self) -> str:
+        """Return the range of memory at the most ranks."""
+        rows = self.rows.dropna(subset=["memory_bytes"])
+        rows = rows[rows["world_size"] == rows["world_size"].max()]
+        if rows["method"].nunique() < 2:
+            return self.title
+        memory = 1e-6 * rows.groupby("method")["memory_bytes"].median()
+        return f"Memory of the fullest of {int(rows['world_size'].iloc[0])} ranks: {captions.extremes(memory, ' MB')}"
+
     def data(self) -> pd.DataFrame:
         """Return the table as numbers: one row per cell, medians over its runs with the ends of their spread."""
         columns = [
@@ -149,8 +158,8 @@ class ParallelMethods(Figure):
                 for part, filled in _PARTS.items():
                     right.barh([0], [0], color=filled, label=part)
                 made.legend(loc="outside upper right", ncols=len(_PARTS), handlelength=1.2)
-            if warning := _warning(shown):
-                left.set_title(f"open: {warning}", fontsize=9)
+            if _warning(shown):
+                left.set_title("open: no scaling measurement", fontsize=9)
             return made
 
     def caption(self) -> str:
