@@ -8,6 +8,7 @@ import json
 import math
 import random
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -541,3 +542,34 @@ def test_invalid_runs_and_open_verdicts_are_cautions():
         "1 invalid of 12 runs: packed-2-1: a step that took no time.",
         "1 of 2 comparisons have too few runs for a verdict.",
     ]
+
+
+def print_table() -> None:
+    """Print every fault with its magnitude and what the report says: `python -m tests.unit.test_planted_values`."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = Path(folder) / "trained"
+        trained.mkdir()
+        train_all(trained)
+        number = 0
+        for fault, (name, plant, magnitudes, *_) in IN_A_RUN.items():
+            for magnitude in magnitudes:
+                path = Path(folder) / str(number) / ID[name]
+                shutil.copytree(trained / "runs" / path.name, path)
+                plant(Folder(path), magnitude)
+                row, number = read_row(path), number + 1
+                print(f"{fault}, {magnitude!r}: {row['validity']}: {row['reasons'][:160]}")
+        for fault, (plant, magnitudes, name, *_) in ACROSS_RUNS.items():
+            for magnitude in magnitudes:
+                experiment = Experiment(trained, Path(folder) / str(number))
+                plant(experiment, magnitude)
+                row, number = experiment.ingest().loc[ID[name]], number + 1
+                print(f"{fault}, {magnitude!r}: {row['validity']}: {row['reasons'][:160]}")
+        for fault, (plant, _) in INCOMPARABLE.items():
+            experiment, number = Experiment(trained, Path(folder) / str(number)), number + 1
+            plant(experiment.of("padded"))
+            for refusal in refusals(experiment.ingest().reset_index(), "approach"):
+                print(f"{fault}: not compared: {refusal.sentence[:160]}")
+
+
+if __name__ == "__main__":
+    print_table()

@@ -299,7 +299,7 @@ def _find_unsteadiness(run: Row, steps: "Steps") -> list[str]:
     if took[longest] > ONE_STEP_S and took[longest] > ONE_STEP_SHARE * took.sum():
         return [
             f"no steady state: step {number[longest]} took {took[longest]:.3g} s of {took.sum():.3g} s in all, "
-            f"{took[longest] / np.median(took):,.0f} × the median step"
+            f"{took[longest] / np.median(took):,.0f}× the median step"
         ]
     rate = np.log(took / tokens)
     third = len(rate) // 3
@@ -316,7 +316,7 @@ def _find_unsteadiness(run: Row, steps: "Steps") -> list[str]:
     rarer = min(len(low), len(high)) / len(rate)
     if explained > MODES_VARIANCE and ratio > MODES_RATIO and rarer > MODES_SHARE:
         return [
-            f"no steady state: two kinds of steps, {len(high)} of {len(rate)} take {ratio:.2f} × as long as the others"
+            f"no steady state: two kinds of steps, {len(high)} of {len(rate)} take {ratio:.2f}× as long as the others"
         ]
     return []
 
