@@ -308,7 +308,7 @@ def _find_unsteadiness(run: Row, steps: "Steps") -> list[str]:
     change = max(ratio, 1 / ratio)
     if change > TREND_FEW or (len(rate) >= MANY_STEPS and change > TREND_MANY and _rank_sum_z(middle, last) > TREND_Z):
         what = "slower (throttled, or disturbed?)" if ratio > 1 else "faster (warm-up had not ended?)"
-        return [f"no steady state: the last third of its steps is {change:.2f} × {what} than the third before"]
+        return [f"no steady state: the last third of its steps is {change:.2f}× {what} than the third before"]
     if len(rate) < MANY_STEPS:
         return []
     low, high, explained = _split_in_two(rate)
