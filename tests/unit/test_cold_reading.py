@@ -1,11 +1,13 @@
 """Bytes that the disk delivers for a batch in random order, from stores that are not in the page cache."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tokenscale.benchmark import machine
+from tokenscale.data.corpus import raw_text
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.documents import Chunk, Origin
 from tokenscale.data.stores.manifest import load_format, load_reader, open_store
@@ -59,6 +61,51 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(tmp_pat
         else:
             reader.rows(some)
     assert 200 * 2050 < read_bytes() - before < 200 * 3 * 4096
+
+
+def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(tmp_path, monkeypatch):
+    store = StoreSettings("packed", sequence_length=TOKENS - 1)
+    load_format("packed").write(store, NumberedDocuments(), tmp_path)
+    hashed, sha256_file = [], raw_text.sha256_file
+    monkeypatch.setattr(raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
+    reader = packed.PackedStore(tmp_path, open_store(tmp_path, store))
+    assert hashed == []
+    for _ in range(2):
+        reader.rows(np.arange(8))
+    assert sorted(hashed) == ["checksums.npy", "pieces.npy", "rows.npy"]
+    list(reader.chunks(0, 1))
+    assert sorted(hashed) == ["checksums.npy", "documents.npy", "pieces.npy", "rows.npy", "starts.npy"]
+
+
+def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(tmp_path, monkeypatch):
+    """One row a batch is sampled. A row that is not in the page cache brings the requests back."""
+    monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
+    monkeypatch.setattr(packed, "RESIDENT_ROWS", 4)
+    store = StoreSettings("packed", sequence_length=TOKENS - 1)
+    load_format("packed").write(store, NumberedDocuments(), tmp_path)
+    manifest = open_store(tmp_path, store)
+    path = tmp_path / "tokens.bin"
+    path.read_bytes()
+    reader, requested = packed.PackedStore(tmp_path, manifest), []
+    if not reader._is_resident(0, 0):
+        pytest.skip("this file system does not tell what is in the page cache")
+    advise = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *a: requested.append(a) or advise(*a))
+    batches = np.random.default_rng(1).permutation(DOCUMENTS)[:80].reshape(10, 8)
+    one_by_one = [reader.rows(rows)[0].copy() for rows in batches]
+    assert "_tokens" not in vars(reader)
+    for rows in batches[:4]:
+        reader.will_read(rows)
+    assert len(requested) == 3 * 8, "the fourth sample in the page cache is enough"
+    assert all((reader.rows(rows)[0] == found).all() for rows, found in zip(batches, one_by_one, strict=True))
+    assert "_tokens" in vars(reader)
+    monkeypatch.setattr(os, "preadv", refuse)
+    reader.will_read(batches[0])
+    assert len(requested) == 4 * 8
+
+
+def refuse(*arguments):
+    raise BlockingIOError
 
 
 def test_rows_that_were_announced_are_read_ahead(tmp_path, monkeypatch, read_bytes):

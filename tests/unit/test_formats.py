@@ -262,7 +262,10 @@ def read_with(reader, store):
         return [reader.document(i).tolist() for i in range(len(reader))]
     if store.format == "archive":
         return [document.tolist() for chunk in reader.chunks(0, len(reader)) for document in chunk.documents()]
-    return [part.tolist() for part in reader.rows(np.arange(len(reader)))]
+    rows = [part.tolist() for part in reader.rows(np.arange(len(reader)))]
+    if store.format == "packed":  # the tables of documents are read for documents alone
+        rows += [document.tolist() for chunk in reader.chunks(0, 3) for document in chunk.documents()]
+    return rows
 
 
 def _put(path, at, byte):

@@ -110,9 +110,9 @@ def test_tables_of_a_part_are_opened_when_one_of_its_rows_is_read(made, tmp_path
     store = "packed-sequence_length=16"
     merged = write_in_parts(made, store, tmp_path / "many", 5)
     reader = open_reader(tmp_path / "many", store)
-    assert not any("tables" in vars(part) for part in reader._parts)
+    assert not any("pieces" in vars(part) for part in reader._parts)
     reader.rows(np.array([merged["parts"][0]["rows"]]))
-    assert ["tables" in vars(part) for part in reader._parts] == [False, True, False, False, False]
+    assert ["pieces" in vars(part) for part in reader._parts] == [False, True, False, False, False]
 
 
 def damage(path, at=-1):

@@ -115,9 +115,9 @@ def open_store(
     """Check a store (its folder, or the path of its manifest) and return its manifest.
 
     Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
-    `requested_by` is shown in errors. File sizes are always checked. Parquet shards and rows are verified by their
-    reader when they are first read, all other files here, unless `verify` is False. Raises UserError with both values
-    and the command that rebuilds the store.
+    `requested_by` is shown in errors. File sizes are always checked. Parquet shards, rows and packed stores are
+    verified by their reader when they are first read, all other files here, unless `verify` is False. Raises UserError
+    with both values and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
 
@@ -142,7 +142,8 @@ def open_store(
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
         path = folder / file["name"]
         # otherwise the reader checks the content
-        whole = verify and not in_parts and "sha256" in file and "checked_by" not in file and path.suffix != ".parquet"
+        by_reader = in_parts or manifest["format"] == "packed" or path.suffix == ".parquet"
+        whole = verify and not by_reader and "sha256" in file and "checked_by" not in file
         restore = rebuild_command(where, file["name"]) if in_parts else next
         check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=restore, content=whole)
     return manifest

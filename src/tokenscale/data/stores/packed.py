@@ -39,6 +39,8 @@ from tokenscale.settings.data import StoreSettings
 STORAGE_SEED = 0x7061636B
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
+#: sampled rows of a larger store, one a batch, that must be in the page cache before read-ahead is no longer requested
+RESIDENT_ROWS = 64
 MADV_POPULATE_READ = 22
 #: rows per block while writing
 BLOCK_ROWS = 1024
@@ -168,36 +170,62 @@ class Plan:
 
 
 class _Part:
-    """Files of one folder of a store: the whole store, or a part of one that was written in parts."""
+    """Files of one folder of a store: the whole store, or a part of one that was written in parts.
 
-    def __init__(self, where: Path, files: list[dict[str, Any]] | None, first_row: int, first_document: int):
+    A table is opened, and verified if `files` has its hash, when it is first read.
+    """
+
+    def __init__(self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int):
         self.where, self.first_row, self.first_document = where, first_row, first_document
         self.folder = resolve_store(where)[0]
         self.tokens_path = self.folder / "tokens.bin"
-        self._files = files
+        self._files = {Path(file["name"]).name: file for file in files}
+
+    def _table(self, name: str) -> np.ndarray:
+        path, file = self.folder / name, self._files.get(name)
+        if file is not None:
+            next = rebuild_command(self.where)
+            check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
+        return _map_table(path)
 
     @cached_property
-    def tables(self) -> tuple[np.ndarray, ...]:
-        """Return checksums, pieces, pointers to rows, documents and starts; verified here if the store has parts."""
-        for file in self._files or ():
-            path, next = self.folder / Path(file["name"]).name, rebuild_command(self.where)
-            check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
-        checksums, pieces, pointers, documents, starts = (_map_table(self.folder / name) for name in STORE_FILES[1:])
-        return checksums, pieces, pointers, documents, starts
+    def checksums(self) -> np.ndarray:
+        """XXH3-64 of each row, uint64 [rows]."""
+        return self._table("checksums.npy")
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """Tokens of each piece, int32 [pieces]."""
+        return self._table("pieces.npy")
+
+    @cached_property
+    def pointers(self) -> np.ndarray:
+        """First piece of each row, int64 [rows + 1]."""
+        return self._table("rows.npy")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """Document of each piece, int64 [pieces]."""
+        return self._table("documents.npy")
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Offset of each piece in its document, int64 [pieces]."""
+        return self._table("starts.npy")
 
     @cached_property
     def views(self) -> tuple[memoryview, memoryview]:
         """Return pointers and pieces as memoryviews, of which single values are read faster than of arrays."""
-        return memoryview(self.tables[2]), memoryview(self.tables[1])
+        return memoryview(self.pointers), memoryview(self.pieces)
 
 
 class PackedStore:
     """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
 
     Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
-    unless `verify` is False. If the store has parts, the tables of a part are opened and verified when one of its rows
-    is first read. `others` are further stores (folder or manifest, content) of the same tokenizer and sequence length,
-    whose rows follow.
+    unless `verify` is False. A table beside the rows is opened and verified when it is first read.
+    `others` are further stores (folder or manifest, content) of the same tokenizer and sequence length, whose rows
+    follow.
     """
 
     def __init__(
@@ -222,14 +250,13 @@ class PackedStore:
             self._parts += _list_parts(folder, content, verify, row, document)
             row, document = row + content["rows"], document + content["documents"]
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
-        #: the tokens of a small store, mapped, [rows, T + 1]; None if rows are read one by one
-        self._tokens: np.ndarray | None = None
-        if len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES:
-            memory = _map_file(self._parts[0].tokens_path)
-            self._tokens = np.frombuffer(memory, dtype=self._dtype).reshape(-1, self.sequence_length + 1)
+        self._small = len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
+        #: sampled rows in a row that were in the page cache
+        self._resident = 0
+        self._sample = [bytearray(self._row_bytes)]
         self._open = OpenFiles([part.tokens_path for part in self._parts])
-        if len(self._parts) == 1:
-            self._parts[0].tables  # noqa: B018  # map them now, not in the first batch
+        if self._small:
+            self._tokens  # noqa: B018  # map them now, not in the first batch
         if verify and xxh3_64_intdigest is None:
             for folder, file in ((folder, file) for folder, content in stores for file in content["files"]):
                 if Path(file["name"]).name == "tokens.bin":
@@ -263,9 +290,9 @@ class PackedStore:
         Labels are −100 on padding and on each piece's first token. Raises UserError for a changed row.
         """
         indices = plan.indices[i]
-        if self._tokens is not None:
+        if self._in_memory and len(self._parts) == 1:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
-        else:  # one read is cheaper than the page faults of a mapping
+        else:  # page faults of a mapping would read a row's pages one by one
             for (number, position), target in zip(self._positions(indices), into.row_bytes, strict=True):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
@@ -280,9 +307,17 @@ class PackedStore:
         into.labels[plan.ignored(i)] = IGNORED
 
     def will_read(self, indices: np.ndarray) -> None:
-        """Request read-ahead of rows of a large store, without waiting for them."""
-        if self._tokens is None and hasattr(os, "posix_fadvise"):
-            for number, position in self._positions(indices):
+        """Request read-ahead of rows of a large store, without waiting for them.
+
+        One row of each call is sampled: where the last `RESIDENT_ROWS` samples were in the page cache, nothing is
+        requested, which would cost as much as reading.
+        """
+        if self._small or not len(indices) or not hasattr(os, "posix_fadvise"):
+            return
+        positions = [*self._positions(indices)]
+        self._resident = self._resident + 1 if self._is_resident(*positions[0]) else 0
+        if not self._in_memory:
+            for number, position in positions:
                 os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -319,7 +354,7 @@ class PackedStore:
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
         """Yield documents [first, last) of a part."""
-        _, all_pieces, pointers, documents, starts = part.tables
+        all_pieces, pointers, documents, starts = part.pieces, part.pointers, part.documents, part.starts
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -347,6 +382,23 @@ class PackedStore:
             yield Chunk(flat[positions].astype(np.int32), lengths[begin:end])
             begin = end
 
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        """The mapped tokens of a store of one part, [rows, T + 1]."""
+        return np.frombuffer(_map_file(self._parts[0].tokens_path), self._dtype).reshape(-1, self.sequence_length + 1)
+
+    @property
+    def _in_memory(self) -> bool:
+        """Whether the rows to read are expected in the page cache."""
+        return self._small or self._resident >= RESIDENT_ROWS
+
+    def _is_resident(self, number: int, position: int) -> bool:
+        """Return whether a row is in the page cache; False where the file system cannot tell."""
+        try:
+            return os.preadv(self._open[number], self._sample, position, os.RWF_NOWAIT) == self._row_bytes
+        except (AttributeError, OSError):  # not Linux; would wait, or is not supported
+            return False
+
     def _part_numbers(self, indices: np.ndarray) -> np.ndarray:
         """Return the part of each row."""
         return np.searchsorted(self._first_rows, indices, side="right") - 1
@@ -372,7 +424,7 @@ class PackedStore:
         """Return the stored checksums of rows, uint64 of the shape of `indices`."""
         found = np.empty(indices.size, dtype="<u8")
         for part, places, rows in self._by_part(indices.reshape(-1)):
-            found[places] = part.tables[0][rows]
+            found[places] = part.checksums[rows]
         return found.reshape(indices.shape)
 
     def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
@@ -400,7 +452,7 @@ class PackedStore:
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces of each row [n], end of each of these pieces in its row [pieces])."""
         if len(self._parts) == 1:
-            _, pieces, pointers, _, _ = self._parts[0].tables
+            pieces, pointers = self._parts[0].pieces, self._parts[0].pointers
             first = pointers[indices]
             counts = pointers[indices + 1] - first
             begins = np.cumsum(counts) - counts
@@ -438,14 +490,15 @@ class PackedStore:
 def _list_parts(where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int) -> list[_Part]:
     """Return the folders of a store whose first row and document have these numbers, in the order of rows."""
     if "parts" not in manifest:
-        return [_Part(where, None, row, document)]
+        tables = [file for file in manifest["files"] if verify and "checked_by" not in file]
+        return [_Part(where, tables, row, document)]
     files: dict[str, list[dict[str, Any]]] = {}
     for file in manifest["files"]:
         if "checked_by" not in file:
             files.setdefault(str(Path(file["name"]).parent), []).append(file)
     parts = []
     for part in manifest["parts"]:
-        tables = files[part["folder"]] if verify else None
+        tables = files[part["folder"]] if verify else []
         parts.append(_Part(resolve_store(where)[0] / part["folder"], tables, row, document))
         row, document = row + part["rows"], document + part["documents"]
     return parts
