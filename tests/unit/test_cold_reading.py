@@ -100,8 +100,9 @@ def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(tmp_pat
     assert all((reader.rows(rows)[0] == found).all() for rows, found in zip(batches, one_by_one, strict=True))
     assert "_tokens" in vars(reader)
     monkeypatch.setattr(os, "preadv", refuse)
-    reader.will_read(batches[0])
-    assert len(requested) == 4 * 8
+    for _ in range(8):
+        reader.will_read(batches[0])
+    assert 3 * 8 < len(requested) < 3 * 8 + 9 * 8, "of eight calls at least one is sampled"
 
 
 def refuse(*arguments):

@@ -252,7 +252,7 @@ class PackedStore:
         self._first_rows = np.array([part.first_row for part in self._parts], dtype=np.intp)
         self._small = len(self._parts) == 1 and self._parts[0].tokens_path.stat().st_size <= POPULATE_BYTES
         #: sampled rows in a row that were in the page cache
-        self._resident = 0
+        self._resident = self._calls = 0
         self._sample = [bytearray(self._row_bytes)]
         self._open = OpenFiles([part.tokens_path for part in self._parts])
         if self._small:
@@ -310,14 +310,16 @@ class PackedStore:
         """Request read-ahead of rows of a large store, without waiting for them.
 
         One row of each call is sampled: where the last `RESIDENT_ROWS` samples were in the page cache, nothing is
-        requested, which would cost as much as reading.
+        requested, which would cost as much as reading, and only every eighth call is sampled.
         """
         if self._small or not len(indices) or not hasattr(os, "posix_fadvise"):
             return
-        positions = [*self._positions(indices)]
-        self._resident = self._resident + 1 if self._is_resident(*positions[0]) else 0
+        self._calls += 1
+        if self._in_memory and self._calls % 8:
+            return
+        self._resident = self._resident + 1 if self._is_resident(*next(self._positions(indices[:1]))) else 0
         if not self._in_memory:
-            for number, position in positions:
+            for number, position in self._positions(indices):
                 os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
