@@ -28,9 +28,9 @@ from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table
 from tokenscale.settings.registry import FIGURES
 
-#: all that is asked here
+#: queries of an experiment's description
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations",
-           "padding")  # fmt: skip
+           "padding", "parallelism", "pipeline")  # fmt: skip
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
