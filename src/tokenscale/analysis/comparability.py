@@ -44,7 +44,7 @@ FOLLOWING = {
     "tokenizer": ("tokenizer", "tokenizer_sha256", "validation_store_sha256"),
     "seed": ("base_seed",),
 }
-#: factors (or sections of them) that change how many useful tokens a held-out slice has
+#: factors (or sections) that change the number of useful tokens in the held-out slice
 VALIDATION_CHANGE = ("sequence_length", "objective", "labels", "eos", "validation", "corpus", "tokenizer", "mixture")
 #: the columns that are compared, a fourth of the table's
 COMPARED = (

@@ -231,14 +231,14 @@ def _find_excess_phases(run: Row, raw: "Steps") -> list[str]:
         longer = np.flatnonzero(phases + (wait if exact else 0) > took * (1 if exact else 1.001) + EXACT_S)
         if len(longer):
             at = longer[0]
-            held = phases[at] + (wait[at] if exact else 0)
+            phases_s = phases[at] + (wait[at] if exact else 0)
             if wait[at] > took[at] + EXACT_S:
                 found.append(
                     f"a wait longer than its step ({wait[at]:.6g} s in {took[at]:.6g} s at step {raw['step'][at]:.0f})"
                 )
             else:
                 found.append(
-                    f"the phases of step {raw['step'][at]:.0f} last {held:.6g} s, the step {took[at]:.6g} s "
+                    f"the phases of step {raw['step'][at]:.0f} last {phases_s:.6g} s, the step {took[at]:.6g} s "
                     f"(so at {len(longer)} of {len(took)} rows)"
                 )
     if not exact and np.nansum(wait) > 1.05 * np.nansum(took) + 1.0:
