@@ -27,6 +27,12 @@ CASES = {
     **{precision: run_of(precision=precision) for precision in ("fp32", "bf16", "fp16", "bf16-true")},
     "grouped queries": run_of(model=replace(SHAPE, key_value_heads=2)),
     "biases": run_of(model=replace(SHAPE, biases=True)),
+    "heads of their own width": run_of(model=replace(SHAPE, head_dim=12, attention_biases="inputs")),
+    "norms of queries and keys": run_of(model=replace(SHAPE, query_key_norm=True)),
+    "norms of queries and keys, bf16": run_of(model=replace(SHAPE, query_key_norm=True), precision="bf16"),
+    "norms of queries and keys, products kept, bf16-true": run_of(
+        model=replace(SHAPE, query_key_norm=True), activation_checkpointing="selective", precision="bf16-true"
+    ),
     "loss in chunks": run_of(loss_chunk=5),
     "loss in chunks, bf16": run_of(loss_chunk=5, precision="bf16"),
     "blocks again, bf16": run_of(activation_checkpointing="block", precision="bf16"),
@@ -49,6 +55,9 @@ CASES = {
     ),
     "tensor, GPT-2's parts without biases, products kept, bf16": run_of(
         LAYOUTS["tp@2"], model=replace(GPT2, biases=False), activation_checkpointing="selective", precision="bf16"
+    ),
+    "tensor, norms of queries and keys, wide heads": run_of(
+        LAYOUTS["tp@2"], model=replace(SHAPE, query_key_norm=True, head_dim=12, attention_biases="all")
     ),
     "gpipe, bf16": run_of(LAYOUTS["gpipe@2"], precision="bf16"),
     "1f1b of a tied embedding, bf16": run_of(LAYOUTS["1f1b@2"], model=GPT2, precision="bf16"),

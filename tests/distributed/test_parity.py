@@ -40,6 +40,9 @@ VARIANTS = {
         ).with_positions(LENGTH)
     },
     "grouped queries": {"model": replace(SHAPE, key_value_heads=2)},
+    "Qwen3's attention": {
+        "model": replace(SHAPE, key_value_heads=2, head_dim=12, query_key_norm=True, attention_biases="all")
+    },
     "chunked loss": {"loss_chunk": 5},
     "chunked loss of tied embeddings, blocks computed again": {
         "model": replace(SHAPE, tied_embeddings=True),
@@ -56,7 +59,12 @@ FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@
 #: what `make test` compares; the rest are experiments. Each method on two ranks, an uneven share, and two pairs of
 #: methods; of variants those that hold others (tied embeddings, chunks and recomputation at once)
 DAILY = {*TWO_RANKS, *FEW, HYBRID}
-DAILY_VARIANTS = {TIED, "grouped queries", "chunked loss of tied embeddings, blocks computed again"}
+DAILY_VARIANTS = {
+    TIED,
+    "grouped queries",
+    "Qwen3's attention",
+    "chunked loss of tied embeddings, blocks computed again",
+}
 #: the pipelines' other schedules run the same stages
 DAILY_PRECISIONS = {"ddp@2", "zero1@2", "zero3@2", "tp@2", "1f1b@2", "zero-bubble@2", "1f1b-tp@2x2"}
 COMPRESSED = {

@@ -1,6 +1,7 @@
 """Generated text: with a cache and without, as transformers generates, and drawn as a direct calculation draws."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.presets import PRESETS
+from tokenscale.train.checkpoint_models import open_checkpoint
 from tokenscale.train.evaluation.generation import Sampling, generate, generate_rows, probabilities
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import to_hf
@@ -247,3 +249,46 @@ def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
     assert main(["generate", "--checkpoint", str(tmp_path / "none"), "--prompt", "a"]) == 2
     said = capsys.readouterr().err
     assert "cannot generate text" in said and "this is no checkpoint" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, checkpoint, capsys, name):
+    """In two files with an index, as published models of several GB."""
+    tokenizer = checkpoint / "tokenizer"
+    shape = replace(SHAPES[name], vocabulary_size=load_tokenizer(tokenizer).vocabulary_size)
+    model = ours(shape)
+    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path / "hub", max_shard_size="60kB")
+    assert (tmp_path / "hub/model.safetensors.index.json").is_file()
+    texts = generate_texts(tmp_path / "hub", ["once upon"], max_new_tokens=20, sampling=GREEDY, tokenizer=tokenizer)
+    stored(tmp_path / "final", shape, tokenizer)
+    loaded = open_checkpoint(tmp_path / "hub", tokenizer=tokenizer)
+    assert all(torch.equal(weight, named(model)[key]) for key, weight in named(loaded.model).items())
+    engine = load_tokenizer(tokenizer)
+    ids = [engine.bos_id, *engine.encode_batch(["once upon"])[0].tolist()]
+    found = made(model, ids, vocabulary_size=engine.vocabulary_size, stop_id=engine.eos_id)
+    assert texts == [engine.decode([i for i in found if i != engine.eos_id])]
+    assert main(["evaluate", "--checkpoint", str(tmp_path / "hub"), "--tokenizer", str(tokenizer)]) == 2
+    assert "names no corpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"model_type": "gemma"}, "weights of the model type 'gemma' are not read"),
+        ({"hidden_size": None}, "key +hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "key +rope_scaling.*\n.*yarn"),
+        ({"vocab_size": 5}, "more entries than the model's embedding"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, checkpoint, capsys, changes, words):
+    model = ours(SHAPES["llama"])
+    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"rope_theta": 1e4, "rope_parameters": None} | changes
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
+    argv = ["--checkpoint", str(tmp_path), "--tokenizer", str(checkpoint / "tokenizer"), "--prompt", "a"]
+    assert main(["generate", *argv]) == 2
+    assert re.search(words, capsys.readouterr().err)

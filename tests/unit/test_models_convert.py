@@ -1,6 +1,8 @@
 """The oracle: models of `transformers` with the same weights give the same logits."""
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,12 @@ SHAPES = {
     "llama": LLAMA,
     "llama-tied": replace(LLAMA, tied_embeddings=True, key_value_heads=1),
     "llama-3.2": replace(LLAMA, tied_embeddings=True, rope_scaling="llama3"),
+    "llama-3.1": replace(LLAMA, rope_scaling="llama3", rope_factor=8.0),
+    "llama-wide-heads": replace(LLAMA, head_dim=32),
+    "llama-attention-biases": replace(LLAMA, attention_biases="all"),
+    "qwen2": replace(LLAMA, attention_biases="inputs", rope_theta=1e6),
+    "qwen3": replace(LLAMA, query_key_norm=True, head_dim=32, tied_embeddings=True, norm_epsilon=1e-6),
+    "qwen3-biases": replace(LLAMA, query_key_norm=True, attention_biases="all"),
     "llama-biases": replace(LLAMA, biases=True, rope_theta=10_000.0, norm_epsilon=1e-6),
     "gpt2": GPT2,
     "gpt2-untied": replace(GPT2, tied_embeddings=False, hidden=96, norm_epsilon=1e-4),
@@ -150,14 +158,17 @@ def test_a_gpt2_without_biases_is_none():
     [
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
-        ("llama", {"head_dim": 32}),
-        ("llama", {"rope_scaling": ROPE_SCALING | {"factor": 8.0}}),
+        ("llama", {"partial_rotary_factor": 0.5}),
+        ("llama", {"rope_scaling": ROPE_SCALING | {"factor": 8.0, "low_freq_factor": 2.0}}),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
         ("gpt2", {"activation_function": "relu"}),
         ("gpt2", {"scale_attn_weights": False}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("gpt2", {"embd_pdrop": 0.3}),
-        ("qwen2", {"model_type": "qwen2"}),
+        ("llama", {"model_type": "mistral", "sliding_window": 4096}),
+        ("qwen2", {"use_sliding_window": True}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("llama", {"model_type": "opt"}),
     ],
     ids=str,
 )
@@ -167,3 +178,14 @@ def test_settings_that_the_decoder_has_not_are_refused(kind, changes):
     with pytest.raises(UserError) as error:
         from_hf(config | changes, weights)
     assert {"expected", "next"} <= set(error.value.facts)
+
+
+def test_random_shapes_agree_with_the_library_in_bits_logits_and_gradients(capsys):
+    path = Path(__file__).parents[2] / "benchmarks/model_parity.py"
+    spec = importlib.util.spec_from_file_location("model_parity", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.main(["--shapes", "15", "--seed", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert "15 of 15 shapes agree" in printed
+    assert all(f" {kind} " in printed for kind in ("llama", "mistral", "qwen2", "qwen3", "gpt2")), printed

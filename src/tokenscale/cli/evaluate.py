@@ -27,7 +27,7 @@ from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
-from tokenscale.train.checkpoint_models import CheckpointModel, open_checkpoint
+from tokenscale.train.checkpoint_models import CheckpointModel, is_published, open_checkpoint
 from tokenscale.train.evaluation.scores import Rows, Scores, rows_of_documents, scores, windows
 from tokenscale.train.evaluation.translation import Translation, held_out_pairs, translate
 from tokenscale.train.precision import autocast_of
@@ -35,7 +35,13 @@ from tokenscale.train.precision import autocast_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint and the data; by default the held-out documents of its corpus."""
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="such as …/checkpoints/final, or a model of transformers",
+    )
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--corpus",
@@ -192,6 +198,12 @@ def evaluate_bleu(
 
 
 def _read_training_corpus(checkpoint: Path) -> str:
+    if is_published(checkpoint):
+        raise UserError(
+            "a model of transformers names no corpus: name the text to evaluate on.",
+            checkpoint=checkpoint,
+            next="--corpus FILE or NAME, or --store MANIFEST",
+        )
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with report_malformed(path, "checkpoint's record", next=hint):

@@ -14,7 +14,13 @@ from tokenscale.train.evaluation.generation import Sampling, generate
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for prompts and sampling."""
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="such as …/checkpoints/final, or a model of transformers",
+    )
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document')
     prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file with one prompt per line")

@@ -46,11 +46,13 @@ def weights(model: ModelSettings) -> Weights:
         raise ValueError("the number of positions is not resolved yet")
     wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
     feeding = 3 if model.activation == "swiglu" else 2
-    matrices = 2 * wide * wide + 2 * wide * key_value + feeding * wide * inner
-    # query, output, key, value; then down, and up with its gate
-    biases = 2 * wide + 2 * key_value + wide + (feeding - 1) * inner if model.biases else 0
+    matrices = 2 * wide * model.attention_width + 2 * wide * key_value + feeding * wide * inner
+    outputs = {"query": model.attention_width, "key": key_value, "value": key_value, "output": wide}
+    biases = sum(width for name, width in outputs.items() if model.has_bias(name))
+    biases += wide + (feeding - 1) * inner if model.biases else 0  # down, and up with its gate
+    head_norms = 2 * model.head_dimension if model.query_key_norm else 0
     norm = 2 * wide if model.norm == "layer" and model.biases else wide
-    blocks = model.layers * (matrices + biases + 2 * norm)
+    blocks = model.layers * (matrices + biases + head_norms + 2 * norm)
     embedding = model.vocabulary_size * wide
     positions = model.maximum_positions * wide if model.positions == "learned" else 0
     untied = 0 if model.tied_embeddings else embedding
@@ -123,5 +125,5 @@ def hardware_flops_per_token(
 
 def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
     """Return FLOPs per token of attention in a forward pass: 4 L d T, or half of it."""
-    full = 4 * model.layers * model.dimension * sequence_length
+    full = 4 * model.layers * model.attention_width * sequence_length
     return full / 2 if convention is Convention.CAUSAL and OBJECTIVES[objective].causal else float(full)

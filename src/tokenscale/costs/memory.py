@@ -124,17 +124,21 @@ def _list_weights(model: ModelSettings) -> Iterator[Weight]:
             yield Weight(f"{name}.bias", (wide,), None, layer)
 
     up = ("gate", "up") if model.activation == "swiglu" else ("up",)
-    linears = [("query", wide, wide, 0), ("key", key_value, wide, 0), ("value", key_value, wide, 0)]
-    linears += [("output", wide, wide, 1), *((name, inner, wide, 0) for name in up), ("down", wide, inner, 1)]
+    heads = model.attention_width
+    linears = [("query", heads, wide, 0), ("key", key_value, wide, 0), ("value", key_value, wide, 0)]
+    linears += [("output", wide, heads, 1), *((name, inner, wide, 0) for name in up), ("down", wide, inner, 1)]
     yield Weight("embedding", (model.vocabulary_size, wide), 0)
     if model.positions == "learned":
         yield Weight("positions", (model.maximum_positions, wide), None)
     for layer in range(model.layers):
         yield from norm("attention_norm", layer)
         yield from norm("feed_forward_norm", layer)
+        if model.query_key_norm:
+            yield Weight("query_norm.weight", (model.head_dimension,), None, layer)
+            yield Weight("key_norm.weight", (model.head_dimension,), None, layer)
         for name, outputs, inputs, cut in linears:
             yield Weight(f"{name}.weight", (outputs, inputs), cut, layer)
-            if model.biases:
+            if model.has_bias(name):
                 yield Weight(f"{name}.bias", (outputs,), 0 if cut == 0 else None, layer)
     yield from norm("norm")
     if not model.tied_embeddings:
@@ -195,7 +199,7 @@ class _Forward:
         self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes an ignored one
         self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
-        self.wide = self.model.dimension // layout.tensor  # this rank's heads
+        self.wide = self.model.attention_width // layout.tensor  # this rank's heads
         self.key_value = model.key_value_heads * model.head_dimension // layout.tensor
         self.inner = model.hidden // layout.tensor
         self.autocast = run.precision in ("bf16", "fp16")
@@ -277,6 +281,15 @@ class _Forward:
         found = 4 * elements * (1 if self.fused else 2) + 4 * self.own
         return found + (4 * self.model.dimension if self.stream == 2 else 0)  # its weight in fp32
 
+    def head_norm_bytes(self) -> int:
+        """Return the bytes of the norms of queries and keys: as `norm_bytes`, with a number per head and position."""
+        if not self.model.query_key_norm:
+            return 0
+        elements = self.all * (self.wide + self.key_value)
+        heads = self.all * (self.wide + self.key_value) // self.model.head_dimension
+        weights = 8 * self.model.head_dimension if self.stream == 2 else 0
+        return 4 * elements * (1 if self.fused else 2) + 4 * heads + weights
+
     def product_input_bytes(self, count: int) -> int:
         """Return the bytes of the input of `count` products. Autocast casts it for each; before a gather, once."""
         elements = self.all * self.model.dimension
@@ -293,8 +306,9 @@ class _Forward:
         """
         model, result = self.model, self.product * self.all * self.wide
         if self._materialises_scores():
-            return 4 * (3 * self.all * self.wide + 3 * self._score_elements()) + result
+            return 4 * (3 * self.all * self.wide + 3 * self._score_elements()) + result + self.head_norm_bytes()
         found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self._score_rows()
+        found += self.head_norm_bytes()
         if model.positions == "rotary" and model.heads > self.layout.tensor:
             found += result  # rotated queries are laid out by head, and so is the result: copied for the product
         if self.run.document_mask and not self.fused:

@@ -16,8 +16,15 @@ OWN = (
     "positions",
     "activation",
     "biases",
+    "attention_biases",
+    "query_key_norm",
+    "head_dim",
     "rope_scaling",
+    "rope_factor",
 )
+
+#: linear layers with a bias, by `attention_biases`
+ATTENTION_BIASES = {None: (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "output")}
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class ModelSettings:
     layers: int = option(2, "number of blocks", ge=1, strict=True)
     heads: int = option(4, "query heads per layer", ge=1, strict=True)
     key_value_heads: int = option(2, "key and value heads per layer; a divisor of `heads`", ge=1, strict=True)
+    head_dim: int | None = option(None, "width of one head; by default dimension / heads", ge=1, strict=True)
     hidden: int = option(192, "width of the feed-forward layer", ge=1, strict=True)
     vocabulary_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
     tied_embeddings: bool = option(False, "share one matrix between the input embedding and the output head")
@@ -52,9 +60,14 @@ class ModelSettings:
         "swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh approximation)"
     )
     biases: bool = option(False, "use biases in the linear layers and in LayerNorm")
+    attention_biases: Literal["all", "inputs"] | None = option(
+        None, "biases in attention alone; all: its four linear layers; inputs: query, key and value (Qwen2's)"
+    )
+    query_key_norm: bool = option(False, "RMSNorm of each query and key head before the rotation (Qwen3's)")
     dropout: float = option(0.0, "dropout of embeddings, attention weights and the output of each sublayer", ge=0, lt=1)
-    rope_scaling: Literal["none", "llama3"] = option(
-        "none", "llama3: scaled rotary frequencies of Llama 3.2 (factor 32)"
+    rope_scaling: Literal["none", "llama3"] = option("none", "llama3: scaled rotary frequencies of Llama 3.1 and 3.2")
+    rope_factor: float = option(
+        32.0, "rope_scaling llama3: divisor of the lowest frequencies; 32 in Llama 3.2, 8 in Llama 3.1", ge=1
     )
     transformers: str | None = option(
         None,
@@ -66,13 +79,27 @@ class ModelSettings:
     @property
     def head_dimension(self) -> int:
         """Width of one head."""
-        return self.dimension // self.heads
+        return self.head_dim or self.dimension // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dimension
+
+    def has_bias(self, linear: str) -> bool:
+        """Return whether a linear layer of a block has a bias, by its name (`query`, `output`, `up`, …)."""
+        return self.biases or linear in ATTENTION_BIASES[self.attention_biases]
 
     def problems(self) -> list[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
         found = []
-        if self.dimension % self.heads or (self.positions == "rotary" and self.head_dimension % 2):
+        odd = self.positions == "rotary" and self.head_dimension % 2
+        if self.head_dim is not None and odd:
+            found.append(("head_dim", f"rotary positions need an even width, not {self.head_dim}"))
+        elif self.head_dim is None and (self.dimension % self.heads or odd):
             found.append(("heads", f"{self.heads} heads do not divide dimension {self.dimension} into even widths"))
+        if self.biases and self.attention_biases is not None:
+            found.append(("attention_biases", "biases: true covers attention: remove one of the two"))
         if self.heads % self.key_value_heads:
             found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))
         rotary = self.positions == "rotary"
@@ -80,6 +107,8 @@ class ModelSettings:
             found.append(("maximum_positions", "applies to positions: learned only"))
         if self.rope_scaling != "none" and not rotary:
             found.append(("rope_scaling", "applies to positions: rotary only"))
+        if self.rope_scaling == "none" and self.rope_factor != type(self).rope_factor:
+            found.append(("rope_factor", "applies to rope_scaling: llama3 only"))
         if self.transformers is not None:
             own = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
             if own is not None:

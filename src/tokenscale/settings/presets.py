@@ -20,6 +20,12 @@ def _llama32(name: str, **shape) -> ModelSettings:
     return _preset(name, **shape, **facts)
 
 
+def _published(name: str, **shape) -> ModelSettings:
+    """Return a published model of 32 layers and 4096 wide, with eight key and value heads (its config.json)."""
+    facts = {"dimension": 4096, "layers": 32, "heads": 32, "key_value_heads": 8, "hidden": 14_336}
+    return _preset(name, **facts, **shape)
+
+
 def _gpt2(name: str, **shape) -> ModelSettings:
     """Return a GPT-2 model (Radford et al. 2019): LayerNorm, learned positions, GELU, biases, tied head."""
     facts = {"key_value_heads": shape["heads"], "hidden": 4 * shape["dimension"], "tied_embeddings": True}
@@ -76,6 +82,22 @@ PRESETS = {
         ),
         _llama32("llama-3.2-1b", dimension=2048, layers=16, heads=32, hidden=8192),
         _llama32("llama-3.2-3b", dimension=3072, layers=28, heads=24, hidden=8192),
+        _published("llama-3.1-8b", vocabulary_size=128_256, rope_scaling="llama3", rope_factor=8.0),
+        _published("mistral-7b-v0.3", vocabulary_size=32_768, rope_theta=1e6),
+        _preset(
+            "qwen3-0.6b",
+            dimension=1024,
+            layers=28,
+            heads=16,
+            key_value_heads=8,
+            head_dim=128,
+            hidden=3072,
+            vocabulary_size=151_936,
+            tied_embeddings=True,
+            query_key_norm=True,
+            rope_theta=1e6,
+            norm_epsilon=1e-6,
+        ),
         _gpt2("gpt2-micro", dimension=32, layers=2, heads=2),
         _gpt2("gpt2-tiny", dimension=64, layers=2, heads=4),
         _gpt2_published("gpt2-124m", dimension=768, layers=12, heads=12),

@@ -5,16 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json
+from tokenscale.base.files import canonical_json, read_json, report_malformed
+from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD, read_model
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
+from tokenscale.train.models.convert_hf import from_hf
 from tokenscale.train.models.language_model import LanguageModel
 
+#: the configuration of a model of `transformers`
+CONFIG = "config.json"
+#: positions of a row where such a model allows more
+PUBLISHED_POSITIONS = 2048
 #: sixteen bits of a run's precision
 HALF = {"bf16": torch.bfloat16, "bf16-true": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,6 +44,8 @@ class CheckpointModel:
     @property
     def name(self) -> str:
         """Return the model's name for terminal output."""
+        if self.record["step"] is None:
+            return f"{self.folder}: {self.record['run_id']} of transformers"
         return f"{self.folder}: {self.record['run_id']}, after {self.record['step']:,} steps"
 
 
@@ -45,15 +57,19 @@ def open_checkpoint(
     sequence_length: int = 0,
     document_mask: bool | None = None,
 ) -> CheckpointModel:
-    """Read a checkpoint of any layout. Rows may be as long as those it was trained on, or of `sequence_length` where
-    that is more; weights keep their number format. `document_mask` None: attention as in training.
+    """Read a checkpoint of any layout, or a folder of `transformers` (`read_published`). Rows may be as long as those
+    it was trained on, or of `sequence_length` where that is more; weights keep their number format. `document_mask`
+    None: attention as in training.
 
     Raises UserError for what is no checkpoint, for a sequence that is longer than a table of positions, and where
     neither the checkpoint nor `tokenizer` has a tokenizer.
     """
-    shape, weights = read_model(folder)
-    record = read_json(folder / RECORD, "checkpoint's record")
-    run = RunSettings.from_json(canonical_json(record["run"]))
+    if is_published(folder):
+        shape, weights, record, run = read_published(folder)
+    else:
+        shape, weights = read_model(folder)
+        record = read_json(folder / RECORD, "checkpoint's record")
+        run = RunSettings.from_json(canonical_json(record["run"]))
     if OBJECTIVES[run.objective].causal:  # whatever its loss was, what it left answers as any causal model
         run = replace(run, objective="causal")
     held = folder / "tokenizer"
@@ -62,6 +78,14 @@ def open_checkpoint(
             "the checkpoint holds no tokenizer.",
             checkpoint=folder,
             next="name the folder of the one that the model was trained with: --tokenizer results/tokenizers/NAME",
+        )
+    entries = read_tokenizer_manifest(tokenizer or held)["vocabulary_size"]
+    if shape.vocabulary_size is not None and entries > shape.vocabulary_size:
+        raise UserError(
+            "the tokenizer has more entries than the model's embedding.",
+            tokenizer=f"{tokenizer or held} has {entries:,}",
+            model=f"{folder} has {shape.vocabulary_size:,}",
+            next="name the tokenizer that the model was trained with: --tokenizer results/tokenizers/NAME",
         )
     where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else "cpu")
     kernel = choose_kernel(
@@ -76,3 +100,40 @@ def open_checkpoint(
     for name, weight in model.named_parameters():
         weight.data = weights[name]
     return CheckpointModel(folder, model.to(where).eval(), run, record, tokenizer or held, where, positions)
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether the folder has a model of `transformers` and no checkpoint of ours."""
+    return (folder / CONFIG).is_file() and not (folder / RECORD).exists()
+
+
+def read_published(folder: Path) -> tuple[ModelSettings, dict[str, Tensor], dict[str, Any], RunSettings]:
+    """Return (shape, parameters by name, record, run) of a folder that `save_pretrained` or a hub wrote.
+
+    bf16 weights stay in bf16, others are read as fp32. Rows have the model's positions, at most `PUBLISHED_POSITIONS`.
+    Raises UserError for model types, settings and weights that the decoder does not have.
+    """
+    config = read_json(folder / CONFIG, "model's configuration")
+    index, hint = folder / "model.safetensors.index.json", "save the model again with save_pretrained"
+    names = ["model.safetensors"]
+    if index.is_file():
+        with report_malformed(index, "index of the weights", hint):
+            names = sorted(set(read_json(index, "index of the weights")["weight_map"].values()))
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            weights |= load_file(folder / name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                "the model's weights cannot be read.", file=folder / name, reason=error, next=hint
+            ) from None
+    with report_malformed(folder / CONFIG, "model's configuration", hint):
+        shape, weights = from_hf(config, weights)
+        positions = config.get("max_position_embeddings") or config.get("n_positions") or PUBLISHED_POSITIONS
+        half = all(weight.dtype == torch.bfloat16 for weight in weights.values())
+        run = RunSettings(
+            sequence_length=min(int(positions), PUBLISHED_POSITIONS), precision="bf16-true" if half else "fp32"
+        )
+    if not half:
+        weights = {name: weight.float() for name, weight in weights.items()}
+    return shape, weights, {"run_id": shape.name, "step": None}, run

@@ -1,4 +1,6 @@
-"""Conversion of the decoder's weights to and from the library `transformers`: Llama's shapes and GPT-2's.
+"""Conversion of the decoder's weights to and from the library `transformers`.
+
+Read: the model types llama, mistral, qwen2, qwen3 and gpt2. Written: llama, qwen2, qwen3 and gpt2, the first that fits.
 
 Pure functions on weights by name and plain configuration values: the library itself is not needed.
 
@@ -18,18 +20,34 @@ from tokenscale.train.models.decoder import LLAMA3
 
 Weights = dict[str, Tensor]
 
-#: `rope_scaling` of Llama 3.2's config.json
+#: `rope_scaling` of the config.json of Llama 3.1 and 3.2, but for its factor
 ROPE_SCALING = {
     "rope_type": "llama3",
-    "factor": LLAMA3["factor"],
     "low_freq_factor": LLAMA3["low_turns"],
     "high_freq_factor": LLAMA3["high_turns"],
     "original_max_position_embeddings": LLAMA3["original_positions"],
 }
-#: what a shape must hold to be of a family
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"norm": "rms", "positions": "rotary", "activation": "swiglu"},
-    "gpt2": {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True, "rope_scaling": "none"},
+_ROTARY = {"norm": ("rms",), "positions": ("rotary",), "activation": ("swiglu",)}
+#: the values of each setting that a model type can express; a shape is written as the first type that fits
+FAMILIES: dict[str, dict[str, tuple]] = {
+    "llama": _ROTARY | {"query_key_norm": (False,), "attention_biases": (None, "all")},
+    "qwen3": _ROTARY | {"query_key_norm": (True,), "biases": (False,), "attention_biases": (None, "all")},
+    "qwen2": _ROTARY | {"query_key_norm": (False,), "biases": (False,), "attention_biases": ("inputs",)},
+    "gpt2": {
+        "norm": ("layer",),
+        "positions": ("learned",),
+        "activation": ("gelu",),
+        "biases": (True,),
+        "query_key_norm": (False,),
+        "head_dim": (None,),
+    },
+}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
 }
 #: name in a block of ours → name in a layer of theirs, with .weight and .bias
 LLAMA_LAYER = {
@@ -43,6 +61,7 @@ LLAMA_LAYER = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
 }
+HEAD_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 LLAMA = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 GPT2_LAYER = {
     "attention_norm": "ln_1",
@@ -66,17 +85,21 @@ CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def family(shape: ModelSettings) -> str:
-    """Return `llama` or `gpt2`. Raises UserError for a shape that neither of them has."""
+    """Return the model type of the library that has this shape. Raises UserError where none has."""
     if shape.transformers is not None:
         raise UserError(
             "the model is one of transformers already.",
             model=f"{shape.name} ({shape.transformers})",
-            expected="a decoder of this project, of Llama's or GPT-2's shape",
+            expected="a decoder of this project",
             next="its weights have the library's own names, behind `model.`",
         )
     wrong = {}
     for name, facts in FAMILIES.items():
-        wrong[name] = [f"{f} {getattr(shape, f)} for {v}" for f, v in facts.items() if getattr(shape, f) != v]
+        wrong[name] = [
+            f"{field} {_show(getattr(shape, field))} for {' or '.join(map(_show, allowed))}"
+            for field, allowed in facts.items()
+            if getattr(shape, field) not in allowed
+        ]
         if name == "gpt2" and shape.key_value_heads != shape.heads:
             wrong[name].append(f"key_value_heads {shape.key_value_heads} for {shape.heads}")
         if not wrong[name]:
@@ -84,10 +107,13 @@ def family(shape: ModelSettings) -> str:
     raise UserError(
         "transformers has no model of this shape.",
         model=shape.name,
-        llama="has " + ", ".join(wrong["llama"]),
-        gpt2="has " + ", ".join(wrong["gpt2"]).lower(),
-        next="train one of Llama's shapes or of GPT-2's: their presets are named so",
+        **{name: "has " + ", ".join(reasons) for name, reasons in wrong.items()},
+        next="train the shape of a preset: its name names the family",
     )
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value).lower()
 
 
 def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple[dict[str, Any], Weights]:
@@ -98,11 +124,11 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
     """
     kind = family(shape)
     renamed = _names(shape, kind)
-    if kind == "llama":
+    if kind != "gpt2":
         expected = set(renamed)
         _check_names(expected, weights, "the decoder")
         found = {theirs: weights[ours] for ours, theirs in renamed.items()}
-        return _llama_config(shape, sequence_length), found
+        return _llama_config(shape, kind, sequence_length), found
     joined = {f"{layer}{part}.{w}" for layer, _ in _layers(shape, kind) for part in PARTS for w in ("weight", "bias")}
     _check_names(set(renamed) | joined, weights, "the decoder")
     found = {theirs: _turned(theirs, weights[ours]) for ours, theirs in renamed.items()}
@@ -117,17 +143,17 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
     """Return (shape, weights by the decoder's names) of a library model, from its config.json and its weights.
 
-    Raises UserError for a type that is neither Llama nor GPT-2, for a setting of it that the decoder has not, and for
+    Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder does not have, and for
     weights that are missing or unknown.
     """
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if kind not in ARCHITECTURES:
         raise UserError(
             f"weights of the model type {kind!r} are not read.",
-            expected=", ".join(FAMILIES),
+            expected=", ".join(ARCHITECTURES),
             next="convert one of these",
         )
-    shape = _llama_shape(config) if kind == "llama" else _gpt2_shape(config)
+    shape = _gpt2_shape(config) if kind == "gpt2" else _llama_shape(config, kind)
     weights = {name: w for name, w in weights.items() if not name.endswith(CONSTANTS)}
     if shape.tied_embeddings:  # files may hold the one matrix twice
         weights.pop("lm_head.weight", None)
@@ -150,21 +176,26 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
 
 
 def _layers(shape: ModelSettings, kind: str) -> list[tuple[str, str]]:
-    prefix = "model.layers" if kind == "llama" else "transformer.h"
+    prefix = "transformer.h" if kind == "gpt2" else "model.layers"
     return [(f"blocks.{n}.", f"{prefix}.{n}.") for n in range(shape.layers)]
 
 
 def _names(shape: ModelSettings, kind: str) -> dict[str, str]:
     """Return our name → the library's, for every weight that both have as one tensor."""
-    layer, whole = (LLAMA_LAYER, LLAMA) if kind == "llama" else (GPT2_LAYER, GPT2)
+    layer, whole = (GPT2_LAYER, GPT2) if kind == "gpt2" else (LLAMA_LAYER, LLAMA)
+    if shape.query_key_norm:
+        layer = layer | HEAD_NORMS
     pairs = [(ours, theirs) for ours, theirs in whole.items() if not (ours == "head" and shape.tied_embeddings)]
     pairs += [(a + ours, b + theirs) for a, b in _layers(shape, kind) for ours, theirs in layer.items()]
     names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in pairs}
-    if shape.biases:
-        plain = ("embedding", "positions", "head") + (() if kind == "gpt2" else ("norm",))
-        with_bias = [p for p in pairs if not p[0].endswith(plain)]
-        names |= {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in with_bias}
-    return names
+    return names | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in pairs if _has_bias(shape, ours)}
+
+
+def _has_bias(shape: ModelSettings, ours: str) -> bool:
+    module = ours.rsplit(".", 1)[-1]
+    if module.endswith("norm"):
+        return shape.norm == "layer" and shape.biases
+    return module not in ("embedding", "positions", "head") and shape.has_bias(module)
 
 
 def _turned(name: str, weight: Tensor) -> Tensor:
@@ -191,11 +222,18 @@ def _few(names: list[str]) -> str | None:
 # ---------------------------------------------------------------------------------------------------- configurations
 
 
-def _llama_config(shape: ModelSettings, sequence_length: int) -> dict[str, Any]:
+def _llama_config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
     """Return the keys that published configurations have; versions 4 and 5 of the library read them."""
+    scaling = ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
+    biases = {"attention_bias": shape.has_bias("output"), "mlp_bias": shape.biases}
+    own = {
+        "llama": biases,
+        "qwen2": {"use_sliding_window": False},
+        "qwen3": {"attention_bias": shape.has_bias("output"), "use_sliding_window": False},
+    }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
         "vocab_size": shape.vocabulary_size,
         "hidden_size": shape.dimension,
         "intermediate_size": shape.hidden,
@@ -204,13 +242,12 @@ def _llama_config(shape: ModelSettings, sequence_length: int) -> dict[str, Any]:
         "num_key_value_heads": shape.key_value_heads,
         "head_dim": shape.head_dimension,
         "hidden_act": "silu",
-        "max_position_embeddings": 131_072 if shape.rope_scaling == "llama3" else sequence_length,
+        "max_position_embeddings": 131_072 if scaling else sequence_length,
         "initializer_range": shape.initial_deviation,
         "rms_norm_eps": shape.norm_epsilon,
         "rope_theta": shape.rope_theta,
-        "rope_scaling": dict(ROPE_SCALING) if shape.rope_scaling == "llama3" else None,
-        "attention_bias": shape.biases,
-        "mlp_bias": shape.biases,
+        "rope_scaling": scaling,
+        **own[kind],
         "attention_dropout": shape.dropout,
         "tie_word_embeddings": shape.tied_embeddings,
         **SPECIAL_IDS,
@@ -238,33 +275,49 @@ def _gpt2_config(shape: ModelSettings) -> dict[str, Any]:
     }
 
 
-def _llama_shape(config: dict[str, Any]) -> ModelSettings:
+def _llama_shape(config: dict[str, Any], kind: str) -> ModelSettings:
+    """Return the shape of a llama, mistral, qwen2 or qwen3 model."""
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        _require(config, key, key in config, "a number")
     rotary = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})  # version 5, or before
     theta = rotary.pop("rope_theta", None) or config.get("rope_theta", 10_000.0)
-    scaling = "none" if rotary.get("rope_type", rotary.get("type", "default")) == "default" else "llama3"
-    if scaling == "llama3":
-        _require(config, "rope_scaling", {k: rotary.get(k) for k in ROPE_SCALING} == ROPE_SCALING, "that of Llama 3.2")
-    biases = bool(config.get("attention_bias", False))
+    scaling: dict[str, Any] = {}
+    if rotary.get("rope_type", rotary.get("type", "default")) != "default":
+        same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
+        _require(config, "rope_scaling", same, "none, or that of Llama 3.1 and 3.2 with any factor")
+        scaling = {"rope_scaling": "llama3", "rope_factor": float(rotary["factor"])}
+    whole = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    _require(config, "partial_rotary_factor", whole == 1.0, "1: all of a head is rotated")
     _require(config, "hidden_act", config.get("hidden_act", "silu") == "silu", "silu")
-    _require(config, "mlp_bias", bool(config.get("mlp_bias", False)) == biases, f"{biases}, as attention_bias")
+    window = "sliding_window" if kind == "mistral" else "use_sliding_window"
+    without = "null: attention over the whole row; up to the window's length the results are the same"
+    _require(config, window, not config.get(window), without)
+    layers = set(config.get("layer_types") or ["full_attention"])
+    _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
+    attention, feeding = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
+    biases: dict[str, Any] = {"biases": attention and feeding}
+    if kind == "qwen2" or attention and not feeding:
+        biases["attention_biases"] = "inputs" if kind == "qwen2" else "all"
     heads = config["num_attention_heads"]
-    width = config["hidden_size"] // heads
-    _require(config, "head_dim", config.get("head_dim") in (None, width), f"{width}: hidden_size over the heads")
+    width = config.get("head_dim") or (128 if kind == "qwen3" else config["hidden_size"] // heads)
     return ModelSettings(
-        name="llama",
+        name=kind,
         dimension=config["hidden_size"],
         layers=config["num_hidden_layers"],
         heads=heads,
         key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=None if width * heads == config["hidden_size"] else width,
         hidden=config["intermediate_size"],
         vocabulary_size=config["vocab_size"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         rope_theta=float(theta),
-        rope_scaling=scaling,  # type: ignore[arg-type]
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
         initial_deviation=config.get("initializer_range", 0.02),
-        biases=biases,
+        query_key_norm=kind == "qwen3",
         dropout=config.get("attention_dropout", 0.0),
+        **scaling,
+        **biases,
     )
 
 
@@ -289,7 +342,7 @@ def _gpt2_shape(config: dict[str, Any]) -> ModelSettings:
         initial_deviation=config.get("initializer_range", 0.02),
         maximum_positions=config["n_positions"],
         dropout=dropouts.pop(),
-        **{field: value for field, value in FAMILIES["gpt2"].items()},
+        **{field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()},
     )
 
 

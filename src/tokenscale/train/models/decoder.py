@@ -15,9 +15,9 @@ from tokenscale.train.models.language_model import LanguageModel
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
 Rotation = tuple[Tensor, Tensor] | None
 
-#: `rope_scaling: llama3` with the numbers of Llama 3.2 (its config.json): slowed down, positions of the original
-#: context, and between how many turns over that context a frequency changes from slowed to kept.
-LLAMA3 = {"factor": 32.0, "original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
+#: `rope_scaling: llama3` with the numbers of Llama 3.1 and 3.2 (their config.json): positions of the original context,
+#: and between how many turns over that context a frequency changes from slowed to kept.
+LLAMA3 = {"original_positions": 8192, "low_turns": 1.0, "high_turns": 4.0}
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
@@ -50,19 +50,21 @@ def norm_of(model: ModelSettings) -> nn.Module:
     return nn.LayerNorm(model.dimension, model.norm_epsilon, bias=model.biases)
 
 
-def rotary_tables(length: int, head_dimension: int, theta: float, scaling: str = "none") -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    length: int, head_dimension: int, theta: float, llama3_factor: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64
     angles.
 
-    `llama3` slows the low frequencies down, so that positions beyond the original context get angles that were seen
-    in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
+    `llama3_factor` slows the low frequencies down, so that positions beyond the original context get angles that were
+    seen in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
     """
     frequencies = theta ** (-torch.arange(0, head_dimension, 2, dtype=torch.float64) / head_dimension)
-    if scaling == "llama3":
+    if llama3_factor is not None:
         turns = LLAMA3["original_positions"] * frequencies / (2 * math.pi)
         kept = (turns - LLAMA3["low_turns"]) / (LLAMA3["high_turns"] - LLAMA3["low_turns"])
         kept = kept.clamp(0, 1)
-        frequencies = frequencies * (kept + (1 - kept) / LLAMA3["factor"])
+        frequencies = frequencies * (kept + (1 - kept) / llama3_factor)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return angles.cos().float(), angles.sin().float()
 
@@ -109,11 +111,15 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dimension, self.dropout = model.head_dimension, model.dropout
         self.causal, self.kernel = causal, kernel
-        width = model.key_value_heads * model.head_dimension
-        self.query = linear(model.dimension, model.dimension, bias=model.biases)
-        self.key = linear(model.dimension, width, bias=model.biases)
-        self.value = linear(model.dimension, width, bias=model.biases)
-        self.output = linear(model.dimension, model.dimension, bias=model.biases)
+        width, shared = model.attention_width, model.key_value_heads * model.head_dimension
+        self.query = linear(model.dimension, width, bias=model.has_bias("query"))
+        self.key = linear(model.dimension, shared, bias=model.has_bias("key"))
+        self.value = linear(model.dimension, shared, bias=model.has_bias("value"))
+        self.output = linear(width, model.dimension, bias=model.has_bias("output"))
+        if model.query_key_norm:
+            self.query_norm = RMSNorm(model.head_dimension, model.norm_epsilon)
+            self.key_norm = RMSNorm(model.head_dimension, model.norm_epsilon)
+        self.query_key_norm = model.query_key_norm
 
     def forward(
         self, x: Tensor, rotation: Rotation, bounds: Bounds | None = None, past: LayerKVCache | None = None
@@ -125,6 +131,8 @@ class Attention(nn.Module):
             return y.view(rows, length, -1, self.head_dimension).transpose(1, 2)
 
         query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        if self.query_key_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         if past is not None:
@@ -262,7 +270,8 @@ class Decoder(LanguageModel):
         if model.positions == "learned":
             return None
         if self._rotation is None or self._rotation[0].device != device:
-            tables = rotary_tables(self.sequence_length, model.head_dimension, model.rope_theta, model.rope_scaling)
+            factor = model.rope_factor if model.rope_scaling == "llama3" else None
+            tables = rotary_tables(self.sequence_length, model.head_dimension, model.rope_theta, factor)
             self._rotation = (tables[0].to(device), tables[1].to(device))
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 

@@ -178,9 +178,11 @@ class VocabularyParallelEmbedding(nn.Embedding):
 def _split_part(part: nn.Module, name: str, ranks: Ranks, specs: dict[str, ShardSpec], last: str) -> None:
     """Split attention or feed-forward: layers by outputs (whole heads, hidden units), the `last` one by inputs."""
     for child, linear in list(part.named_children()):
+        if not isinstance(linear, nn.Linear):
+            continue  # norms of queries and keys, which every rank applies to its own heads
         if child == last:
             _split(linear, f"{name}.{child}", "weight", 1, ranks, specs)
-            setattr(part, child, RowParallelLinear(cast(nn.Linear, linear), ranks))
+            setattr(part, child, RowParallelLinear(linear, ranks))
             continue
         _split(linear, f"{name}.{child}", "weight", 0, ranks, specs)
         if linear.bias is not None:
