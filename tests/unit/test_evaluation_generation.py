@@ -242,7 +242,8 @@ def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
 
 
 def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
-    stored(tmp_path / "final", SHAPES["llama"], checkpoint / "tokenizer", objective="masked")
+    shape = replace(SHAPES["llama"], vocabulary_size=290)
+    stored(tmp_path / "final", shape, checkpoint / "tokenizer", objective="masked")
     with pytest.raises(UserError, match="cannot generate text"):
         generate_texts(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
     assert main(["generate", "--checkpoint", str(tmp_path / "final"), "--prompt", "a"]) == 2

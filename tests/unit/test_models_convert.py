@@ -185,7 +185,7 @@ def test_random_shapes_agree_with_the_library_in_bits_logits_and_gradients(capsy
     spec = importlib.util.spec_from_file_location("model_parity", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.main(["--shapes", "15", "--seed", "7"]) == 0
+    assert script.main(["--shapes", "15", "--seed", "0"]) == 0
     printed = capsys.readouterr().out
     assert "15 of 15 shapes agree" in printed
     assert all(f" {kind} " in printed for kind in ("llama", "mistral", "qwen2", "qwen3", "gpt2")), printed
