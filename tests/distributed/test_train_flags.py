@@ -125,7 +125,6 @@ REFUSALS = {
         "--storage." in line
         and not re.search(r"--dataset-type (padded|token-list|length-bucketed) --pretokenized", line)
     ),
-    "does not tokenize while training": lambda line: "--engine" in line and "--pretokenized" in line,
     "does not pack documents": lambda line: "--packing" in line and "--dataset-type packed" not in line,
     "does not record document boundaries": lambda line: (
         "--document-mask" in line and "--dataset-type packed" not in line

@@ -10,6 +10,7 @@ from tests.unit.test_config import BASE, EXPERIMENT
 from tokenscale.cli.check import count_gpus_and_cores
 from tokenscale.cli.main import main
 from tokenscale.settings import config as configuration
+from tokenscale.settings.experiments import SCALES
 
 ROOT = Path(__file__).parents[2]
 #: one of the study's approaches at local batch 1 was at another sequence length than all others
@@ -25,7 +26,7 @@ left_out:
   - {cells: {approach: token-list, sequence_length: 128}, reason: "-"}
   - {cells: {micro_batch: 2, sequence_length: 128}, reason: "-"}
 repeats: 6
-scales: {workstation: {}, alps: {}}
+scales: {workstation: {}, alps: {}, study: {}}
 """
 
 
@@ -37,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     experiments = tmp_path / "config/experiments"
     experiments.mkdir(parents=True)
     (tmp_path / "config/config.yaml").write_text(json.dumps(BASE))
-    every = {"scales": {"workstation": {}, "alps": {}}}
+    every = {"scales": {"workstation": {}, "alps": {}, "study": {}}}
     (experiments / "e.yaml").write_text(json.dumps(EXPERIMENT | every))
     (experiments / "mix_up.yaml").write_text(MIX_UP)
     clean = {**EXPERIMENT, **every, "factors": {"precision": ["fp32", "bf16"]}, "repeats": 6}
@@ -49,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_clean_experiment_is_one_line_a_scale(folder, capsys):
     assert main(["check", "clean"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"{scale:<12} clean: 12 runs" for scale in ("demo", "workstation", "alps")]
+    assert lines == [f"{scale:<12} clean: 12 runs" for scale in SCALES]
 
 
 def test_the_studys_mix_up_ends_with_2_and_is_named(folder, capsys):
@@ -65,7 +66,7 @@ def test_the_studys_mix_up_ends_with_2_and_is_named(folder, capsys):
 def test_without_names_everything_is_checked_at_every_scale(folder, capsys):
     assert main(["check"]) == 2
     out = capsys.readouterr().out
-    assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * 3
+    assert [line.split()[1] for line in out.splitlines() if line[0] != " "] == ["clean:", "e:", "mix_up:"] * len(SCALES)
     assert "  warn    e at demo: with 2 repeats of a cell" in out
 
 
@@ -73,7 +74,9 @@ def test_an_experiment_is_checked_at_the_scales_that_it_has(folder, capsys):
     text = (folder / "config/experiments/clean.yaml").read_text()
     (folder / "config/experiments/clean.yaml").write_text(text.replace('"workstation": {}, ', ""))
     assert main(["check", "clean"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["demo         clean: 12 runs", "alps         clean: 12 runs"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{scale:<12} clean: 12 runs" for scale in ("demo", "alps", "study")
+    ]
     main(["check", "--scale", "workstation"])
     out = capsys.readouterr().out
     assert out.splitlines()[-1].endswith("left out of all_experiments (no overlay for scale workstation): clean")

@@ -129,6 +129,19 @@ def test_a_scale_overlays_the_experiment(tmp_path):
     assert {r.settings.sequence_length for r in runs} == {64}
 
 
+def test_an_overlay_removes_a_factor_by_null(tmp_path):
+    study = {"factors": {"layout.data": None, "layout.data, global_batch": [[1, 2], [2, 4]]}}
+    runs = project(tmp_path, {**EXPERIMENT, "scales": {"study": study}}, scale="study").runs("e")
+    assert {(r.settings.layout.data, r.settings.global_batch) for r in runs} == {(1, 2), (2, 4)}
+
+
+def test_a_scale_of_no_experiment_names_the_scales_that_exist(tmp_path):
+    config = project(tmp_path, {**EXPERIMENT, "scales": {"alps": {}}}, scale="study")
+    with pytest.raises(UserError, match="no experiment has settings for scale study") as error:
+        config.select_experiments(["all_experiments"])
+    assert error.value.facts["found"] == "demo, alps" and config.reported_at_scale == []
+
+
 def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name(tmp_path):
     """Its own settings are those of the scale demo: elsewhere it would run these on another machine's nodes."""
     project(tmp_path)
@@ -291,12 +304,20 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
         Config(values, root=tmp_path).runs("alone")
 
 
+#: experiments without a cell of a source study
+NO_CELLS = [
+    *("activation_checkpointing", "data_mixture", "data_path", "ddp_scaling_strong", "demo", "elastic_resume"),
+    *("hyperparameters", "inference", "masked_lm", "objectives", "precision", "single_vs_multi", "storage"),
+    *("time_to_target", "tokenization"),
+]
+
+
 def test_the_shipped_configuration_is_valid_at_every_scale():
     for scale in SCALES:
         config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
         for name in config.at_scale:
             assert config.runs(name) or config.experiment(name).benchmarks
-        assert config.without_overlay == (["objectives"] if scale == "alps" else [])
+        assert config.without_overlay == {"alps": ["objectives"], "study": NO_CELLS}.get(scale, [])
 
 
 def test_the_committed_schemas_are_current():

@@ -32,7 +32,7 @@ RUNS = {
     "budget": {"steps": 5},
     "schedule": {"warmup_steps": 2},
 }
-EVERY_SCALE = {"scales": {"workstation": {}, "alps": {}}}
+EVERY_SCALE = {"scales": {"workstation": {}, "alps": {}, "study": {}}}
 MACHINE = 'name = "box"\nstarter = "srun"\ngpus_per_node = 4\ndevice = "NVIDIA GH200 120GB"\n'
 
 

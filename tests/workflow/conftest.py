@@ -35,7 +35,7 @@ RUNS = {
     "schedule": {"warmup_steps": 2},
     "validation": {"rows": 4},
 }
-EVERY_SCALE = {"workstation": {}, "alps": {}}
+EVERY_SCALE = {"workstation": {}, "alps": {}, "study": {}}
 EXPERIMENTS = {
     "ways": {
         "question": "Do the ways from text to rows differ?",

@@ -78,7 +78,7 @@ def check(
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """
     scale = config.settings.scale
-    usable = names or config.usable(config.settings.experiments)
+    usable = names or config.usable(config.reported_at_scale)
     for name, error in ({} if names else config.unusable).items():
         other_corpus = error.facts.get("key") == "corpus"
         yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus

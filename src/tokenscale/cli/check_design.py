@@ -213,9 +213,9 @@ def _check_scaling_base(design: Design) -> list[Problem]:
     for cell, s in design.settings:
         rest = {k: v for k, v in cell.items() if not _is_layout_key(k) and k != "global_batch"}
         lines.setdefault(canonical_json(rest), set()).add(s.layout.world_size)
-    if all(len(sizes) == 1 for sizes in lines.values()) or not set(SCALING_FIGURES) & set(design.experiment.figures):
+    smallest = {min(sizes) for sizes in lines.values() if len(sizes) > 1}  # a single size has no efficiency
+    if not smallest or not set(SCALING_FIGURES) & set(design.experiment.figures):
         return []
-    smallest = {min(sizes) for sizes in lines.values()}
     key = next((f"factors.{name}" for name in design.experiment.factors if _is_layout_key(name)), "factors")
     if len(smallest) > 1:
         begins = _join(map(str, sorted(smallest)))

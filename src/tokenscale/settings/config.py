@@ -85,7 +85,9 @@ class ConfigFile:
 
     __pydantic_config__ = STRICT
 
-    scale: str = option(BASE_SCALE, "overlay of the experiments: demo, workstation, alps")
+    scale: str = option(
+        BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (the source studies' own cells)"
+    )
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, named as their files")
     experiments_folder: str = option("config/experiments", "folder of the experiments' files")
     machine: str | None = option(
@@ -198,14 +200,31 @@ class Config:
 
     def select_experiments(self, names: Sequence[str]) -> list[str]:
         """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit scale and corpus."""
-        if list(names) == [ALL]:
-            return [name for name in self.at_scale if name not in self._not_on_corpus]
-        return list(names or self.settings.experiments)
+        if list(names) != [ALL]:
+            return list(names or self.settings.experiments)
+        if not self.at_scale:
+            found = dict.fromkeys(
+                s for name in self.available for s in (self._read_experiment(name).get("scales") or {})
+            )
+            raise UserError(
+                f"no experiment has settings for scale {self.settings.scale}.",
+                file=self.file_of("scale"),
+                key="scale",
+                found=", ".join(dict.fromkeys([BASE_SCALE, *found])),
+                folder=self.settings.experiments_folder,
+                next="choose one of these scales, or add an overlay to an experiment",
+            )
+        return [name for name in self.at_scale if name not in self._not_on_corpus]
 
     @property
     def at_scale(self) -> list[str]:
         """Names of the experiments with settings for the chosen scale."""
         return [name for name in self.available if self.has_scale(name)]
+
+    @property
+    def reported_at_scale(self) -> list[str]:
+        """Names of the report's experiments with settings for the chosen scale."""
+        return [name for name in self.settings.experiments if self.has_scale(name)]
 
     @property
     def without_overlay(self) -> list[str]:
@@ -318,6 +337,8 @@ class Config:
                 raise self._missing_overlay_error(name, base)
             overlay = base.scales.get(self.settings.scale, {})
             values = merge_settings({k: v for k, v in raw.items() if k != "scales"}, overlay)
+            if isinstance(factors := values.get("factors"), dict):  # an overlay removes a factor by null
+                values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
             if self.settings.corpus is not None:
                 values = self._replace_corpus(values, file)
             merged = validate.build(Experiment, values, file=file, key="")

@@ -181,8 +181,8 @@ class Experiment:
     figures: tuple[str, ...] = option(tuple, "figures of the experiment's page")
     scales: dict[str, dict[str, Any]] = option(
         dict,
-        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes nothing. The experiment "
-        "is not run at a scale without an overlay",
+        "scale → overlay, merged over the rest of the file, which is scale demo; `{}` changes nothing, null removes a "
+        "factor. The experiment is not run at a scale without an overlay",
     )
 
     @property
@@ -486,4 +486,4 @@ def find_canary_cell(experiment: Experiment) -> dict[str, Any]:
 
 #: scale of an experiment's own settings; other scales are overlays in its file
 BASE_SCALE = "demo"
-SCALES = (BASE_SCALE, "workstation", "alps")
+SCALES = (BASE_SCALE, "workstation", "alps", "study")

@@ -21,7 +21,8 @@ One file, one question. Written from the files themselves by `python -m tokensca
 `snakemake NAME` runs one with its figures, `snakemake all_experiments` all of them with one report,
 `python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
 `--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
-for GPUs. At a scale without an overlay an experiment is left out of `all_experiments`, and refused by its name.
+for GPUs; `study` has the source studies' own cells. At a scale without an overlay an experiment is left out of
+`all_experiments`, and refused by its name.
 
 """
 

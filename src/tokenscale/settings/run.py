@@ -151,8 +151,8 @@ class RunSettings:
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
-        "library that tokenizes during training; auto: the fastest installed one with exact ids; tokenizers: the one "
-        "of the source studies",
+        "library that tokenizes during training, without effect if tokens are read; auto: the fastest installed one "
+        "with exact ids; tokenizers: the one of the source studies",
     )
     sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
     eos: bool = option(False, "end each document with EOS; every document begins with BOS in any case")
@@ -341,8 +341,6 @@ class RunSettings:
             found.append(("masking", f"objective {self.objective} does not mask tokens"))
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} does not read a Parquet store"))
-        if self.engine != "auto" and APPROACHES[self.approach] is not None:
-            found.append(("engine", f"approach {self.approach} does not tokenize while training"))
         if self.packing != "best-fit" and self.approach != "packed":
             found.append(("packing", f"approach {self.approach} does not pack documents"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
