@@ -81,9 +81,11 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     values = file.values() | stated
     if words.epochs is not None:
         values.pop("budget.steps", None)
-    ranks, others = world_size or words.world_size, _count_model_ranks(values)
+    ranks = world_size or words.world_size
     if ranks is not None:
-        values["layout.data"] = ranks // others
+        if not {"layout.data", "layout.shard"} & values.keys():
+            values = file.layout_values(ranks // _count_model_ranks(values)) | values
+        values["layout.data"] = ranks // _count_model_ranks(values)
     values.setdefault("checkpoints.final", True)  # users of this command want the weights
     readers = values.get("layout.data", 1) * values.get("layout.shard", 1)
     values = _derive_batch(words, file, stated, readers) | values

@@ -239,6 +239,10 @@ class StudyDistributed:
 
     backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
     mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "16 bits: autocast over fp32 weights")
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] | None = option(
+        None, "FSDP over all ranks: zero3, zero2, or full replicas"
+    )
+    activation_checkpointing: bool | None = option(None, "compute the activations of each block again")
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,11 @@ class StudyFile:
         label = known[0].name if known else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-") or "custom"
         return ModelSettings(**common | {"name": label, "vocabulary_size": self.model.vocab_size})
 
+    def layout_values(self, ranks: int) -> dict[str, Any]:
+        """Return the settings of sharding one replica over these ranks; empty for full replicas."""
+        sharding = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}.get(self.distributed.sharding_strategy or "")
+        return {"layout.shard": ranks, "layout.sharding": sharding} if sharding and ranks > 1 else {}
+
     def values(self) -> dict[str, Any]:
         """Return dotted key → value of the settings in the file, without the batch size, which depends on ranks."""
         precision = self.distributed.mixed_precision
@@ -276,6 +285,7 @@ class StudyFile:
             "budget.steps": self.training.max_steps,
             "schedule.warmup_steps": self.training.warmup_steps,
             "precision": "fp32" if precision == "no" else precision,
+            "activation_checkpointing": "block" if self.distributed.activation_checkpointing else None,
         }
         return {key: value for key, value in found.items() if value is not None}
 

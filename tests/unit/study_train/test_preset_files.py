@@ -8,6 +8,7 @@ import yaml
 
 from tests.unit.study_train.conftest import PRESET, asked
 from tokenscale.settings import source_studies
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 
 
@@ -18,6 +19,22 @@ def test_the_shipped_preset_files_are_the_studys(name, weights):
     assert dataclasses.replace(model, vocabulary_size=None) == PRESETS[weights] and model.vocabulary_size == 50_257
     assert file.values()["precision"] == "bf16" and file.values()["sequence_length"] == 1024
     assert file.training.batch_size * file.training.gradient_accumulation_steps == 32
+
+
+def test_the_preset_of_fsdp_shares_one_replica_over_all_ranks(here):
+    preset = str(Path(__file__).parents[3] / "config/presets/fsdp_config.yaml")
+
+    def layout(ranks, *words):
+        run = asked(
+            "--config", preset, "--model-size", "medium", "--dataset", "dummy", "--world-size", ranks, *words
+        ).run
+        assert run.activation_checkpointing == "block" and run.model == PRESETS["study-medium"]
+        assert run.global_batch == 4 * 8 * run.layout.data_parallel_size and run.precision == "bf16"
+        return run.layout
+
+    assert layout("4") == LayoutSettings(shard=4) and layout("1") == LayoutSettings()
+    assert layout("4", "--layout.shard", "2") == LayoutSettings(data=2, shard=2), "flags go before it"
+    assert layout("4", "--layout.tensor", "2") == LayoutSettings(shard=2, tensor=2)
 
 
 def test_a_preset_file_becomes_settings(here):
