@@ -28,6 +28,7 @@ VIEWS = {
             "zstd-22-compression",
             "decompression-slows",
             "stored-padded-slower",
+            "stored-padded-below-both",
             "slower-by-reading",
             "training-hardly-changes",
             "benefit-grows-with-batch",
@@ -56,12 +57,15 @@ VIEWS = {
         "from runs that are like for like, with one process as the base.",
         (
             "ddp-efficiency",
+            "ddp-efficiency-best",
+            "near-linear",
             "stored-keeps-mfu",
             "compounding",
             "larger-worlds-converge-by-step",
             "larger-worlds-reach-the-target-sooner",
             "validation-loss-unchanged",
             "two-gpus",
+            "ddp-96",
             "ddp-94",
         ),
         (
