@@ -89,7 +89,7 @@ FACTORS = {
         "--validation.rows 2 --validation.every 1 --validation.accuracy",
         "--validation.rows 0",
         "--validation.rows 2 --validation.each-epoch --validation.at-start false --validation.at-end false",
-        "--validation.rows 2 --validation.bleu 2",
+        "--validation.rows 2 --validation.bleu 2 --validation.bleu-each-epoch",
     ),
     "checkpoints": (
         "",
@@ -145,9 +145,6 @@ REFUSALS = {
     "chooses its own targets": lambda line: "--labels target" in line and "masked" in line,
     "are not pairs": lambda line: "--validation.bleu" in line and "stories.jsonl" in line,
     "cannot generate text": lambda line: "--validation.bleu" in line and "masked" in line,
-    "no rank has the whole model": lambda line: (
-        "--validation.bleu" in line and re.search("zero2|layout.tensor|layout.pipeline|model_parallel", line)
-    ),
     "needs a validation loss": lambda line: "--checkpoints.best" in line and "--validation.rows 0" in line,
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_tokenizer
-from tokenscale.analysis.bleu import bleu_columns
+from tokenscale.analysis.bleu import bleu_rows
 from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
@@ -34,7 +34,7 @@ def bleu_of(run, lab, directory):
     train(run, lab.inputs(run), directory / run.identity, WORLD)
     (path,) = (directory / run.identity).rglob("events.jsonl")
     events = [json.loads(line) | {"attempt": 0} for line in path.read_text().splitlines()]
-    return bleu_columns([{"number": None} | event for event in events])
+    return bleu_rows([{"number": None} | event for event in events])[-1]
 
 
 def test_a_trained_model_translates_unseen_sentences_better_than_an_untrained_one(tmp_path):

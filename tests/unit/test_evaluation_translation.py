@@ -9,7 +9,7 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer
-from tokenscale.analysis.bleu import bleu, bleu_columns
+from tokenscale.analysis.bleu import bleu, bleu_rows
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
@@ -28,6 +28,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.train.loop import train
+from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.parallel.world import World
 
 CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=500, held_out=20))
@@ -66,20 +67,19 @@ def make_run(**changes) -> RunSettings:
     return RunSettings(**options | changes)
 
 
-class Copier(torch.nn.Module):
+class Copier(LanguageModel):
     """Says the source again, behind its EOS, and then EOS; of a vocabulary in which ids are bytes."""
 
     def __init__(self):
         super().__init__()
         self.head = torch.nn.Identity()
 
-    def hidden(self, tokens_bt):
-        row = tokens_bt[0].tolist()
-        end = row.index(1)
-        said = len(row) - end - 1
-        token = row[1 + said] if 1 + said < end else 1
-        logits = torch.zeros(1, len(row), 256)
-        logits[0, -1, token] = 1
+    def hidden(self, tokens_bt, bounds=None):
+        logits = torch.zeros(*tokens_bt.shape, 256)
+        for number, row in enumerate(tokens_bt.tolist()):
+            end = row.index(1)
+            said = len(row) - end - 1
+            logits[number, -1, row[1 + said] if 1 + said < end else 1] = 1
         return logits
 
 
@@ -99,9 +99,24 @@ def test_a_translation_is_what_stands_between_the_two_ends(monkeypatch):
     assert [t.pair.number for t in found] == [3, 4, 5]
 
 
+def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(monkeypatch):
+    texts = [f"{n:02d}" for n in range(40)] + ["abc", "d", "e"]
+    pairs, seen = [Pair(n, text, "") for n, text in enumerate(texts)], []
+    model = Copier()
+    hidden = model.hidden
+    model.hidden = lambda tokens_bt: (seen.append(len(tokens_bt)), hidden(tokens_bt))[1]
+    found = list(translate(model, pairs, BYTES, 64, torch.device("cpu")))
+    assert {t.pair.number: t.hypothesis for t in found} == dict(enumerate(texts))
+    assert set(seen) == {2, 16, 8, 1}, "d and e; 40 in batches of 16; abc"
+    alone, seen[:] = set(seen), []
+    shares = [list(translate(model, pairs, BYTES, 64, torch.device("cpu"), rank, 3)) for rank in range(3)]
+    assert sorted(t.pair.number for share in shares for t in share) == list(range(43))
+    assert min(map(len, shares)) > 0 and set(seen) == alone
+
+
 def test_a_model_that_never_ends_is_stopped():
     endless = Copier()
-    endless.hidden = lambda tokens_bt: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
+    endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
     (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
     assert found.hypothesis == "A" * (2 * 3 + 16)
 
@@ -135,6 +150,7 @@ def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
     assert model.training
     events = [json.loads(line) for line in next(tmp_path.rglob("events.jsonl")).read_text().splitlines()]
     told = [event for event in events if event["event"] == "translation"]
+    told.sort(key=lambda event: event["number"])
     assert [event["number"] for event in told] == [0, 1, 2, 3, 4]
     assert [event["reference"] for event in told] == [pair.reference for pair in held_out_pairs(lab.corpus, 5)]
     assert [event["event"] for event in events][-1] == "run_stop"
@@ -161,19 +177,27 @@ def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
     [
         ({"corpus": CorpusSettings()}, "are not pairs"),
         ({"eos": False, "labels": "all"}, "set eos"),
-        ({"layout": LayoutSettings(shard=2, sharding="zero3")}, "no rank has the whole model"),
-        ({"layout": LayoutSettings(tensor=2)}, "no rank has the whole model"),
         ({"float8": True}, "float8"),
+        ({"validation": ValidationSettings(bleu_each_epoch=True)}, "nothing is translated"),
     ],
 )
 def test_runs_that_cannot_translate_are_refused(changes, says):
-    assert any(field in ("validation.bleu", "eos") and says in text for field, text in make_run(**changes).problems())
+    fields = "validation.bleu", "validation.bleu_each_epoch", "eos"
+    assert any(field in fields and says in text for field, text in make_run(**changes).problems())
 
 
 @pytest.mark.parametrize(
-    "layout", [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(shard=2, sharding="zero1")]
+    "layout",
+    [
+        LayoutSettings(),
+        LayoutSettings(data=2),
+        LayoutSettings(shard=2, sharding="zero1"),
+        LayoutSettings(shard=2),
+        LayoutSettings(tensor=2),
+        LayoutSettings(pipeline=2),
+    ],
 )
-def test_runs_whose_ranks_have_whole_models_can(layout):
+def test_runs_of_every_layout_translate(layout):
     assert not [text for field, text in make_run(layout=layout).problems() if field == "validation.bleu"]
 
 
@@ -183,8 +207,9 @@ def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
         {"event": "translation", "number": 0, "attempt": n, "hypothesis": text, "reference": reference}
         for n, text in enumerate(("nothing like it", reference))
     )
-    assert bleu_columns([new, old, {"event": "run_stop"}])["bleu"] == pytest.approx(100)
-    assert bleu_columns([old])["bleu"] < 10 and bleu_columns([{"event": "run_stop"}]) == {}
+    (found,) = bleu_rows([new, old, {"event": "run_stop"}])
+    assert found["bleu"] == pytest.approx(100)
+    assert bleu_rows([old])[0]["bleu"] < 10 and bleu_rows([{"event": "run_stop"}]) == []
 
 
 def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
@@ -197,12 +222,15 @@ def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
             {"event": "translation", "schema": 2, "step": 6, "number": n, "hypothesis": h, "reference": r}
             for n, (h, r) in enumerate(zip(said, references, strict=True))
         ]
+        # as after an epoch; the file's order is no order of steps
+        lines += [line | {"step": 3, "hypothesis": "none of it"} for line in lines] if run.repeat else []
         path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
     ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
     found = query("translation", tmp_path / "tables").set_index("repeat")
     expected = bleu(["the cat sat on a mat", "a dog barks at noon"], references)
     assert found.loc[0, "bleu"] == pytest.approx(expected.score) and found.loc[1, "bleu"] == pytest.approx(100)
     assert found.loc[0, "bleu_high"] == pytest.approx(expected.high) and found.loc[0, "bleu_sentences"] == 2
+    assert found.loc[1, "bleu_by_epoch"] == "0.0, 100.0" and found["bleu_by_epoch"].notna().tolist() == [False, True]
     speed = query("throughput", tmp_path / "tables").set_index("repeat")
     assert found["target_tokens_per_s"].tolist() == speed["useful_tokens_per_s"].tolist()
     assert found["positions_per_s"].tolist() == speed["total_tokens_per_s"].tolist()

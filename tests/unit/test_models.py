@@ -175,7 +175,7 @@ def test_reading_on_from_a_cache_equals_reading_everything(name, prompt):
     model = Decoder(PRESETS[name].with_vocabulary(64), 16).eval()
     initialise(model, 0)
     tokens = torch.randint(0, 64, (3, 12))
-    cache = model.cache(3, 16, torch.float32, torch.device("cpu"))
+    cache = model.new_cache(3, 16, torch.device("cpu"))
     with torch.no_grad():
         expected = model.hidden(tokens)
         found = [model.hidden(tokens[:, :prompt], cache=cache)]
@@ -186,18 +186,18 @@ def test_reading_on_from_a_cache_equals_reading_everything(name, prompt):
 
 def test_a_cache_takes_no_more_than_it_has_room_for():
     model = decoder().eval()
-    cache = model.cache(1, 4, torch.float32, torch.device("cpu"))
+    cache = model.new_cache(1, 4, torch.device("cpu"))
     model.hidden(torch.ones(1, 4, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match="room"):
         model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match="one position"):
         model.hidden(torch.ones(1, 2, dtype=torch.int64), cache=model_cache_of_one(model))
     with pytest.raises(ValueError, match="built for"):
-        model.cache(1, 17, torch.float32, torch.device("cpu"))
+        model.new_cache(1, 17, torch.device("cpu"))
 
 
 def model_cache_of_one(model):
-    cache = model.cache(1, 8, torch.float32, torch.device("cpu"))
+    cache = model.new_cache(1, 8, torch.device("cpu"))
     model.hidden(torch.ones(1, 1, dtype=torch.int64), cache=cache)
     return cache
 

@@ -103,6 +103,7 @@ TABLES = [
     f"{name}.parquet"
     for name in (
         "runs",
+        "bleu",
         "attempts",
         "steps",
         "spans",

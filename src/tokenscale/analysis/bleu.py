@@ -43,19 +43,25 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 Row = dict[str, Any]
 
 
-def bleu_columns(events: list[Row]) -> Row:
-    """Columns of the table `runs`; none without translations. Of a sentence that several attempts translated, the
-    newest counts."""
-    found = [event for event in events if event["event"] == "translation" and event["number"] is not None]
-    newest = {event["number"]: event for event in sorted(found, key=lambda event: event["attempt"])}
-    lines = [newest[number] for number in sorted(newest)]
-    if not lines:
-        return {}
-    score = bleu([line["hypothesis"] or "" for line in lines], [line["reference"] or "" for line in lines])
-    return {
-        "bleu": score.score,
-        "bleu_low": score.low,
-        "bleu_high": score.high,
-        "bleu_sentences": score.sentences,
-        "bleu_signature": score.signature,
-    }
+def bleu_rows(events: list[Row]) -> list[Row]:
+    """Rows of the table `bleu`, one for each step after which the run translated, in their order. Of a sentence that
+    several attempts translated after the same step, the newest counts."""
+    steps: dict[int, dict[int, Row]] = {}
+    for event in sorted(events, key=lambda event: event.get("attempt") or 0):
+        if event["event"] == "translation" and event["number"] is not None:
+            steps.setdefault(event.get("step") or 0, {})[event["number"]] = event
+    found = []
+    for step, lines in sorted(steps.items()):
+        texts = [(lines[number]["hypothesis"] or "", lines[number]["reference"] or "") for number in sorted(lines)]
+        score = bleu(*zip(*texts, strict=True))
+        found.append(
+            {
+                "step": step,
+                "bleu": score.score,
+                "bleu_low": score.low,
+                "bleu_high": score.high,
+                "bleu_sentences": score.sentences,
+                "bleu_signature": score.signature,
+            }
+        )
+    return found

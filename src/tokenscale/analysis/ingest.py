@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
-from tokenscale.analysis.bleu import bleu_columns
+from tokenscale.analysis.bleu import bleu_rows
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.store_rows import rows as store_rows
@@ -180,8 +180,9 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         "quarantined_benign": sum(q["benign"] for q in log.quarantine),
         "steps_seen": compliance.complete_steps(whole),
     }
-    if sealed:
-        row |= bleu_columns(log.events)
+    translated = [{"run_id": run_id, **found} for found in bleu_rows(log.events)] if sealed else []
+    if translated:
+        row |= {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
     row["validity"], row["reasons"] = compliance.check(
@@ -202,6 +203,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         "steps": steps,
         "spans": log.spans,
         "events": tables.of_rows("events", log.events),
+        "bleu": tables.of_rows("bleu", translated),
         "quarantine": tables.of_rows("quarantine", log.quarantine),
     }
 

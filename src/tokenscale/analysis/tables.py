@@ -140,6 +140,15 @@ TABLES: dict[str, dict[str, str]] = {
         "bleu_sentences": "INTEGER",
         "bleu_signature": "VARCHAR",
     },
+    "bleu": {  # a row for each step after which a run translated
+        "run_id": "VARCHAR",
+        "step": "BIGINT",
+        "bleu": "DOUBLE",
+        "bleu_low": "DOUBLE",
+        "bleu_high": "DOUBLE",
+        "bleu_sentences": "INTEGER",
+        "bleu_signature": "VARCHAR",
+    },
     "attempts": {  # superseded ones too, wherever they lie
         "run_id": "VARCHAR",
         "folder": "VARCHAR",  # below the run's

@@ -32,6 +32,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel
 from tokenscale.train.evaluation.generation import Sampling, generate_rows
+from tokenscale.train.models.decoder import Decoder
 
 VERSION = 1
 #: positions per recorded time
@@ -52,7 +53,7 @@ class Writer:
     @property
     def offers_cache(self) -> bool:
         """Whether the model has a key-value cache. The cache of `transformers` models is not used."""
-        return hasattr(self.opened.model, "cache")
+        return isinstance(self.opened.model, Decoder)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,9 +84,8 @@ class Writer:
     def cache_bytes(self, cell: Cell) -> int:
         """Return the bytes of the model's cache tensors, created on the meta device."""
         batch, prompt, new = cell
-        decoder: Any = self.opened.model  # a writer that offers a cache
-        cache = decoder.cache(batch, prompt + new, self.dtype, torch.device("meta"))
-        return cache.keys.nbytes + cache.values.nbytes
+        cache = self.opened.model.new_cache(batch, prompt + new, torch.device("meta"))
+        return 0 if cache is None else cache.keys.nbytes + cache.values.nbytes
 
 
 def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def evaluate_bleu(
         found.append(translation)
         if report is not None:
             report(len(found))
-    return opened, found
+    return opened, sorted(found, key=lambda translation: translation.pair.number)
 
 
 def _read_training_corpus(checkpoint: Path) -> str:

@@ -9,7 +9,7 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
-from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES, REPLICATION
+from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: approach → the store format it reads; None: it tokenizes raw text while training
 APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
@@ -90,6 +90,7 @@ class ValidationSettings:
     at_end: bool = option(True, "validate after the last step")
     accuracy: bool = option(False, "also measure accuracy: the share of targets with the largest logit")
     bleu: int = option(0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, strict=True)
+    bleu_each_epoch: bool = option(False, "also translate them after the last step of each epoch")
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ class RunSettings:
         if pairs and not self.eos:
             found.append(("eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"))
         found += self._mixture_problems()
-        found += [("validation.bleu", text) for text in self._translation_problems()]
+        found += [(f"validation.{field}", text) for field, text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
             found.append(("checkpoints.best", "needs a validation loss: set validation.rows"))
         if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
@@ -367,9 +368,9 @@ class RunSettings:
             found += [("labels", f"documents of corpus {name} are not pairs: they have no target") for name in unpaired]
         return found
 
-    def _translation_problems(self) -> list[str]:
+    def _translation_problems(self) -> list[tuple[str, str]]:
         if not self.validation.bleu:
-            return []
+            return [("bleu_each_epoch", "nothing is translated: set validation.bleu")] * self.validation.bleu_each_epoch
         found = []
         if self.mixture is not None:
             found.append(f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one corpus")
@@ -377,14 +378,11 @@ class RunSettings:
             found.append(f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate")
         if not OBJECTIVES[self.objective].causal:
             found.append(f"a model of objective {self.objective} cannot generate text")
-        sharded = [method for method in self.layout.methods if method not in ("single", *REPLICATION, "zero1")]
-        if sharded:
-            found.append(f"with {sharded[0]} no rank has the whole model: set checkpoints.final, then evaluate --bleu")
         if self.float8:
             found.append(
-                "float8 products need 16 rows, generation has one: set checkpoints.final, then evaluate --bleu"
+                "float8 products need 16 rows, generation has fewer: set checkpoints.final, then evaluate --bleu"
             )
-        return found
+        return [("bleu", text) for text in found]
 
     def _layout_problems(self) -> list[tuple[str, str]]:
         found = []

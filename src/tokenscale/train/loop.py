@@ -31,6 +31,7 @@ from tokenscale.train.evaluation.translation import Pair, held_out_pairs, transl
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.optimizer import learning_rate
+from tokenscale.train.parallel.text_model import TextModel
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
@@ -102,7 +103,8 @@ class Training:
         )
         self.trainer = Trainer(run, shape, world, kernel)
         self.rows_per_epoch = float("inf")
-        if run.budget.kind == "epochs" or run.validation.each_epoch or run.checkpoints.each_epoch:
+        policies = run.validation.each_epoch, run.validation.bleu_each_epoch, run.checkpoints.each_epoch
+        if run.budget.kind == "epochs" or any(policies):
             self.rows_per_epoch = self.batches.rows_per_epoch()
         flops_per_row = run.sequence_length * flops_per_token(
             shape, run.sequence_length, Convention.FULL, run.objective
@@ -123,10 +125,9 @@ class Training:
             self.held_out = load_held_out(
                 run, inputs.validation_store, vocabulary_size, self.place.data_rank, readers, inputs.tokenizer
             )
-        self.translator = None
+        self.translator: tuple[list[Pair], Tokenizer] | None = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
-            pairs = held_out_pairs(inputs.corpus, run.validation.bleu)[world.rank :: world.size]
-            self.translator = pairs, load_tokenizer(inputs.tokenizer)
+            self.translator = held_out_pairs(inputs.corpus, run.validation.bleu), load_tokenizer(inputs.tokenizer)
         self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
@@ -210,15 +211,16 @@ class Training:
         self.trace.after(self.done)
         validating = self._validates(epoch_ended, last)
         saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
-        if last or validating or saving or len(self.log) >= run.log_every or first or self.budget.stop:
+        translating = run.validation.bleu_each_epoch and epoch_ended and not last
+        if last or validating or saving or translating or len(self.log) >= run.log_every or first or self.budget.stop:
             self._read()
         self._carried = time.monotonic() - handed - self.log.waited_s
         if probe is not None:
             self.writer.event("memory", step=step, **probe.bytes)
         if self.log.stopped_at is not None:
             return True
-        if validating or saving:
-            self._between(validating=validating, saving=saving)
+        if validating or saving or translating:
+            self._between(validating=validating, saving=saving, translating=translating)
             self.timer.restart()
         return last
 
@@ -236,8 +238,10 @@ class Training:
         if self.world.rank == 0:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
 
-    def _between(self, *, validating: bool = False, saving: bool = False, at_start: bool = False) -> None:
-        """Run validation and write checkpoints between two steps."""
+    def _between(
+        self, *, validating: bool = False, saving: bool = False, translating: bool = False, at_start: bool = False
+    ) -> None:
+        """Run validation, translate and write checkpoints between two steps."""
         if at_start:
             validating = bool(self.held_out) and self.settings.validation.at_start
             saving = self.checkpoints.due(0, epoch_ended=False, last=False)
@@ -247,6 +251,8 @@ class Training:
             if self.settings.checkpoints.best and math.isfinite(loss) and (best is None or loss < best):
                 self.checkpoints.best = loss
                 self._save("best", "model")
+        if translating:  # before the resume state, behind which nothing of this step is done again
+            self._translate()
         if saving:
             self._save(f"step={self.done:08d}", "resume")
         log_checkpoints(self.writer.event, self.checkpoints)
@@ -287,11 +293,15 @@ class Training:
                 **fields,
             )
 
-    def _translate(self, pairs: list[Pair], tokenizer: Tokenizer) -> None:
-        """Translate this rank's share of the held-out pairs. BLEU is computed when the logs are read."""
-        positions, device = self.settings.sequence_length, self.world.device
-        for found in translate(self.trainer.model, pairs, tokenizer, positions, device):
+    def _translate(self) -> None:
+        """Translate the held-out pairs, each reader its share. BLEU is computed when the logs are read."""
+        model, device = TextModel(self.trainer.parallel, self.world.device), self.world.device
+        positions, readers = self.settings.sequence_length, self.settings.layout.data_parallel_size
+        pairs, tokenizer = self.translator
+        for found in translate(model, pairs, tokenizer, positions, device, self.place.data_rank, readers):
             self.watch.beat()
+            if not self.place.is_group_leader:  # its group translates the same
+                continue
             self.writer.event(
                 "translation",
                 step=self.done,
@@ -393,7 +403,7 @@ class Training:
         if stopped is None and self.settings.checkpoints.final:
             self._save("final", "model")
         if stopped is None and self.translator is not None:
-            self._translate(*self.translator)
+            self._translate()
         self.checkpoints.wait()
         log_checkpoints(self.writer.event, self.checkpoints)
         self.writer.event("run_stop", status=state, step=done, energy_j=joules)

@@ -4,7 +4,8 @@
 -- translations alone), `positions_per_s` what was computed on, padding included. `validation_loss` is the last one. BLEU
 -- is sacrebleu's, of greedy translations of the first `bleu_sentences` held-out pairs, with the 95 % interval of a
 -- bootstrap over these sentences: it says what other sentences would do; repeats say what other seeds do.
--- `bleu_signature` names what was computed. Only runs that translated something have a row.
+-- `bleu_signature` names what was computed. `bleu_by_epoch` are the scores after each epoch, where a run translated more
+-- than once. Only runs that translated something have a row.
 WITH timed AS (
     SELECT
         run_id,
@@ -37,10 +38,17 @@ SELECT
     r.bleu_low,
     r.bleu_high,
     r.bleu_sentences,
-    r.bleu_signature
+    r.bleu_signature,
+    b.bleu_by_epoch
 FROM runs AS r
 JOIN timed AS t USING (run_id)
 LEFT JOIN speed AS s USING (run_id)
+LEFT JOIN (
+    SELECT run_id, string_agg(printf('%.1f', bleu), ', ' ORDER BY step) AS bleu_by_epoch
+    FROM bleu
+    GROUP BY run_id
+    HAVING count(*) > 1
+) AS b USING (run_id)
 LEFT JOIN (SELECT run_id, loss FROM validation WHERE last) AS v USING (run_id)
 WHERE r.bleu IS NOT NULL
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

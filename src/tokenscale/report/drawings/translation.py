@@ -35,6 +35,7 @@ class Translation(Figure):
         """Return one row per run that translated, of those that are like for like along the approach."""
         columns = ["series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *_COLUMNS]
         columns += ["positions_per_s", "validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"]
+        columns += ["bleu_by_epoch"]
         return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
@@ -84,13 +85,16 @@ class Translation(Figure):
             ("target tokens / s", True),
         ]
         columns += [("positions / s", True), ("validation loss", True), ("BLEU", True), ("lowest to highest", True)]
-        rows = []
-        for (name, world), group in self.data().groupby(["series", "world_size"]):
+        data, rows = self.data(), []
+        epochs = data["bleu_by_epoch"].notna().any()
+        columns += [("BLEU after each epoch", False)] * bool(epochs)
+        for (name, world), group in data.groupby(["series", "world_size"]):
             middle = group[[*_COLUMNS, "positions_per_s", "validation_loss"]].median()
             rows.append(
                 [str(name), str(world), str(len(group))]
                 + [number(middle[key]) for key in ("epoch_s", "target_tokens_per_s", "positions_per_s")]
                 + [f"{middle['validation_loss']:.3f}", f"{middle['bleu']:.1f}"]
                 + [f"{group['bleu'].min():.1f} to {group['bleu'].max():.1f}"]
+                + ["; ".join(group["bleu_by_epoch"].dropna())] * bool(epochs)
             )
         return Table(columns, rows)

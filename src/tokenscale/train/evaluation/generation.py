@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.language_model import LanguageModel
 
 
@@ -58,7 +57,7 @@ def generate(
     return generate_rows(model, [prompt], on_token=on_tokens, **options)[0]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # tensors of inference mode could not be used in a training that goes on
 def generate_rows(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
@@ -80,22 +79,21 @@ def generate_rows(
 
     Ids from `vocabulary_size` on, which are no text (a mask, rows that fill a matrix), are never chosen. With `cached`,
     a model that offers a cache of keys and values reads each token once. Row n draws with seed + n, on the CPU in fp64,
-    so that equal seeds draw equal tokens on equal logits, whatever the device.
+    so that equal seeds draw equal tokens on equal logits, whatever the device. Where the model's forward passes are
+    collectives, every rank must call this function, or `wait_for_others`.
     """
     rows, length = [list(prompt) for prompt in prompts], len(prompts[0])
     if any(len(row) != length for row in rows):
         raise ValueError("the prompts of a batch are equally long")
     generators = [torch.Generator().manual_seed(sampling.seed + n) for n in range(len(rows))]
     count = max(0, min(max_new_tokens, positions - length))
-    cache = None
-    if cached and isinstance(model, Decoder) and count:
-        cache = model.cache(len(rows), length + count, model.head.weight.dtype, device)
+    cache = model.new_cache(len(rows), length + count, device) if cached and count else None
     ended, read = [False] * len(rows), 0
     for end in range(length, length + count):
+        model.any_unfinished(True)
         inputs = torch.tensor([row[read:] for row in rows], device=device)
-        hidden = model.hidden(inputs, cache=cache) if isinstance(model, Decoder) else model.hidden(inputs)
+        logits = model.next_logits(inputs, cache)[:, :vocabulary_size].float().cpu()
         read = 0 if cache is None else end
-        logits = model.head(hidden[:, -1])[:, :vocabulary_size].float().cpu()
         for n, row in enumerate(rows):
             row.append(stop_id if ended[n] else _chosen(logits[n], sampling, generators[n]))
             ended[n] = row[-1] == stop_id
@@ -103,7 +101,15 @@ def generate_rows(
             on_token([row[-1] for row in rows])
         if all(ended):
             break
+    wait_for_others(model, device)
     return [_until(row[length:], stop_id) for row in rows]
+
+
+@torch.no_grad()
+def wait_for_others(model: LanguageModel, device: torch.device) -> None:
+    """Run forward passes of one token until no other rank needs this rank's."""
+    while model.any_unfinished(False):
+        model.next_logits(torch.zeros((1, 1), dtype=torch.int64, device=device))
 
 
 def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -12,11 +12,13 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.train.evaluation.generation import Sampling, generate
+from tokenscale.train.evaluation.generation import Sampling, generate_rows, wait_for_others
 from tokenscale.train.models.decoder import Attention
 from tokenscale.train.models.language_model import LanguageModel
 
 GREEDY = Sampling(temperature=0.0)
+#: sentences that are translated together; their caches of keys and values exist at once
+ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Translation:
-    """The model's translation of a pair's source, and the seconds it took."""
+    """The model's translation of a pair's source, and the seconds it took: an equal share of its batch's."""
 
     pair: Pair
     hypothesis: str
@@ -55,33 +57,61 @@ def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[
     return [Pair(number, *document.split(PAIR)) for number, document in enumerate(islice(documents, count))]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def translate(
-    model: LanguageModel, pairs: Sequence[Pair], tokenizer: Tokenizer, positions: int, device: torch.device
+    model: LanguageModel,
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    positions: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[Translation]:
-    """Yield greedy translations, one pair after another: BOS + source + EOS, then the likeliest token until EOS.
+    """Yield greedy translations of this rank's share: BOS + source + EOS, then the likeliest token until EOS.
 
     At most twice as many tokens as the source has, and 16, so that a model that never ends a sentence ends, too; none
     behind `positions`. A source that leaves no room has an empty translation. Dropout is off meanwhile; attention is
     torch's own, without a document mask, since a row is one document.
+
+    Sources of equal length make batches of at most ROWS, of all pairs and before ranks share them out: what is computed
+    together is the same in every layout. Where the model's forward passes are collectives, every rank must take all of
+    its translations.
     """
+    batches = _batches(pairs, tokenizer)
     with _plain(model):
-        for pair in pairs:
+        for first in range(0, len(batches), world_size):
+            if first + rank >= len(batches):
+                wait_for_others(model, device)
+                continue
+            batch, prompts = batches[first + rank]
             began = time.monotonic()
-            source = tokenizer.encode_batch([pair.source])[0].tolist()
-            prompt = [tokenizer.bos_id, *source, tokenizer.eos_id]
-            found = generate(
+            rows = generate_rows(
                 model,
-                prompt,
-                max_new_tokens=2 * len(source) + 16,
+                prompts,
+                max_new_tokens=2 * (len(prompts[0]) - 2) + 16,
                 positions=positions,
                 vocabulary_size=tokenizer.vocabulary_size,
                 stop_id=tokenizer.eos_id,
                 sampling=GREEDY,
                 device=device,
             )
-            text = tokenizer.decode([token for token in found if token != tokenizer.eos_id])
-            yield Translation(pair, text.strip(), time.monotonic() - began)
+            texts = [tokenizer.decode([token for token in row if token != tokenizer.eos_id]).strip() for row in rows]
+            duration_s = (time.monotonic() - began) / len(batch)
+            yield from (Translation(pair, text, duration_s) for pair, text in zip(batch, texts, strict=True))
+
+
+def _batches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> list[tuple[list[Pair], list[list[int]]]]:
+    """Return (pairs, prompts of one length) of each batch."""
+    sources = tokenizer.encode_batch([pair.source for pair in pairs])
+    by_length: dict[int, list[tuple[Pair, list[int]]]] = {}
+    for pair, source in zip(pairs, sources, strict=True):
+        by_length.setdefault(len(source), []).append((pair, [tokenizer.bos_id, *source.tolist(), tokenizer.eos_id]))
+    found = []
+    for _, rows in sorted(by_length.items()):
+        for begin in range(0, len(rows), ROWS):
+            batch, prompts = zip(*rows[begin : begin + ROWS], strict=True)
+            found.append((list(batch), list(prompts)))
+    return found
 
 
 @contextmanager

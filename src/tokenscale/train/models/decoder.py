@@ -2,7 +2,7 @@
 precision or loss."""
 
 import math
-from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.attention import Bounds, attend
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.language_model import KVCache, LanguageModel, LayerKVCache
 
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
 Rotation = tuple[Tensor, Tensor] | None
@@ -73,35 +73,6 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate the pairs (i, i + d/2) of x [B, heads, T, d] by each position's angles (Llama in transformers)."""
     first, second = x.float().unflatten(-1, (2, -1)).unbind(-2)  # as chunk, whose backward pass fills zeros first
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
-
-
-@dataclass
-class LayerKVCache:
-    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
-
-    keys: Tensor
-    values: Tensor
-    length: int
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the next positions' keys and values in place; return all so far, as views."""
-        end = self.length + key.shape[2]
-        self.keys[:, :, self.length : end] = key
-        self.values[:, :, self.length : end] = value
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-@dataclass
-class KVCache:
-    """Keys and values of all positions read so far: [layers, B, heads, T, head width]."""
-
-    keys: Tensor
-    values: Tensor
-    length: int = 0
-
-    def of(self, layer: int) -> LayerKVCache:
-        """Return one layer's part."""
-        return LayerKVCache(self.keys[layer], self.values[layer], self.length)
 
 
 class Attention(nn.Module):
@@ -275,13 +246,22 @@ class Decoder(LanguageModel):
             self._rotation = (tables[0].to(device), tables[1].to(device))
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
-    def cache(self, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """Return an empty cache for `length` positions of `rows` rows, at most the model's sequence length."""
-        model = self.settings
+    def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache:
+        """Return an empty cache for `length` positions of `rows` rows, at most the model's sequence length.
+
+        It holds the layers and key-value heads that this model has: all of them, or a rank's.
+        """
         if length > self.sequence_length:
             raise ValueError(f"the decoder was built for {self.sequence_length} positions, not {length}")
-        shape = (model.layers, rows, model.key_value_heads, length, model.head_dimension)
-        return KVCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        layers = tuple(layer for layer, block in enumerate(self.blocks) if block is not None)
+        weight, width = cast(Block, self.blocks[layers[0]]).attention.key.weight, self.settings.head_dimension
+        shape = (len(layers), rows, weight.shape[0] // width, length, width)
+        keys, values = (torch.zeros(shape, dtype=weight.dtype, device=device) for _ in range(2))
+        return KVCache(keys, values, layers)
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
+        """[B, T] → [B, V], the logits of the token behind each row. With a cache, rows go on from its positions."""
+        return self.head(self.hidden(tokens_bt, cache=cache)[:, -1])
 
 
 def initialise(model: Decoder, seed: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.language_model import KVCache, LanguageModel
 from tokenscale.train.models.losses import (
     IGNORED,
     VocabularyShard,
@@ -60,6 +60,18 @@ class Objective(nn.Module):
             loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
             return loss(head(hidden_btd), labels_bt)
         return linear_cross_entropy_sum(hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share)
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
+        """[B, T] → [B, V], the logits of the token behind each row; see `LanguageModel.next_logits`."""
+        return self.whole_logits(self.model.next_logits(tokens_bt, cache))
+
+    def whole_logits(self, logits_bv: Tensor) -> Tensor:
+        """Return the logits of all entries [B, V] from this rank's: under tensor parallelism a collective."""
+        if self.vocabulary is None:
+            return logits_bv
+        whole = logits_bv.new_zeros(len(logits_bv), self.model.settings.vocabulary_size)
+        whole[:, self.vocabulary.first : self.vocabulary.first + logits_bv.shape[1]] = logits_bv
+        return self.vocabulary.sum(whole)
 
 
 def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: bool) -> Objective:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.parallel.mesh import Mesh
@@ -32,6 +32,8 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         if block is not None:  # another stage's
             fully_shard(block, mesh=devices, reshard_after_forward=reshards)
     root = fully_shard(parallel.module, mesh=devices, reshard_after_forward=False)
+    register_fsdp_forward_method(parallel.module, "next_logits")
+    parallel.lockstep = mesh.group("shard")
     parallel.no_sync = partial(_no_sync, root, keep_weights=not reshards)
     parallel.shards = FSDPShards(parallel.objective.model, mesh, parallel.sharding)
     return parallel

@@ -6,11 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokenscale.settings.registry import PARALLEL
 from tokenscale.train.activation_checkpointing import checkpoint_blocks
 from tokenscale.train.memory_probe import Probe
+from tokenscale.train.models.language_model import KVCache
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.parallel.mesh import Mesh
@@ -37,6 +39,10 @@ class PipelineRunner(Protocol):
         probe: Probe | None,
     ) -> Tensor:
         """Run the forward and backward passes of one optimizer step; return the sum of losses."""
+        ...
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None) -> Tensor:
+        """Return the logits [B, V] of the token behind each row, on every rank of the pipeline."""
         ...
 
     def broadcast_from_last(self, value: Tensor) -> Tensor:
@@ -67,6 +73,10 @@ class ParallelModel:
     #: context of backward passes that reduce no gradients; the pass after it reduces the sum
     no_sync: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None
+    #: context of forward passes in which every rank of a tensor group has all positions between blocks
+    whole_positions: Callable[[], AbstractContextManager] = nullcontext
+    #: ranks that gather weights from each other in forward, so that all must run equally many forward passes
+    lockstep: dist.ProcessGroup | None = None
 
     def loss(self, inputs: MicroBatch) -> Tensor:
         """Return the sum of losses of some rows. A collective where the layout communicates in forward."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
+from tokenscale.train.models.language_model import KVCache
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.parallel.deferred_weight_grads import DeferredWeightGrads
@@ -75,6 +76,15 @@ class PipelineStage(nn.Module):
         x = model.embed(inputs.tokens_bt, bounds) if first else x_btd
         x = model.run_blocks(x, inputs.tokens_bt.shape[1], bounds, layers=layers)
         return self.objective.loss(model.norm(x), inputs.labels_bt) if last else x
+
+    def next_logits(
+        self, tokens_bt: Tensor, x_btd: Tensor | None, cache: KVCache | None, layers: range, *, first: bool, last: bool
+    ) -> Tensor:
+        """Run a group of layers, and return what they give the layer behind, or the logits [B, V] of the next token."""
+        model = cast(Decoder, self.objective.model)
+        x = model.embed(tokens_bt, start=cache.length if cache else 0) if first else x_btd
+        x = model.run_blocks(x, tokens_bt.shape[1], cache=cache, layers=layers)
+        return self.objective.whole_logits(model.head(model.norm(x)[:, -1])) if last else x
 
 
 class StageP2P:
@@ -141,10 +151,10 @@ class Pipeline:
         """Return an empty tensor for the activations of the stage before: this rank's positions of the residual stream,
         in the format of the weights (under autocast sums stay in it)."""
         rows, length = inputs.tokens_bt.shape
-        weight = next(self.stage.parameters())
-        width = self.stage.objective.model.settings.dimension
-        shape = (rows, length // self.mesh.size("tensor"), width)
-        return torch.empty(shape, dtype=weight.dtype, device=self.mesh.world.device)
+        return self._empty(rows, length // self.mesh.size("tensor"), self.stage.objective.model.settings.dimension)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=next(self.stage.parameters()).dtype, device=self.mesh.world.device)
 
     def broadcast_from_last(self, value: Tensor) -> Tensor:
         """Return the last rank's value on all of them. A collective."""
@@ -167,6 +177,29 @@ class Pipeline:
                 self.messages.send("F", y)
         self.messages.finish()
         return self.broadcast_from_last(loss)
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None) -> Tensor:
+        """Return the logits [B, V] of the token behind each row, on every rank of the pipeline. A collective.
+
+        Each rank keeps the keys and values of its own layers; activations pass from stage to stage as in training.
+        """
+        settings = self.stage.objective.model.settings
+        logits = self._empty(len(tokens_bt), settings.vocabulary_size)
+        for chunk, layers in enumerate(self.layers):
+            x = None
+            if not self._is_first(chunk):
+                x = self._empty(*tokens_bt.shape, settings.dimension)
+                self.messages.receive("F", x)
+            last = self._is_last(chunk)
+            y = self.stage.next_logits(tokens_bt, x, cache, layers, first=self._is_first(chunk), last=last)
+            if last:
+                logits = y
+            else:
+                self.messages.send("F", y)
+        self.messages.finish()
+        if cache is not None:
+            cache.length += tokens_bt.shape[1]
+        return self.broadcast_from_last(logits)
 
     def step(
         self,

@@ -9,8 +9,13 @@ the vocabulary, and between those parts, for norms, dropout and residual sums, a
 `gather` collects all positions, and its backward pass sums and scatters gradients; `scatter` sums what the ranks have
 computed of all positions and leaves each its run, and its backward pass gathers. The logits of all entries never stand
 together anywhere: the loss needs their maximum, their sum and the label's own (section 3 of the first paper).
+
+Rows that grow by one position at a time cannot be shared out by positions. While text is generated every rank has all
+positions (`Ranks.whole_positions`), as in the first paper: `gather` does nothing, and `scatter` sums.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -29,21 +34,34 @@ from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import GradReduction, ShardSpec
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranks:
     """A tensor group, and this rank's number in it."""
 
     group: dist.ProcessGroup
     index: int
     count: int
+    splits_positions: bool = True
+
+    @contextmanager
+    def whole_positions(self) -> Iterator[None]:
+        """A context in which every rank has all positions between the parts. Without gradients only."""
+        self.splits_positions = False
+        try:
+            yield
+        finally:
+            self.splits_positions = True
 
     def gather(self, x_btd: Tensor) -> Tensor:
         """[B, T / count, d] of each rank → [B, T, d]: all positions. Its gradient is summed, and scattered."""
-        return _Gather.apply(x_btd, self)
+        return _Gather.apply(x_btd, self) if self.splits_positions else x_btd
 
     def scatter(self, x_btd: Tensor) -> Tensor:
         """[B, T, d], a share of a sum over the ranks → this rank's positions of the sum, [B, T / count, d]."""
-        return _Scatter.apply(x_btd, self)
+        if self.splits_positions:
+            return _Scatter.apply(x_btd, self)
+        dist.all_reduce(x_btd, group=self.group)
+        return x_btd
 
     def mine(self, rows: int) -> range:
         """Return this rank's range of `rows` rows."""
@@ -135,6 +153,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
         model.positions.register_forward_hook(partial(_own_positions, ranks))
     replicated = tuple(name for name, _ in model.named_parameters() if name not in specs)
     sharding.specs |= specs
+    parallel.whole_positions = ranks.whole_positions
     if replicated:
         sharding.reductions.append(GradReduction(replicated, ranks.group))
     if ranks.index:
@@ -207,4 +226,6 @@ def _gather_inputs(ranks: Ranks, module: nn.Module, arguments: tuple) -> tuple:
 
 def _own_positions(ranks: Ranks, module: nn.Module, arguments: tuple, y: Tensor) -> Tensor:
     """[..., T, d] → this rank's positions of it."""
+    if not ranks.splits_positions:
+        return y
     return y.unflatten(-2, (ranks.count, -1)).select(-3, ranks.index)

@@ -1,0 +1,90 @@
+"""Every layout translates as one process does: greedy, in fp32, token by token."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.distributed.parity import LAYOUTS, ONE, SHAPE, batch_of, on_ranks, run_of, trainer_of
+from tests.distributed.test_data_parallel import LENGTH
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.train.evaluation.translation import Pair, translate
+from tokenscale.train.parallel.text_model import TextModel
+from tokenscale.train.phase_timer import HostTimer
+
+pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]
+#: weights so far apart that texts vary and rounding decides nothing
+LLAMA = replace(SHAPE, key_value_heads=2, initial_deviation=0.4)
+GPT2 = replace(
+    LLAMA,
+    key_value_heads=4,
+    norm="layer",
+    positions="learned",
+    activation="gelu",
+    biases=True,
+    tied_embeddings=True,
+    initial_deviation=0.3,
+).with_positions(LENGTH)
+#: an id is a character; 97 entries, of which the last is no text
+TOKENIZER = SimpleNamespace(
+    bos_id=0,
+    eos_id=1,
+    vocabulary_size=96,
+    encode_batch=lambda texts: [np.array([2 + ord(letter) % 90 for letter in text]) for text in texts],
+    decode=lambda ids: " ".join(map(str, ids)),
+)
+#: batches of several sentences and of one, an odd number of them, and a source that leaves no room
+PAIRS = [Pair(n, text, "") for n, text in enumerate(["a", "bc", "xy", "k", "def", "q", "ghij", "zw", "n" * LENGTH])]
+LAYOUTS = {**LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
+#: what `make test` compares: each way to split a model, and pairs of them; the rest are experiments
+DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
+
+
+def translations(world, runs):
+    """Of each run, what this rank translates before and after a step that changes much, and its loss."""
+    found = []
+    for run in runs:
+        trainer = trainer_of(run, world)
+        place, readers = run.layout.coordinate(world.rank), run.layout.data_parallel_size
+
+        def texts(trainer=trainer, place=place, readers=readers):
+            model = TextModel(trainer.parallel, world.device)
+            made = translate(model, PAIRS, TOKENIZER, LENGTH, world.device, place.data_rank, readers)
+            return {translation.pair.number: translation.hypothesis for translation in made}
+
+        before = texts()
+        batch, useful = batch_of(0, world, run.layout)
+        loss = trainer.step(batch, useful, 0.05, HostTimer()).loss_sum.item() * place.is_group_leader
+        found.append((place.data_rank, before, texts(), world.sum(loss)[0] / useful.item()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(request):
+    """(layout, model) → (data rank, before, after, loss) of each rank, of the cases that a selected test names."""
+    names = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
+    layouts = {"single": ONE} | {name: LAYOUTS[name] for name in names}
+    cases = {
+        (name, shape): run_of(layout, model=shape, seed=1)
+        for name, layout in layouts.items()
+        for shape in (LLAMA, GPT2)
+    }
+    return on_ranks(translations, cases)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.experiment) for n in LAYOUTS])
+def test_every_layout_translates_token_by_token_as_one_process_does(found, name, shape):
+    ((_, before, after, loss),) = found["single", shape]
+    assert len(set(before.values())) > 4 and before != after and before[8] == "", "texts vary, and a step changes them"
+    assert all("96" not in text.split() for text in before.values())
+    readers = LAYOUTS[name].data_parallel_size
+    for expected, chosen in ((before, 1), (after, 2)):
+        shares = {
+            reader: [rank[chosen] for rank in found[name, shape] if rank[0] == reader] for reader in range(readers)
+        }
+        assert all(share == of_rank[0] for of_rank in shares.values() for share in of_rank), "a group agrees"
+        assert sum(len(of_rank[0]) for of_rank in shares.values()) == len(PAIRS)
+        assert {number: text for of_rank in shares.values() for number, text in of_rank[0].items()} == expected
+    assert found[name, shape][0][3] == pytest.approx(loss, rel=1e-5), "training goes on as without"
