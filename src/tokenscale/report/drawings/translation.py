@@ -26,8 +26,8 @@ class Translation(Figure):
     epochs: pd.DataFrame
 
     def prepare(self) -> None:
-        """Add the time of an epoch to each run."""
-        times = self.epochs[["run_id", "epoch_s", "epochs"]]
+        """Add the times of the training and of an epoch to each run."""
+        times = self.epochs[["run_id", "epoch_s", "epochs", "training_s"]]
         self.translation = self.translation.merge(times, on="run_id", how="left")
         super().prepare()
 
@@ -35,7 +35,7 @@ class Translation(Figure):
         """Return one row per run that translated, of those that are like for like along the approach."""
         columns = ["series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *_COLUMNS]
         columns += ["positions_per_s", "validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"]
-        columns += ["bleu_by_epoch"]
+        columns += ["training_s", "bleu_by_epoch"]
         return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
@@ -59,6 +59,8 @@ class Translation(Figure):
             f"{self.counted()}. Each dot is a run, bars are medians. An epoch's time is its rows over rows per second "
             "after warm-up. Target tokens are labels that are trained on; their time includes building the batch. "
         )
+        if kept["series"].str.contains("schedule=naive", regex=False).any():
+            text += "Schedule naive is model parallelism: one stage works, the others wait. "
         if len(kept):
             sentences = sorted({int(n) for n in kept["bleu_sentences"]})
             text += (
@@ -81,6 +83,7 @@ class Translation(Figure):
             ("runs of", False),
             ("ranks", True),
             ("runs", True),
+            ("training (s)", True),
             ("epoch (s)", True),
             ("target tokens / s", True),
         ]
@@ -89,10 +92,10 @@ class Translation(Figure):
         epochs = data["bleu_by_epoch"].notna().any()
         columns += [("BLEU after each epoch", False)] * bool(epochs)
         for (name, world), group in data.groupby(["series", "world_size"]):
-            middle = group[[*_COLUMNS, "positions_per_s", "validation_loss"]].median()
+            middle = group[[*_COLUMNS, "training_s", "positions_per_s", "validation_loss"]].median()
             rows.append(
                 [str(name), str(world), str(len(group))]
-                + [number(middle[key]) for key in ("epoch_s", "target_tokens_per_s", "positions_per_s")]
+                + [number(middle[key]) for key in ("training_s", "epoch_s", "target_tokens_per_s", "positions_per_s")]
                 + [f"{middle['validation_loss']:.3f}", f"{middle['bleu']:.1f}"]
                 + [f"{group['bleu'].min():.1f} to {group['bleu'].max():.1f}"]
                 + ["; ".join(group["bleu_by_epoch"].dropna())] * bool(epochs)
